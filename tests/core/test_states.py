@@ -18,6 +18,7 @@ from blockyard import (
     SequenceNotReady,
 )
 from blockyard.core.store.saves import Saves
+from blockyard.tenants import Tenant
 
 from ..support.seeds import draws, run_seed
 from ..support.snapshot import snapshot
@@ -151,6 +152,24 @@ def test_a_step_is_never_refused_for_a_save() -> None:
     memory = StateMemory(cache)
     assert serve(cache, memory, Request(list(range(150)), list(range(20)), [])) == 0
     assert cache.stats().num_saved_states == 0
+
+
+@pytest.mark.parametrize("has_tenants", [False, True])
+def test_a_state_that_there_is_no_room_for_evicts_nothing(has_tenants: bool) -> None:
+    """Nine blocks are free, or twelve of which three are another tenant's; a state takes ten."""
+    tenants = (Tenant("kept", min_blocks=3),) if has_tenants else ()
+    num_blocks = 23 if has_tenants else 20
+    cache = hybrid(num_blocks, 10, watermark=0.0, state_places=("last",), state_order="lru", tenants=tenants)
+    memory = StateMemory(cache)
+    assert serve(cache, memory, Request(list(range(70)), [1], [])) == 0
+    seq = cache.allocate([9] * 150)
+    num_cached = cache.num_cached_blocks
+    assert num_cached > 0
+    plan = cache.reserve([seq], [144])
+    assert plan.all_fit
+    assert plan.states.saves.tolist() == []
+    assert cache.num_cached_blocks == num_cached
+    cache.check()
 
 
 def test_many_states_in_one_chunk_where_kernels_give_them() -> None:

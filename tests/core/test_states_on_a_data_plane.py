@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from types import ModuleType
 from typing import Any
 
 import blockyard
@@ -15,13 +16,14 @@ from blockyard import InvalidArgument, LayerGroup
 from ..support import seeds
 from ..support.world_memory import NOTHING, Memory, Seq
 from ..world import World
+from .test_tenants import TenantWorld
 
 
 class StatesOnADataPlane(World):
     """A world whose cache has states; a state has the name of the last token that it is the sum of."""
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(blockyard, seed)
+    def __init__(self, package: ModuleType, seed: int) -> None:
+        super().__init__(package, seed)
         #: By slot, the name of its state, 0 of no tokens; and by block of the pool, that of a state and which part.
         self.slots: dict[int, int] = {}
         self.parts: dict[int, tuple[int, int]] = {}
@@ -137,18 +139,39 @@ class StatesOnADataPlane(World):
         self.counts["states found"] += len(found) > 0
 
 
-def test_keys_and_values_and_states_share_a_pool() -> None:
-    draw = random.Random(f"{seeds.run_seed()} states on a data plane")
+class TenantsWithStates(TenantWorld, StatesOnADataPlane):
+    """The same with tenants that share the pool; none loses blocks within its floor to a step of others."""
+
+    def choose_config(self) -> Any:
+        while True:
+            try:
+                return super().choose_config()
+            except InvalidArgument:  # a limit below what a sequence with its states takes
+                self.seed += 1
+
+
+def run_worlds(kind: type[StatesOnADataPlane], num_worlds: int, wanted: tuple[str, ...]) -> Counter[str]:
+    """So many worlds, and more until what is wanted has happened; what they did, added up."""
+    draw = random.Random(f"{seeds.run_seed()} {kind.__name__}")
     counts: Counter[str] = Counter()
-    num_worlds = 0
-    while num_worlds < seeds.draws(150, 10) or not (counts["states loaded"] and counts["states found"]):
-        world = StatesOnADataPlane(draw.randrange(2**32))
+    while num_worlds > 0 or not all(counts[name] for name in wanted):
+        seed = draw.randrange(2**32)
+        world = kind(blockyard, seed)
         try:
             world.run(150)
         except Exception as error:
-            error.add_note(f"StatesOnADataPlane({world.seed}), after {len(world.story)} calls")
+            error.add_note(f"{kind.__name__}(blockyard, {seed}), after {len(world.story)} calls")
             raise
         counts += world.counts
-        num_worlds += 1
+        num_worlds -= 1
+    return counts
+
+
+def test_keys_and_values_and_states_share_a_pool() -> None:
+    counts = run_worlds(StatesOnADataPlane, seeds.draws(150, 10), ("states loaded", "states found"))
     names = ("states loaded", "states found", "blocks swapped out", "contexts read")
     seeds.lines.append("states on a data plane: " + ", ".join(f"{counts[name]} {name}" for name in names))
+
+
+def test_tenants_of_models_with_states_keep_their_floors() -> None:
+    run_worlds(TenantsWithStates, seeds.draws(60, 4), ("states loaded", "floors kept", "blocks taken back"))

@@ -34,6 +34,8 @@ class ReserveCalls:
         self.tables = parts.store.tables
         self.block_size: i64 = parts.block_size
         self.max_model_len: i64 = parts.config.max_model_len
+        #: Blocks that one state takes.
+        self.state_blocks: i64 = parts.config.state_blocks
         self._slot_room = zeros_i64(0)
         self._num_slots: i64 = 0
         #: (position in the batch, first slot) of each sequence that takes a second look.
@@ -129,17 +131,18 @@ class ReserveCalls:
 
         Those are for the sequences that can be served, in order; one that will get nothing evicts nothing, and those
         that are `ready` take nothing. A copy on write may not be needed any more when its turn comes, so without it a
-        sequence counts as served.
+        sequence counts as served. What is saved is taken when all sequences have theirs.
         """
         left = self.kv_pool.queue.num_free
         tenants = self.parts.tenants
         taken = zeros_i64(0 if tenants is None else len(rows))
-        saves = zeros_i64(0 if tenants is None else len(rows))
+        saves = zeros_i64(len(rows) if self.state_blocks > 0 else 0)
         if tenants is not None:
             tenants.ask_none()
         needed: i64 = 0
         #: Blocks that cache nothing and become free on the way, before any other is taken.
         freed: i64 = 0
+        num_copies: i64 = 0
         if self.store.shares_at_once:
             for index in range(i64(len(rows))):
                 self._reached[rows[index]] = self.sequences.num_computed[rows[index]]
@@ -148,29 +151,48 @@ class ReserveCalls:
             row = rows[index]
             if counts[index] > 0 and not self._will_wait(row):
                 missing = self.store.num_missing(row, starts[index], starts[index] + counts[index])
-                least = missing - self.store.num_copies(row, starts[index])
+                copies = self.store.num_copies(row, starts[index])
                 slot: i64 = 0 if tenants is None else tenants.of_row[row]
-                if least <= (left if tenants is None else tenants.room(slot, left)):
-                    saved = self.store.num_to_save(row, starts[index], starts[index] + counts[index])
-                    new = max(missing + saved - freed, 0)
+                if missing - copies <= (left if tenants is None else tenants.room(slot, left)):
+                    new = max(missing - freed, 0)
                     needed += new
                     dropped = self.store.num_to_drop(row)
                     if tenants is not None:
-                        # What is saved is taken when all sequences have theirs.
-                        saves[index] = min(new, saved)
-                        tenants.ask(slot, new - saves[index])
-                        tenants.hold(slot, least - dropped)
-                        taken[index] = least - dropped
-                    freed = max(freed - missing - saved, 0) + dropped
-                    left += dropped - least
+                        tenants.ask(slot, new)
+                        taken[index] = missing - copies - dropped
+                        tenants.hold(slot, taken[index])
+                    freed = max(freed - missing, 0) + dropped
+                    left += dropped - missing + copies
+                    num_copies += copies
+                    if self.state_blocks > 0:
+                        saves[index] = self.store.num_to_save(row, starts[index], starts[index] + counts[index])
                     if self.sequences.num_ahead[row] == 0:
                         self._reached[row] = starts[index] + counts[index]
+        if self.state_blocks > 0:
+            needed += self._ask_for_saves(rows, saves, taken, left - num_copies, freed)
         if tenants is not None:
             for index in range(i64(len(rows))):
-                slot = tenants.of_row[rows[index]]
-                tenants.hold(slot, -taken[index])
-                tenants.ask(slot, saves[index])
+                tenants.hold(tenants.of_row[rows[index]], -taken[index])
         self.kv_pool.evict_ahead(min(needed, self.kv_pool.queue.num_free))
+
+    def _ask_for_saves(self, rows: vec[i64], saves: vec[i64], taken: vec[i64], left: i64, freed: i64) -> i64:
+        """Ask for the blocks of those states that there is room for; return how many they are but for `freed` ones."""
+        tenants = self.parts.tenants
+        needed: i64 = 0
+        for index in range(i64(len(rows))):
+            if saves[index] > 0:
+                slot: i64 = 0 if tenants is None else tenants.of_row[rows[index]]
+                room = max(left if tenants is None else tenants.room(slot, left), 0)
+                fits = min(saves[index], room - room % self.state_blocks)
+                new = max(fits - freed, 0)
+                if tenants is not None:
+                    tenants.ask(slot, new)
+                    tenants.hold(slot, fits)
+                    taken[index] += fits
+                needed += new
+                freed = max(freed - fits, 0)
+                left -= fits
+        return needed
 
     def _will_wait(self, row: i64) -> bool:
         """Return whether it waits for blocks of a sequence that is not in this step, or not served before it."""
