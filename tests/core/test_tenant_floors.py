@@ -312,7 +312,7 @@ def test_states_of_tenants_keep_their_books(policy: str) -> None:
     draw = random.Random(f"{run_seed()} tenants {policy}")
     for _ in range(draws(60, 4)):
         num_blocks = draw.choice([60, 130])
-        floors = [draw.randint(0, 20) for _ in range(3)]
+        floors = [draw.randint(0, 19) for _ in range(3)]
         most = draw.choice([None, floors[0] + 30])
         tenants = (Tenant("a", 2, floors[0], most), Tenant("idle", 1, floors[1]), Tenant(OTHERS, 1, floors[2]))
         settings = {"eviction_policy": policy, "retention_blocks": draw.choice([0, 20]), "tenants": tenants}
