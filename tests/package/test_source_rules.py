@@ -88,13 +88,16 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
     "core/pool/by_id.py": {"block": BLOCK_ID},
     "core/store/transfers.py": {"number": "a block id or a layer group: below 2**27"},
     "core/store/grouped.py": {"token_block": BLOCK_ID},
+    "core/store/state_group.py": {"block": BLOCK_ID},
     "core/index/continuations.py": dict.fromkeys(["block", "following", "before", "after"], BLOCK_ID),
     "core/policies/parts/lists.py": dict.fromkeys(
         ["block", "end", "after", "before", "number + 1", "target + 1"],
         "a block, or behind all blocks a list, at most two for each of MAX_SESSIONS = 2**20 sessions: below 2**28",
     ),
     "core/policies/layers/hinted.py": {"depth": "a block's place in its sequence: below MAX_TABLE_ENTRIES = 2**30"},
-    "core/policies/parts/keys.py": dict.fromkeys(["row", "self._free"], "a row: at most twice the capacity, 2**28"),
+    "core/policies/parts/keys.py": dict.fromkeys(
+        ["row", "self._free", "last", "following", "previous"], "a row: at most twice the capacity, 2**28"
+    ),
     "core/policies/layers/shadow.py": dict.fromkeys(
         ["row", "row_of(parent)", "ghost", "end", "self._free_ghost"], GUARD_ROW
     )

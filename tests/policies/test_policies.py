@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from blockyard import InvalidArgument, InvariantError
 from blockyard.core.policies import POLICIES, guarded
@@ -119,6 +121,16 @@ class TestContract:
         policy.insert(3, 2**62 - 1, 0)
         policy.insert(2, 5, 0)
         assert sorted(policy.evict() for _ in range(2)) == [2, 3]
+
+    def test_whose_hits_count_wants_to_be_told_of_them(self, make: Maker) -> None:
+        policy = make(4)
+        asked = policy.needs_hits()
+        layer = policy.as_layer()
+        while layer is not None:
+            assert asked or "hit" not in vars(type(layer))
+            policy = layer.policy
+            layer = policy.as_layer()
+        assert asked or "hit" not in vars(type(policy))
 
 
 # ---------------------------------------------------------------- the exact order
@@ -347,26 +359,28 @@ def test_ghosts_against_a_list(seed: int, capacity: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_touched_ghost_is_the_latest_whatever_row_is_guessed(seed: int) -> None:
+def test_touched_ghosts_are_the_latest_whatever_rows_they_are_in(seed: int) -> None:
     choose = random.Random(seed)
     ghosts = Ghosts(1000)
     order = list(range(100, 400))
-    rows: dict[int, int] = {}
     for key in order:
         ghosts.remember(key, 7 * key)
-    row = 0
     for _ in range(500):
-        if choose.random() < 0.3:  # one goes, then others; it comes back into another row, and its old one is free
+        if choose.random() < 0.3:  # two go, and one comes back: into the other's row, and its old one is free
             gone = [order.pop(choose.randrange(len(order))) for _ in range(2)]
-            rows |= {key: ghosts.touch(key, 0) for key in gone}
             for key in gone:
                 ghosts.take(key)
             ghosts.remember(gone[0], 7 * gone[0])
             order.append(gone[0])
-        key = order.pop(choose.choice([-1, choose.randrange(len(order))]))
-        row = ghosts.touch(key, choose.choice([row, row - 1, row + 1, rows.get(key, 1), -5, 0, 10**6]))
-        assert ghosts._key[row] == key
-        order.append(key)
+        count = choose.choice([1, 2, 5, 40])
+        # Neighbours by row, the latest ones as they are, or any.
+        first = choose.randrange(len(order) - 40)
+        near = [key for key in range(100 + first, 100 + first + count) if key in order]
+        touched = choose.choice([near, near[::-1], order[-count:][::-1], choose.sample(order, count)])
+        keys = [key for key in order if key not in touched]
+        places = list(range(len(keys), len(keys) + len(touched)))
+        ghosts.touch_last_first(vec[i64](keys + touched), vec[i64](places), len(touched))
+        order = keys + touched[::-1]
         assert ghosts.oldest() == order[0]
     assert [ghosts.number(key) for key in order] == [7 * key for key in order]
     while order:

@@ -8,6 +8,8 @@ import tracemalloc
 from typing import Any
 
 import pytest
+from librt.vecs import vec
+from mypy_extensions import i32
 
 import blockyard
 from blockyard import CacheSalt, LayerGroup, Span
@@ -154,3 +156,35 @@ def test_a_long_life_takes_no_more_memory() -> None:
     # 2,000 prompts whose salts alone are 100 kB: what is remembered is bounded by the pool.
     assert grown < 20_000
     assert len(cache._parts.token_blocks.index.roots) <= cache._parts.token_blocks.num_blocks + 1
+
+
+@pytest.mark.parametrize("seed", [SEED, run_seed()])
+def test_parts_of_a_content_are_found_up_to_the_first_that_is_gone(seed: int) -> None:
+    choose = random.Random(seed)
+    pool = ContentLedger(80, seed, 16)
+    pool.make_part_room(5)
+    there: dict[tuple[int, int], list[int]] = {}
+    num_cut = 0
+    for _ in range(400):
+        content = choose.randrange(1, 6)
+        held = sum(len(blocks) for blocks in there.values())
+        if held < 60 and (choose.random() < 0.15 or held == 0):
+            blocks = vec[i32]([0] * 5)
+            pool.acquire(blocks, 0, 5)
+            pool.cache_parts(blocks, 0, 5, content, 7)
+            for part in range(5):
+                there.setdefault((content, part), []).append(int(blocks[part]))
+            assert len(pool.find_parts(content, 7, 5)) == 5
+        else:
+            content, part = choose.choice([key for key, blocks in there.items() if blocks])
+            block = there[content, part].pop(choose.randrange(len(there[content, part])))
+            pool.uncache(block)
+            pool.release_one(block)
+        pool.check()
+        found = [int(block) for block in pool.find_parts(content, 7, 5)]
+        missing = [part for part in range(5) if not there.get((content, part))]
+        assert len(found) <= min(missing, default=5)
+        assert all(block in there[content, part] for part, block in enumerate(found))
+        assert len(pool.find_parts(content + 100, 7, 5)) == 0
+        num_cut += 0 < len(found) < 5
+    assert num_cut > 20

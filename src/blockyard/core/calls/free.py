@@ -69,8 +69,8 @@ class FreeCalls(Deferred):
         self.joins.leave(row)
         if self.parts.sessions is not None:
             self._mark(row, self.parts.sessions)
-        for block in sequences.copy_from[row]:
-            self.kv_pool.release_one(block)
+        if sequences.copy_from[row]:
+            self.kv_pool.release_sources(sequences.copy_from[row])
         self.store.close(row)
         num_blocks = sequences.num_blocks[row]
         cached = min(self._num_cached(row), num_blocks)

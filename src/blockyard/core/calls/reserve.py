@@ -135,6 +135,8 @@ class ReserveCalls:
         """
         left = self.kv_pool.queue.num_free
         tenants = self.parts.tenants
+        if tenants is None and self.kv_pool.queue.knows_empty(self._num_most(counts)):
+            return
         taken = zeros_i64(0 if tenants is None else len(rows))
         saves = zeros_i64(len(rows) if self.state_blocks > 0 else 0)
         if tenants is not None:
@@ -193,6 +195,13 @@ class ReserveCalls:
                 freed = max(freed - fits, 0)
                 left -= fits
         return needed
+
+    def _num_most(self, counts: vec[i64]) -> i64:
+        """Return a number of blocks that those which take a second look need at most. O(those)."""
+        num_tokens: i64 = 0
+        for position in range(self._num_slow):
+            num_tokens += counts[self._slow[2 * position]]
+        return self.store.num_most(self._num_slow, num_tokens)
 
     def _will_wait(self, row: i64) -> bool:
         """Return whether it waits for blocks of a sequence that is not in this step, or not served before it."""

@@ -52,6 +52,10 @@ class EvictionPolicy:
         """Whether it wants `follows`, `doubled` and `miss`, which cost their caller something."""
         return False
 
+    def needs_hits(self) -> bool:
+        """Return whether it wants `hit`, which costs its caller something. It is asked once."""
+        return True
+
     def follows(self, block: i64, parent: i64) -> None:
         """In its sequence `block` comes right after `parent`; `insert(block, ...)` is next. Optional."""
 
@@ -124,6 +128,10 @@ class Layer(EvictionPolicy):
     def needs_paths(self) -> bool:
         """As the policy wants it."""
         return self.policy.needs_paths()
+
+    def needs_hits(self) -> bool:
+        """Return what the policy wants."""
+        return self.policy.needs_hits()
 
     def follows(self, block: i64, parent: i64) -> None:
         """`parent` stands before `block`."""

@@ -4,7 +4,7 @@ from operator import index as index_of
 from typing import Final
 
 from librt.vecs import vec
-from mypy_extensions import i64
+from mypy_extensions import i32, i64
 
 from ...errors import InvariantError, PolicyError
 from ..arrays import clear_i64, grown_i64, zeros_i64
@@ -86,10 +86,14 @@ class EvictionStack:
             self.top = self.retention
         #: Whether the policy wants to be told of parents and misses.
         self.needs_paths = self._asks("needs_paths")
+        #: Whether it wants to be told of hits.
+        self.needs_hits = self._asks("needs_hits")
 
     def _asks(self, method: str) -> bool:
         """What the policy says of itself. Raises `PolicyError`."""
         try:
+            if method == "needs_hits":
+                return self.top.needs_hits()
             return self.top.needs_paths() if method == "needs_paths" else self.top.takes_hints()
         except Exception as error:
             raise self._refused(method, error)
@@ -175,6 +179,26 @@ class EvictionStack:
             self.top.remove(block)
         except BaseException as error:
             self._keep("remove", error)
+
+    def insert_run(self, blocks: vec[i64], count: i64, keys: vec[i64]) -> None:
+        """Say that the first `count` of `blocks` are idle, each at depth 0. keys: of all blocks. O(count) calls."""
+        told: i64 = 0
+        if self.states is not None and self.states is self.top:
+            told = self.states.keep_run(blocks, count, keys, self._idle)
+            self.num_idle += told
+        for place in range(count if told < count else 0):
+            if self._idle[blocks[place]] == 0:
+                self.insert(blocks[place], keys[blocks[place]], 0)
+
+    def remove_run(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Say that those of `blocks[start:start + count]` that were idle are held. O(count) calls."""
+        taken: i64 = 0
+        if self.states is not None and self.states is self.top:
+            taken = self.states.unkeep_run(blocks, start, count, self._idle)
+            self.num_idle -= taken
+        for place in range(start, start + count if taken < count else start):
+            if self._idle[i64(blocks[place])] != 0:
+                self.remove(i64(blocks[place]))
 
     def judge_again(self, block: i64, key: i64) -> None:
         """Tell the layers that an idle block is idle anew: what they know of it has changed."""

@@ -6,7 +6,7 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...errors import InvariantError
-from ...ids import NULL_BLOCK
+from ...ids import NO_CONTENT, NULL_BLOCK
 from ..arrays import grown_i32, zeros_i32
 from ..index.prefix_index import PrefixIndex
 
@@ -98,7 +98,11 @@ class FreeQueue:
         return total
 
     def append_left(self, block: i64) -> None:
-        """Make `block` the next to be allocated. O(1)."""
+        """Make `block`, which caches nothing, the next to be allocated. O(1)."""
+        if self.last_empty == NULL_BLOCK:
+            self.last_empty = block
+            self.num_empty = 0
+        self.num_empty += 1
         self._link(block, NULL_BLOCK, i64(self.next_free[NULL_BLOCK]))
 
     def remove(self, block: i64) -> None:
@@ -191,13 +195,24 @@ class FreeQueue:
         if i64(self.prev_free[NULL_BLOCK]) != before:
             raise InvariantError(f"free queue: the tail is {self.prev_free[NULL_BLOCK]}, the last block is {before}")
 
+    def knows_empty(self, count: i64) -> bool:
+        """Return whether as many blocks at the head are known to cache nothing; False where it is not known. O(1)."""
+        return self.last_empty != NULL_BLOCK and self.num_empty >= count
+
     def num_empty_first(self, index: PrefixIndex, most: i64) -> i64:
-        """How many blocks at the head cache nothing, up to `most`. O(most)."""
+        """How many blocks at the head cache nothing, up to `most`. O(1) where that many are known, else O(most)."""
+        if self.knows_empty(most):
+            return most
+        identity = index.identity
         count: i64 = 0
+        last: i64 = NULL_BLOCK
         block = i64(self.next_free[NULL_BLOCK])
-        while count < most and block != NULL_BLOCK and not index.is_cached(block):
+        while count < most and block != NULL_BLOCK and identity[2 * block] == NO_CONTENT:
             count += 1
+            last = block
             block = i64(self.next_free[block])
+        self.last_empty = last
+        self.num_empty = count
         return count
 
     def check_empty(self, index: PrefixIndex) -> None:

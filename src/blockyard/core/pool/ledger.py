@@ -282,6 +282,23 @@ class BlockLedger:
         if is_idle and not keeps_place:
             self.move_to_front(block)
 
+    def uncache_run(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Do `uncache` for each of `blocks[start:start + count]`, which are cached, the first one first. O(count)."""
+        stack = self.stack
+        if self.observer is not None:
+            for place in range(start, start + count):
+                self.uncache(i64(blocks[place]))
+            return
+        if stack is not None:
+            stack.remove_run(blocks, start, count)
+            for place in range(start, start + count):
+                stack.gone(i64(blocks[place]))
+        self.index.remove_run(blocks, start, count)
+        self.num_losses += count
+        for place in range(start, start + count):
+            if self.ref_cnt[i64(blocks[place])] == 0:
+                self.move_to_front(i64(blocks[place]))
+
     def writable(self, block: i64) -> i64:
         """Where a holder of `block` may write: a new block if others hold it too, else the block, cached no more."""
         if self.ref_cnt[block] > 1:
@@ -391,11 +408,8 @@ class BlockLedger:
         if self.stack is None:
             self.queue.remove_shared(self.ref_cnt, blocks, start, start + count)
         else:
-            for index in range(start, start + count):
-                block = i64(blocks[index])
-                if self.ref_cnt[block] == 0:
-                    self.stack.remove(block)
-                self.queue.remove_shared(self.ref_cnt, blocks, index, index + 1)
+            self.stack.remove_run(blocks, start, count)
+            self.queue.remove_shared(self.ref_cnt, blocks, start, start + count)
         self.num_allocated_blocks += free - self.queue.num_free
         self._note_peak()
         if self.observer is not None:
@@ -461,6 +475,7 @@ class BlockLedger:
         identity = self.index.identity
         idle = self._idle_run
         limit = i64(self.num_blocks)
+        tells_each = self.stack is not None and (not is_flat or self.stack.needs_paths)
         num_idle: i64 = 0
         position = last - 1
         while position >= first:
@@ -475,13 +490,45 @@ class BlockLedger:
                 else:
                     idle[num_idle] = block
                     num_idle += 1
-                    if self.stack is not None:
+                    if tells_each and self.stack is not None:
                         # What caches nothing stands before no content: ids come with unnamed ones first.
                         if position > start and identity[2 * i64(blocks[position - 1])] != NO_CONTENT:
                             self.stack.follows(block, i64(blocks[position - 1]))
                         self.stack.insert(block, self.index.chain_hash[block], 0 if is_flat else position - start)
             position -= 1
+        if self.stack is not None and not tells_each:
+            self.stack.insert_run(idle, num_idle, self.index.chain_hash)
         self.queue.append_run(idle, num_idle)
+
+    def release_in_order(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Release `blocks[start:start + count]`, the first one first, each by itself. O(count)."""
+        if count == 1 or (self.stack is not None and self.stack.needs_paths):
+            for place in range(start, start + count):
+                self.release(blocks, place, 1)
+            return
+        # `release` takes the last one first.
+        run = self._ended_run
+        done: i64 = 0
+        while done < count:
+            taken = min(count - done, RELEASED_TOGETHER)
+            for place in range(taken):
+                run[taken - 1 - place] = blocks[start + done + place]
+            self.release(run, 0, taken, 0, 0, True)
+            done += taken
+
+    def release_sources(self, blocks: list[int]) -> None:
+        """Release what a hit held to be copied or loaded, the first one first. It asks no memory."""
+        run = self._ended_run
+        if len(blocks) > len(run) or (self.stack is not None and self.stack.needs_paths):
+            for block in blocks:
+                self.release_one(block)
+            return
+        place = i64(len(blocks))
+        for block in blocks:
+            place -= 1
+            run[place] = i32(block)
+        if blocks:
+            self.release(run, 0, i64(len(blocks)), 0, 0, True)
 
     def give_back(
         self, row: i64, blocks: vec[i32], start: i64, count: i64, num_before: i64, num_cached: i64 = 0
@@ -508,6 +555,14 @@ class BlockLedger:
         elif before != NULL_BLOCK:
             self.note_parent(block, before)
         self.release_one(block)
+
+    def give_back_in_order(self, row: i64, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Do `give_back` for each of them by itself, the first one first. O(count)."""
+        if self.fence is None or not self.fence.is_open(row):
+            self.release_in_order(blocks, start, count)
+            return
+        for place in range(start, start + count):
+            self.give_back_one(row, i64(blocks[place]), NULL_BLOCK)
 
     def end_steps(self, step: i64) -> None:
         """Steps up to `step` have ended: release what waits for them, in the order in which it was released."""
@@ -543,7 +598,7 @@ class BlockLedger:
 
         O(count).
         """
-        if self.stack is None:
+        if self.stack is None or not (self.stack.needs_hits or self.stack.needs_paths):
             self.share(blocks, start, count)
             return
         for index in range(start, start + count):

@@ -156,6 +156,10 @@ class Store:
     def cut(self, rows: vec[i64], first: vec[i64], counts: vec[i64]) -> None:
         """End what rows are to compute, from the positions `first` on, where the store must see it end."""
 
+    def num_most(self, num_rows: i64, num_tokens: i64) -> i64:
+        """Return a number of blocks that rows which write so many tokens together take at most. O(groups)."""
+        return num_tokens // self.block_size + 2 * num_rows
+
     def num_to_save(self, row: i64, start: i64, end: i64) -> i64:
         """Blocks that may be taken besides for what is saved of these tokens."""
         return 0
@@ -220,8 +224,8 @@ class Store:
 
     def finish(self, transfers: Transfers) -> None:
         """Complete a plan: release the blocks that it held until now."""
-        for place in range(transfers.held_sources.count):
-            self.kv_pool.release_one(i64(transfers.held_sources.items[place]))
+        if transfers.held_sources.count > 0:
+            self.kv_pool.release_in_order(transfers.held_sources.items, 0, transfers.held_sources.count)
 
     def publish(self, row: i64, first: i64, last: i64) -> None:
         """Token blocks `first` to `last` of the row are computed and indexed now."""

@@ -6,9 +6,11 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...config import MAX_GROUPS
-from ...ids import NO_CONTENT
-from ..arrays import zeros_i64
+from ...ids import NO_CONTENT, NULL_BLOCK
+from ..arrays import zeros_i32, zeros_i64
+from ..index.hashing import root_hash
 from ..index.prefix_index import PrefixIndex
+from ..index.prompt import Prompt
 from ..pool.observer import PoolObserver
 from ..pool.word_ledger import WordLedger
 from ..watch.misses import MissLog, stored_name
@@ -16,6 +18,7 @@ from .transfers import MOVE, Numbers, Transfers
 
 #: A content id and a group number.
 ENTRY_WORDS: Final[i64] = 2
+_NOTHING: Final = zeros_i32(0)
 
 
 class ContentLedger(WordLedger):
@@ -29,6 +32,8 @@ class ContentLedger(WordLedger):
     def __init__(self, num_blocks: int, hash_seed: int, tokens_per_block: int) -> None:
         super().__init__(num_blocks, tokens_per_block, ENTRY_WORDS, hash_seed)
         self._entry = zeros_i64(int(ENTRY_WORDS))
+        #: What parts of a content are spelled in.
+        self._parts = Prompt(zeros_i64(0), 0, (), {})
 
     def find_content(self, content: i64, group: i64) -> i64:
         """The oldest block that holds `content` for `group`, or 0. O(1) expected."""
@@ -94,6 +99,35 @@ class ContentLedger(WordLedger):
             words[row + 1] = group
             contents[place] = -root
         self.index.insert_scattered(blocks, contents, count)
+
+    def make_part_room(self, count: i64) -> None:
+        """Let `find_parts` and `cache_parts` have room for so many parts."""
+        self._parts = Prompt(zeros_i64(int(ENTRY_WORDS * count)), 0, (), {})
+        self.index.make_room(count)
+
+    def _spell(self, content: i64, group: i64, count: i64) -> Prompt:
+        """Return a prompt whose blocks are the parts of a content: each stands behind the one before."""
+        words = self._parts.words
+        for part in range(count):
+            words[2 * part] = content
+            words[2 * part + 1] = group + part
+        return self._parts
+
+    def find_parts(self, content: i64, group: i64, count: i64) -> vec[i32]:
+        """Return the blocks that hold a content in `count` parts, of groups `group`, `group + 1`, ..., as far as they
+        are cached. O(parts found); only the first one, and what does not lie side by side, is hashed for."""
+        if self.find_content(content, group) == NULL_BLOCK:
+            return _NOTHING
+        return self.index.find_under(self._root, self._spell(content, group, count), count)
+
+    def cache_parts(self, blocks: vec[i32], start: i64, count: i64, content: i64, group: i64) -> None:
+        """Index `blocks[start:start + count]`, which are held and not indexed, as these parts. O(parts)."""
+        if count == 1:
+            self.cache_content(i64(blocks[start]), content, group)
+            return
+        words = self._spell(content, group, count).words
+        self.index.hash_run(words, 0, count, root_hash(self._root))
+        self.index.insert_run(words, 0, count, blocks, start, self._root, NULL_BLOCK, 0)
 
     def cache_content(self, block: i64, content: i64, group: i64) -> None:
         """Index `block`, which is held and not indexed, as holding `content` for `group`. O(1) expected."""

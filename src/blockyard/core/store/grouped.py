@@ -112,7 +112,12 @@ class GroupedStore(Store):
 
     def fit(self, hit: Hit, num_tokens: i64, num_free: i64) -> None:
         """A state that does not fit beside the prompt is not loaded, and without it there is no hit."""
-        if hit.state and self.num_needed(hit, num_tokens) > num_free:
+        if not hit.state:
+            return
+        most = i64(len(hit.state))
+        for group in self.groups:
+            most += group.num_places(num_tokens)
+        if most > num_free and self.num_needed(hit, num_tokens) > num_free:
             hit.state = []
             hit.num_usable = 0
 
@@ -276,6 +281,13 @@ class GroupedStore(Store):
         self.sequences.note_tail(row)
         self.groups[0].note_tail(row)
 
+    def num_most(self, num_rows: i64, num_tokens: i64) -> i64:
+        """Return the sum of what groups and states take."""
+        most: i64 = 0 if self.states is None else self.states.num_parts * (num_tokens // self.alignment + num_rows)
+        for group in self.groups:
+            most += num_tokens // group.block_size + 2 * num_rows
+        return most
+
     def num_to_save(self, row: i64, start: i64, end: i64) -> i64:
         """Return those that states take."""
         return 0 if self.states is None else self.states.num_blocks_to_save(row, start, end)
@@ -301,8 +313,8 @@ class GroupedStore(Store):
         if self.cpu is not None:
             for place in range(transfers.held.count):
                 self.cpu.release_one(i64(transfers.held.items[place]))
-        for place in range(transfers.held_sources.count):
-            self.pool.release_one(i64(transfers.held_sources.items[place]))
+        if transfers.held_sources.count > 0:
+            self.pool.release_in_order(transfers.held_sources.items, 0, transfers.held_sources.count)
 
     def publish(self, row: i64, first: i64, last: i64) -> None:
         """The blocks that these token blocks complete are cached as their content."""

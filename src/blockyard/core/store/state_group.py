@@ -3,11 +3,11 @@
 from typing import Final
 
 from librt.vecs import vec
-from mypy_extensions import i64
+from mypy_extensions import i32, i64
 
 from ...config import MAX_GROUPS, CacheConfig
 from ...ids import NO_CONTENT, NULL_BLOCK
-from ..arrays import zeros_i64
+from ..arrays import zeros_i32, zeros_i64
 from ..index.hashing import root_hash
 from ..index.prefix_index import PrefixIndex
 from ..index.prompt import Hit, Prompt
@@ -94,6 +94,9 @@ class StateGroup:
         self._unkept: list[list[int]] = [self._nothing] * rows
         #: What plans said to save, and is not known to be there.
         self.saves = Saves(rows, self.num_parts)
+        #: The blocks of one state, for a moment.
+        self._parts = zeros_i32(int(self.num_parts))
+        pool.make_part_room(self.num_parts)
         #: The record of the latest kept state of a row's output, which the next one takes the place of; 0 for none.
         self._rolling = zeros_i64(rows)
         #: Without a shelf, the contents whose states a row hit or kept: they were of use up to its end.
@@ -109,13 +112,8 @@ class StateGroup:
 
     def parts_of(self, content: i64) -> list[int]:
         """Return the blocks of the state behind a content; none unless all of them are cached. O(parts)."""
-        found: list[int] = []
-        for part in range(self.num_parts):
-            block = self.pool.find_content(content, FIRST_PART + part)
-            if block == NULL_BLOCK:
-                return []
-            found.append(int(block))
-        return found
+        found = self.pool.find_parts(content, FIRST_PART, self.num_parts)
+        return [int(block) for block in found] if len(found) == self.num_parts else []
 
     def reach(self, index: PrefixIndex, hit: Hit, limit: i64) -> i64:
         """Return the longest boundary up to `limit` tokens with a state, and note its blocks. O(blocks + parts)."""
@@ -137,9 +135,12 @@ class StateGroup:
 
     def hold(self, row: i64, hit: Hit) -> None:
         """Hold the state that a hit ends at, until the first step has loaded it."""
+        parts = self._parts
+        count: i64 = 0
         for block in hit.state:
-            self.pool.note_hit(block)
-            self.pool.share_one(block)
+            parts[count] = i32(block)
+            count += 1
+        self.pool.share_hits(parts, 0, count)
         self.sequences.copy_from[row] = hit.state
         if hit.state and self.shelf is None:
             content = self.token_blocks.index.content_of(i64(hit.blocks[hit.num_usable - 1]))
@@ -321,7 +322,7 @@ class StateGroup:
             parts = self.parts_of(self.saves.content[latest])
             if parts == self.saves.blocks_of(latest) and self._is_latest(parts):
                 self._register(row, self.book.keep(visit, position, OUTPUT_END), parts)
-            self._forget_latest(latest)
+            self._forget_parts(latest)
             self._end_rolling(row)
         self._remember_unkept(row, visit, position)
         computed = self.sequences.num_computed[row]
@@ -376,14 +377,6 @@ class StateGroup:
     def _is_latest(self, parts: list[int]) -> bool:
         shelf = self.shelf
         return shelf is not None and bool(parts) and shelf.part_of[i64(parts[0])] == LATEST
-
-    def _forget_latest(self, latest: i64) -> None:
-        """Let go of the latest state of an output, as far as it is there and the book does not keep it."""
-        first = latest * self.num_parts
-        for place in range(first, first + self.num_parts):
-            block = i64(self.saves.blocks[place])
-            if self.shelf is not None and self.shelf.part_of[block] == LATEST:
-                self.pool.uncache(block)
 
     def keep_tokens(self) -> None:
         """Move token blocks that states need to the end of their queue, before they are forgotten. O(1) amortised."""
@@ -620,8 +613,7 @@ class StateGroup:
             self._let_go(row, number)
             return
         first = number * self.num_parts
-        for part in range(self.num_parts):
-            self.pool.cache_content(i64(saves.blocks[first + part]), content, FIRST_PART + part)
+        self.pool.cache_parts(saves.blocks, first, self.num_parts, content, FIRST_PART)
         self.num_kept += 1
         saves.content[number] = content
         if self.shelf is None:
@@ -636,10 +628,7 @@ class StateGroup:
 
     def _has_state(self, content: i64) -> bool:
         """Return whether all parts of the state behind a content are cached. O(parts)."""
-        for part in range(self.num_parts):
-            if self.pool.find_content(content, FIRST_PART + part) == NULL_BLOCK:
-                return False
-        return True
+        return len(self.pool.find_parts(content, FIRST_PART, self.num_parts)) == self.num_parts
 
     def _kind_of(self, row: i64, boundary: i64) -> i64:
         for wanted in self._wanted[row]:
@@ -653,13 +642,7 @@ class StateGroup:
         old = self._rolling[row]
         is_replaced = False
         if old != NONE:
-            first = old * self.num_parts
-            for place in range(first, first + self.num_parts):
-                block = i64(saves.blocks[place])
-                is_there = self.pool.is_cached(block) and self.pool.content_of(block) == saves.content[old]
-                if is_there and (self.shelf is None or self.shelf.part_of[block] == LATEST):
-                    self.pool.uncache(block)
-                    is_replaced = True
+            is_replaced = self._forget_parts(old)
             if saves.status[old] == APART:
                 self._end_rolling(row)
         self.num_replaced += 1 if is_replaced else 0
@@ -667,11 +650,25 @@ class StateGroup:
         if self.shelf is not None:
             self.shelf.own_run(saves.blocks, number * self.num_parts, self.num_parts, LATEST)
 
+    def _forget_parts(self, number: i64) -> bool:
+        """Uncache the parts of a state that are there and that the book does not have; say whether there were any."""
+        saves = self.saves
+        first = number * self.num_parts
+        content = saves.content[number]
+        count: i64 = 0
+        for place in range(first, first + self.num_parts):
+            block = i64(saves.blocks[place])
+            is_there = self.pool.is_cached(block) and self.pool.content_of(block) == content
+            if is_there and (self.shelf is None or self.shelf.part_of[block] == LATEST):
+                self._parts[count] = saves.blocks[place]
+                count += 1
+        if count > 0:
+            self.pool.uncache_run(self._parts, 0, count)
+        return count > 0
+
     def _let_go(self, row: i64, number: i64) -> None:
         self.saves.status[number] = DONE
-        first = number * self.num_parts
-        for place in range(first, first + self.num_parts):
-            self.pool.give_back_one(row, i64(self.saves.blocks[place]), NULL_BLOCK)
+        self.pool.give_back_in_order(row, self.saves.blocks, number * self.num_parts, self.num_parts)
 
     def _drop(self, row: i64, reach: i64) -> None:
         """Forget the saves that are done, and those behind `reach`."""

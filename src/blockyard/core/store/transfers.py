@@ -40,6 +40,14 @@ class Numbers:
         self.add(target)
         self.add(group)
 
+    def add_run(self, numbers: vec[i32], first: i64, count: i64) -> None:
+        """Add `numbers[first:first + count]`, for which there is room."""
+        items = self.items
+        at = self.count - first
+        for place in range(first, first + count):
+            items[at + place] = numbers[place]
+        self.count += count
+
     def add_all(self, numbers: list[int]) -> None:
         """Add all of these, or none where there is no memory for them."""
         self.make_room(len(numbers))
@@ -160,8 +168,7 @@ class Transfers:
         saves = self.state_saves
         saves.add(slot)
         saves.add(boundary)
-        for place in range(first, first + count):
-            saves.add(i64(blocks[place]))
+        saves.add_run(blocks, first, count)
 
     def refuse_state(self, slot: i64, boundary: i64) -> None:
         """The state of a slot after `boundary` tokens is not kept."""

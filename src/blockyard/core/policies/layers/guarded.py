@@ -81,6 +81,10 @@ class Guarded(Layer):
         """It wants to be told of parents and misses."""
         return True
 
+    def needs_hits(self) -> bool:
+        """It counts them."""
+        return True
+
     def follows(self, block: i64, parent: i64) -> None:
         """`parent` stands before `block`; `insert` follows."""
         self._tree.set_parent(block, parent)

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...arrays import grown_i32, grown_i64, zeros_i32, zeros_i64
@@ -63,14 +64,33 @@ class Ghosts:
         if self.capacity > 0:
             self._put(key, number)
 
-    def touch(self, key: i64, guess: i64) -> i64:
-        """Note a key that is remembered as the latest; returns its row. guess: where it may be. O(1) expected."""
-        row = guess
-        if guess <= 0 or guess > self._num_made or self._key[guess] != key or self._number[guess] == NOT_THERE:
-            row = self._find(key)
-        self._unlink(row)
-        self._link(row)
-        return row
+    def touch_last_first(self, keys: vec[i64], places: vec[i64], count: i64) -> None:
+        """Note the keys at `places[:count]` of `keys`, which are remembered, as the latest, the last one first. Each is
+        looked for in the row before that of the one before it. O(count) expected."""
+        own = self._key
+        number = self._number
+        after = self._after
+        before = self._before
+        last = i64(before[0])
+        row: i64 = 0
+        place = count
+        while place > 0:
+            place -= 1
+            key = keys[places[place]]
+            row -= 1
+            if row <= 0 or own[row] != key or number[row] == NOT_THERE:
+                row = self._find(key)
+            if row == last:
+                continue
+            following = i64(after[row])
+            previous = i64(before[row])
+            after[previous] = i32(following)
+            before[following] = i32(previous)
+            after[last] = i32(row)
+            before[row] = i32(last)
+            last = row
+        after[last] = 0
+        before[0] = i32(last)
 
     def holds(self, key: i64) -> bool:
         """Whether `key` is remembered."""

@@ -21,6 +21,10 @@ class LRU(EvictionPolicy):
         """`block` became idle: it goes last."""
         self._idle.append(0, block)
 
+    def needs_hits(self) -> bool:
+        """The order is that in which blocks became idle."""
+        return False
+
     def remove(self, block: i64) -> None:
         """The idle `block` was revived."""
         self._idle.remove(block)

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from mypy_extensions import i64
+from librt.vecs import vec
+from mypy_extensions import i32, i64
 
 from ....errors import InvariantError
 from ...arrays import clear_i64, grown_i64, zeros_i64
@@ -49,6 +50,58 @@ class StateLayer(Layer):
             self._note_busy(block, False)
         else:
             self._put_in(block)
+
+    def keep_run(self, blocks: vec[i64], count: i64, keys: vec[i64], depths: vec[i64]) -> i64:
+        """Take note of those of the first `count` of `blocks`, which are idle from now on, that a state needs.
+
+        keys: of all blocks. depths: of all blocks, 1 is written for each that is noted. Returns how many there are.
+        """
+        shelf = self.shelf
+        part_of = shelf.part_of
+        node_of = shelf.node_of
+        num_states = self.book.tree.num_states
+        where = self._where
+        own_keys = self._key
+        own_depths = self._depth
+        last = NONE
+        kept: i64 = 0
+        for place in range(count):
+            block = blocks[place]
+            number = part_of[block]
+            # What no state stands behind is known at once.
+            if number != NONE or (num_states[node_of[block]] > 0 and shelf.is_needed(block)):
+                where[block] = KEPT
+                own_keys[block] = keys[block]
+                own_depths[block] = 0
+                depths[block] = 1
+                kept += 1
+                if number != last and number > NONE:
+                    self.book.state(number).is_busy = False
+                last = number
+        self.num_kept += kept
+        return kept
+
+    def unkeep_run(self, blocks: vec[i32], start: i64, count: i64, depths: vec[i64]) -> i64:
+        """Take note of those of `blocks[start:start + count]` that are kept from the policy: they are idle no longer.
+
+        depths: 0 is written for each. Returns how many there were.
+        """
+        part_of = self.shelf.part_of
+        where = self._where
+        last = NONE
+        taken: i64 = 0
+        for place in range(start, start + count):
+            block = i64(blocks[place])
+            if where[block] == KEPT:
+                where[block] = ELSEWHERE
+                depths[block] = 0
+                taken += 1
+                number = part_of[block]
+                if number != last and number > NONE:
+                    self.book.state(number).is_busy = True
+                last = number
+        self.num_kept -= taken
+        return taken
 
     def _put_in(self, block: i64) -> None:
         self._where[block] = INNER

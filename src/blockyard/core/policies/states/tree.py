@@ -93,11 +93,7 @@ class StateTree:
 
     def touch(self, nodes: vec[i64], count: i64) -> None:
         """Note that a request passed these nodes; the last one first, so that it is forgotten first. O(nodes)."""
-        guess: i64 = 0
-        place = count
-        while place > 0:
-            place -= 1
-            guess = self._nodes.touch(self.key[nodes[place]], guess - 1)
+        self._nodes.touch_last_first(self.key, nodes, count)
 
     def forget_one(self) -> i64:
         """Forget the oldest node, if nothing needs it. Returns the state that is forgotten with it, or 0."""
