@@ -87,7 +87,15 @@ def test_replay_says_what_tiers_bring(capsys: pytest.CaptureFixture[str]) -> Non
     status, out, _ = run(capsys, "replay", TRACE, *options, "--jobs", "1")
     assert status == 0
     assert out.splitlines()[-3].split()[:4] == ["policy", "blocks", "tier", "1"]
-    for bad, said in (("1GiB,sped=1", "sped is none"), ("1GiB,start=x", "must be seconds"), ("1GiB,write=x", "write")):
+    for bad, said in (
+        ("1GiB,sped=1", "sped is none"),
+        ("1GiB,start=x", "start is 'x'; it must be seconds"),
+        ("1GiB,start=-1", "start is '-1'; it must be seconds, 0 or more"),
+        ("1GiB,start=inf", "start is 'inf'; it must be seconds, 0 or more"),
+        ("1GiB,write=x", "write"),
+        ("1GiB,write=back,write=never", "each of its options is given once"),
+        ("1GiB/0GiB", "--tier is '1GiB/0GiB'; a tier has at least 1 byte"),
+    ):
         status, _, err = run(capsys, "replay", TRACE, "--kv-bytes", "1KiB", "--tier", bad)
         assert status == 2
         assert said in err
@@ -139,6 +147,7 @@ def test_curves_with_tiers_refuse_what_they_do_not_count(capsys: pytest.CaptureF
         (("--tier", "1GiB", "--kv-bytes", "1KiB", "--policies", "lru,arc"), "--policies is 'lru,arc'"),
         (("--tier", "1GiB", "--kv-bytes", "1KiB", "--beside", TRACE), "--beside was given with --tier"),
         (("--tier", "1GiB", "--kv-bytes", "1KiB", "--state-tokens", "9"), "with states"),
+        (("--tier", "1GiB", "--kv-bytes", "1KiB", "--sizes", "0"), "sizes is 0; it must be from 2 to"),
     ):
         status, _, err = run(capsys, "curve", TRACE, *words)
         assert (status, said in err) == (2, True), err

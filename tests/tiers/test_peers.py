@@ -86,11 +86,12 @@ LIES = {
     "no cause": framed(pack("answer", {"cause": "nosuch"})),
     "a cause that is none": framed(pack("answer", {"cause": [1]})),
     "an answer without fields": framed(pack("answer", {})),
+    "neither bytes nor a cause": framed(pack("answer", {"cause": "", "has_bytes": False})),
 }
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_peer_that_stops_or_lies_is_a_miss_with_a_bound(lie: str) -> None:
+def test_a_peer_that_stops_or_lies_is_a_miss_with_a_bound(lie: str, caplog: pytest.LogCaptureFixture) -> None:
     with liar(lambda made, _: made.sendall(LIES[lie])) as url:
         tier = PeerTier(url, timeout=0.2, clock=lambda: 0.0)  # the circuit stays open, however busy the machine is
         for identity in range(3):
@@ -104,6 +105,16 @@ def test_a_peer_that_stops_or_lies_is_a_miss_with_a_bound(lie: str) -> None:
         assert tier.load(load_job(9, [4])) is Cause.CIRCUIT_OPEN
         assert tier.close()
         tier.check()
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("told", [{}, {"sizes": 5}, {"sizes": None}])
+def test_a_peer_that_tells_no_sizes_has_nothing(told: dict[str, object], caplog: pytest.LogCaptureFixture) -> None:
+    with liar(lambda made, _: made.sendall(framed(pack("answer", {"cause": "", **told})))) as url:
+        tier = PeerTier(url, timeout=PATIENCE_SECONDS)
+        assert known(tier, [4]) == 0
+        assert tier.close()
+    assert "Traceback" not in caplog.text
 
 
 def test_a_peer_that_sends_byte_by_byte_is_a_miss() -> None:

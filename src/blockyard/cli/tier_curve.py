@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import require_int
 from ..config import MAX_MODEL_LEN
 from ..errors import InvalidArgument
 from ..lab import References, Trace, UnknownContents, read_references
 from ..lab.curve import HitCurves, Knee, lru_hits
 from ..lab.curve.hit_rates import find_knee
-from ..lab.policy_names import OPTIMUM, parse_policies, parse_sizes, spread_sizes
+from ..lab.policy_names import MAX_SIZES, OPTIMUM, parse_policies, parse_sizes, spread_sizes
 from ..lab.replay.tiers import TierModel
 from .lab_options import report_skips, short_name
 from .states import has_states
@@ -67,7 +68,8 @@ def _sizes(
     options: argparse.Namespace, references: References, bytes_per_token: int
 ) -> tuple[list[int], list[list[TierModel]]]:
     """Returns the pools' blocks and each tier's models, ascending. Raises `InvalidArgument` for two axes."""
-    block, count = options.block_size, options.sizes or _SIZES
+    block, sizes = options.block_size, options.sizes
+    count = _SIZES if sizes is None else require_int("sizes", sizes, 2, MAX_SIZES)
     working_set = -(-references.working_set * references.tokens_a_block // block)
     longest = -(-references.survey.longest_sequence // block) + 1  # a smaller pool leaves requests out
     found = spread_sizes(count, working_set, max(working_set // _SHARE, longest))

@@ -36,18 +36,30 @@ def tier_models(text: str, auto: Sequence[int] = ()) -> list[TierModel]:
 
     Raises `InvalidArgument`.
     """
-    sizes, options = _OPTION.sub("", text), dict(_OPTION.findall(text))
+    sizes, given = _OPTION.sub("", text), _OPTION.findall(text)
+    options = dict(given)
     unknown = next((name for name in options if name not in _KNOWN), None)
     if unknown is not None:
         raise InvalidArgument(f"--tier is {text!r}; {unknown} is none of {', '.join(_KNOWN)}")
+    if len(options) < len(given):
+        raise InvalidArgument(f"--tier is {text!r}; each of its options is given once")
     speed = parse_memory("--tier's speed", options["speed"]) if "speed" in options else math.inf
-    try:
-        start = float(options.get("start", "0"))
-    except ValueError:
-        raise InvalidArgument(f"--tier's start is {options['start']!r}; it must be seconds") from None
+    start = _seconds(options.get("start", "0"))
     write = require_write_policy("--tier's write", options.get("write", "through"))
-    given = auto if sizes == AUTO else [parse_memory("--tier", size) for size in sizes.split("/")]
-    return [TierModel(size, write, options.get("policy", "lru"), speed, start) for size in given]
+    asked = auto if sizes == AUTO else [parse_memory("--tier", size) for size in sizes.split("/")]
+    if 0 in asked:
+        raise InvalidArgument(f"--tier is {text!r}; a tier has at least 1 byte")
+    return [TierModel(size, write, options.get("policy", "lru"), speed, start) for size in asked]
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise InvalidArgument(f"--tier's start is {text!r}; it must be seconds, 0 or more")
+    return seconds
 
 
 def sizes_that_pay(

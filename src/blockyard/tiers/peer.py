@@ -111,6 +111,8 @@ class PeerTier(WorkingTier):
                 answer = Message.of(self._received(connection, MOST_ASKED_BYTES)).require("answer").fields
                 data = take(connection) if take is not None and answer.get("has_bytes") else b""
                 cause = Cause(answer["cause"]) if answer["cause"] else None
+                if take is not None and cause is None and not answer.get("has_bytes"):
+                    raise InvalidArgument("an answer has neither bytes nor a cause")
             except (ConnectionLost, InvalidArgument, PeerMismatch, KeyError, TypeError, ValueError) as error:
                 connection.close()
                 if is_new or not isinstance(error, ConnectionLost):
@@ -184,7 +186,10 @@ class PeerTier(WorkingTier):
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
         sizes: list[int] = []
-        for size in self._ask("sizes", names=[name.hex() for name in names])[0].get("sizes", []):
+        found = self._ask("sizes", names=[name.hex() for name in names])[0].get("sizes")
+        if not isinstance(found, list):
+            raise PlaceError(Cause.UNREACHABLE, "the peer: an answer has no list of sizes")
+        for size in found:
             if type(size) is not int or size < 1:
                 break
             sizes.append(size)
