@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import blockyard
 from blockyard import Admission, BlockyardError, InvalidArgument
 from blockyard.parallel import HandoffReceiver, HandoffSender, HeadShards, Offer, PeerInfo, StaleOffer, Transfer
 
@@ -26,7 +27,7 @@ class Side(StatesOnADataPlane):
 
     def __init__(self, name: str, seed: int, first: Side | None = None) -> None:
         self.first = first
-        super().__init__(seed)
+        super().__init__(blockyard, seed)
         groups = range(len(self.sizes))
         self.peer = PeerInfo.of(
             self.config,

@@ -50,6 +50,8 @@ SCRATCH = {
     "running",
     "num_lookups",
     "_name",
+    "_spelled",
+    "_one_state",
     "_marks",
     "_num_marks",
 }

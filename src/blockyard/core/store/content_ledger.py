@@ -33,7 +33,7 @@ class ContentLedger(WordLedger):
         super().__init__(num_blocks, tokens_per_block, ENTRY_WORDS, hash_seed)
         self._entry = zeros_i64(int(ENTRY_WORDS))
         #: What parts of a content are spelled in.
-        self._parts = Prompt(zeros_i64(0), 0, (), {})
+        self._spelled = Prompt(zeros_i64(0), 0, (), {})
 
     def find_content(self, content: i64, group: i64) -> i64:
         """The oldest block that holds `content` for `group`, or 0. O(1) expected."""
@@ -102,16 +102,16 @@ class ContentLedger(WordLedger):
 
     def make_part_room(self, count: i64) -> None:
         """Let `find_parts` and `cache_parts` have room for so many parts."""
-        self._parts = Prompt(zeros_i64(int(ENTRY_WORDS * count)), 0, (), {})
+        self._spelled = Prompt(zeros_i64(int(ENTRY_WORDS * count)), 0, (), {})
         self.index.make_room(count)
 
     def _spell(self, content: i64, group: i64, count: i64) -> Prompt:
         """Return a prompt whose blocks are the parts of a content: each stands behind the one before."""
-        words = self._parts.words
+        words = self._spelled.words
         for part in range(count):
             words[2 * part] = content
             words[2 * part + 1] = group + part
-        return self._parts
+        return self._spelled
 
     def find_parts(self, content: i64, group: i64, count: i64) -> vec[i32]:
         """Return the blocks that hold a content in `count` parts, of groups `group`, `group + 1`, ..., as far as they

@@ -95,7 +95,7 @@ class StateGroup:
         #: What plans said to save, and is not known to be there.
         self.saves = Saves(rows, self.num_parts)
         #: The blocks of one state, for a moment.
-        self._parts = zeros_i32(int(self.num_parts))
+        self._one_state = zeros_i32(int(self.num_parts))
         pool.make_part_room(self.num_parts)
         #: The record of the latest kept state of a row's output, which the next one takes the place of; 0 for none.
         self._rolling = zeros_i64(rows)
@@ -135,7 +135,7 @@ class StateGroup:
 
     def hold(self, row: i64, hit: Hit) -> None:
         """Hold the state that a hit ends at, until the first step has loaded it."""
-        parts = self._parts
+        parts = self._one_state
         count: i64 = 0
         for block in hit.state:
             parts[count] = i32(block)
@@ -660,10 +660,10 @@ class StateGroup:
             block = i64(saves.blocks[place])
             is_there = self.pool.is_cached(block) and self.pool.content_of(block) == content
             if is_there and (self.shelf is None or self.shelf.part_of[block] == LATEST):
-                self._parts[count] = saves.blocks[place]
+                self._one_state[count] = saves.blocks[place]
                 count += 1
         if count > 0:
-            self.pool.uncache_run(self._parts, 0, count)
+            self.pool.uncache_run(self._one_state, 0, count)
         return count > 0
 
     def _let_go(self, row: i64, number: i64) -> None:
