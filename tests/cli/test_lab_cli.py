@@ -148,6 +148,7 @@ def test_curves_with_tiers_refuse_what_they_do_not_count(capsys: pytest.CaptureF
         (("--tier", "1GiB", "--kv-bytes", "1KiB", "--beside", TRACE), "--beside was given with --tier"),
         (("--tier", "1GiB", "--kv-bytes", "1KiB", "--state-tokens", "9"), "with states"),
         (("--tier", "1GiB", "--kv-bytes", "1KiB", "--sizes", "0"), "sizes is 0; it must be from 2 to"),
+        (("--seconds-per-prompt-token", "1"), "--seconds-per-prompt-token was given without --tier"),
     ):
         status, _, err = run(capsys, "curve", TRACE, *words)
         assert (status, said in err) == (2, True), err

@@ -349,6 +349,8 @@ def test_tiers_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_tiers_of_a_plan_need_a_trace_and_no_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, "llama-3.1-8b", "--seconds-per-prompt-token", "1")
+    assert (status, "was given without --tier" in err) == (2, True)
     status, _, err = run(capsys, "llama-3.1-8b", "--tier", "auto")
     assert (status, "--tier was given without --trace" in err) == (2, True)
     status, _, err = run(

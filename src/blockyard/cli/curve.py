@@ -26,7 +26,7 @@ from ..lab.references import MAX_REFERENCES
 from ..lab.state_bound import StateLoad, read_state_load
 from ..progress import WorkBar
 from ..sizing import KVCacheSpec, model_config
-from .lab_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
+from .lab_options import chosen_jobs, open_chosen_trace, report_skips, require_tier, short_name, skips_as_dict
 from .states import chosen_state_tokens, has_states, refuse_beside_states, state_rules
 from .tables import as_csv, as_json, as_narrow_text, as_text
 
@@ -48,6 +48,7 @@ def run_curve(options: argparse.Namespace) -> int:
         refuse_beside_states(options, "policies", "hints", "max_references")
     policies = parse_policies(options.policies, "--policies") if options.policies else _default_policies(options)
     hints = _chosen_hints(options)
+    require_tier(options)
     if options.tier:
         return _run_tiers(options)
     traces = [open_chosen_trace(options, name) for name in [options.trace, *options.beside]]

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..arguments import require_int
 from ..config import POLICY_HELP
+from ..errors import InvalidArgument
 from ..lab import Trace
 from ..lab.sweep import MAX_JOBS, require_backend
 from .options import add_cache_field, add_command
@@ -103,6 +104,12 @@ def chosen_jobs(options: argparse.Namespace, num_cells: int) -> int:
     require_backend(options.backend)
     wanted = len(os.sched_getaffinity(0)) if options.jobs is None else require_int("--jobs", options.jobs, 1, MAX_JOBS)
     return max(1, min(wanted, num_cells))
+
+
+def require_tier(options: argparse.Namespace) -> None:
+    """Raises `InvalidArgument` for an option of tiers without any."""
+    if options.seconds_per_prompt_token is not None and not options.tier:
+        raise InvalidArgument("--seconds-per-prompt-token was given without --tier")
 
 
 def short_name(trace: Trace) -> str:
@@ -205,9 +212,7 @@ def _add_tiers(group: Any, note: str) -> None:
 
 
 def _add_seconds_per_prompt_token(group: Any) -> None:
-    group.add_argument(
-        "--seconds-per-prompt-token", type=float, default=5e-5, metavar="S", help="with --tier; default: 5e-05"
-    )
+    group.add_argument("--seconds-per-prompt-token", type=float, metavar="S", help="with --tier; default: 5e-05")
 
 
 def _add_kv_bytes(group: Any) -> None:

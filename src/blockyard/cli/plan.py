@@ -19,7 +19,7 @@ from ..lab.survey import TraceSurvey, survey
 from ..lab.traces import open_trace
 from ..sizing import KnownModel, KVCacheSpec, ModelShape, count_parameters, known_gpu, known_model, model_names
 from ..sizing.layers import dtype_bytes
-from .lab_options import report_skips
+from .lab_options import report_skips, require_tier
 from .options import parse_lengths
 from .plan_report import as_json, as_text, write_plan_page
 
@@ -126,6 +126,7 @@ def run_plan(options: argparse.Namespace) -> int:
         print("\n".join(model_names()))
         return 0
     _check_ranks(options)
+    require_tier(options)
     for path in options.output:
         require_output(path, (".html",))
     model = chosen_model(options)

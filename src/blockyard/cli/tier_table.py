@@ -26,6 +26,7 @@ from .lab_options import chosen_jobs
 from .tables import as_text
 
 _OPTION = re.compile(r",(\w+)=([^,]*)")
+_SECONDS_PER_TOKEN = 5e-5
 _KNOWN = ("write", "policy", "speed", "start")
 #: In place of sizes: those in which these shares of the hits that the pool lacks are found.
 AUTO, SHARES = "auto", (0.25, 0.5, 0.75, 0.9, 1.0)
@@ -103,14 +104,9 @@ def run_stacks(
     references: References | None,
 ) -> list[dict[str, Any]]:
     """Replay each of these pools with the tiers below it; returns as `replay_tiers`."""
-    runs = [
-        (
-            trace,
-            stack,
-            {**cell, "bytes_per_token": bytes_per_token, "seconds_per_token": options.seconds_per_prompt_token},
-        )
-        for cell, stack in pairs
-    ]
+    asked = options.seconds_per_prompt_token
+    fields = {"bytes_per_token": bytes_per_token, "seconds_per_token": _SECONDS_PER_TOKEN if asked is None else asked}
+    runs = [(trace, stack, {**cell, **fields}) for cell, stack in pairs]
     jobs = chosen_jobs(options, len(runs))
     with WorkBar("tiers", len(runs), not options.quiet) as bar:
         found = run_all(_run, runs, jobs=jobs, backend=options.backend, on_done=bar.update)
