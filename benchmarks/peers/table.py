@@ -36,7 +36,7 @@ def ratio(over: float | None, under: float | None, digits: int = 3) -> str:
 
 
 def _three_digits(value: float, digits: int = 3) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.{digits}g}"
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.{digits}g}"
 
 
 def least_of(turns: list[Column]) -> Column:
