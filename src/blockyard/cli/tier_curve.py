@@ -17,7 +17,7 @@ from ..lab.policy_names import MAX_SIZES, OPTIMUM, parse_policies, parse_sizes, 
 from ..lab.replay.tiers import TierModel
 from .lab_options import report_skips, short_name
 from .states import has_states
-from .tier_table import AUTO, run_stacks, sizes_that_pay, tier_models
+from .tier_table import asks_auto, run_stacks, sizes_that_pay, tier_models
 
 #: As of curves with states: a run takes long.
 _SHARE, _SIZES = 100, 8
@@ -76,8 +76,7 @@ def _sizes(
     found = found if options.blocks is None else parse_sizes(options.blocks, working_set)
     pools = sorted({max(size, 2) for size in found})
     shares = [place / count for place in range(1, count + 1)]
-    has_auto = any(text.split(",")[0] == AUTO for text in options.tier)
-    auto = sizes_that_pay(references, pools[-1] * block, bytes_per_token, shares) if has_auto else []
+    auto = sizes_that_pay(references, pools[-1] * block, bytes_per_token, shares) if asks_auto(options) else []
     models = []
     for text in options.tier:
         by_blocks = {model.num_bytes // (block * bytes_per_token): model for model in tier_models(text, auto)}

@@ -29,7 +29,12 @@ _OPTION = re.compile(r",(\w+)=([^,]*)")
 _SECONDS_PER_TOKEN = 5e-5
 _KNOWN = ("write", "policy", "speed", "start")
 #: In place of sizes: those in which these shares of the hits that the pool lacks are found.
-AUTO, SHARES = "auto", (0.25, 0.5, 0.75, 0.9, 1.0)
+_AUTO, SHARES = "auto", (0.25, 0.5, 0.75, 0.9, 1.0)
+
+
+def asks_auto(options: argparse.Namespace) -> bool:
+    """Returns whether a --tier has "auto" in place of its sizes."""
+    return any(text.split(",")[0] == _AUTO for text in options.tier)
 
 
 def tier_models(text: str, auto: Sequence[int] = ()) -> list[TierModel]:
@@ -47,7 +52,7 @@ def tier_models(text: str, auto: Sequence[int] = ()) -> list[TierModel]:
     speed = parse_memory("--tier's speed", options["speed"]) if "speed" in options else math.inf
     start = _seconds(options.get("start", "0"))
     write = require_write_policy("--tier's write", options.get("write", "through"))
-    asked = auto if sizes == AUTO else [parse_memory("--tier", size) for size in sizes.split("/")]
+    asked = auto if sizes == _AUTO else [parse_memory("--tier", size) for size in sizes.split("/")]
     if 0 in asked:
         raise InvalidArgument(f"--tier is {text!r}; a tier has at least 1 byte")
     return [TierModel(size, write, options.get("policy", "lru"), speed, start) for size in asked]
@@ -87,7 +92,7 @@ def replay_tiers(
     except UnknownContents:
         references = None
     auto: list[int] = []
-    if any(text.split(",")[0] == AUTO for text in options.tier):
+    if asks_auto(options):
         if references is None:
             raise InvalidArgument("--tier is auto, and the trace says nothing of contents; give sizes, like 50GiB/1TiB")
         num_tokens = max(cell["num_blocks"] * cell["block_size"] for cell in cells)
