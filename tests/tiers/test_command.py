@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,20 @@ def test_verifying(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tier", "verify", f"file:{folder}", "--drop"]) == 1
     assert main(["tier", "verify", f"file:{folder}"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "4 objects are right, 0 are bad"
+
+
+def test_verifying_opens_each_folder_once(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    open_, at = os.open, sorted({name_of(*each).hex()[:2] for each in ((1,), (2,), (3,), (4, OTHER_LAYOUT))})
+
+    def counted(path: str, flags: int, *mode: int, **more: int) -> int:
+        if threading.current_thread() is threading.main_thread() and flags & os.O_DIRECTORY:
+            opened.append(path)
+        return open_(path, flags, *mode, **more)
+
+    monkeypatch.setattr(os, "open", counted)
+    assert main(["tier", "verify", f"file:{folder}"]) == 1
+    assert [opened.count(key) for key in at] == [1] * len(at)
 
 
 def test_a_folder_that_is_not_there_is_refused_and_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,15 +126,15 @@ def _require_arguments(options: argparse.Namespace) -> None:
 
 
 def _headers(tier: WorkingTier, layout: str | None = None) -> Iterator[tuple[bytes, Header | None, str]]:
-    """Goes over all objects: name, header, and what is wrong with the header, if it is."""
-    from ..tiers import BadObject, Header
+    """Goes over all objects: name, header, and what is wrong with the header, if it is; not those that went away."""
+    from ..tiers import BadObject, Cause, Header
     from ..tiers.header import PAGE_BYTES
 
-    for name in tier.names():
+    for name, read in tier.objects():
         try:
-            header = Header.from_page(tier.get(name, PAGE_BYTES))
+            header = Header.from_page(read(PAGE_BYTES))
         except BadObject as error:
-            if layout is None:
+            if layout is None and error.cause is not Cause.ABSENT:
                 yield name, None, error.cause.value
             continue
         if layout in (None, header.layout.hex()):
@@ -165,9 +165,9 @@ def _sound(tier: WorkingTier) -> Iterator[tuple[bytes, bytes, str]]:
     from ..tiers import BadObject, Cause
     from ..tiers.header import require_whole
 
-    for name in tier.names():
+    for name, read in tier.objects():
         try:
-            data = tier.get(name)
+            data = read(None)
             require_whole(memoryview(data), name)
         except BadObject as error:
             if error.cause is not Cause.ABSENT:

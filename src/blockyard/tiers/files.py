@@ -16,8 +16,9 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,8 @@ class FileTier(WorkingTier):
     # Reading.
 
     def _read(self, task: Task, position: int) -> None:
-        file = self._open(task.job.names[position])
+        with self._folders() as folders:
+            file = self._open(folders, task.job.names[position])
         try:
             with self._errors():
                 header = Header.from_page(os.read(file, PAGE_BYTES))
@@ -134,12 +136,11 @@ class FileTier(WorkingTier):
         finally:
             os.close(file)
 
-    def _open(self, name: bytes) -> int:
+    def _open(self, folders: _Folders, name: bytes) -> int:
         """Open an object's file. Raises `BadObject` where there is none, or something else in its place."""
         key = name.hex()
         try:
-            with self._folders() as folders:
-                file = os.open(key, _READ, dir_fd=folders.of("objects", key[:2]))
+            file = os.open(key, _READ, dir_fd=folders.of("objects", key[:2]))
         except FileNotFoundError:
             raise BadObject(Cause.ABSENT) from None
         except OSError as error:
@@ -237,17 +238,40 @@ class FileTier(WorkingTier):
 
     def names(self) -> Iterator[bytes]:
         """Goes over the names of all objects. Raises `PlaceError`."""
-        with self._errors():
-            for key in range(256):
-                with suppress(FileNotFoundError):
-                    yield from [name for name, _ in self._entries(f"{key:02x}")]
+        for key in range(256):
+            with self._folders() as folders:
+                names = self._names_in(folders, f"{key:02x}")
+            yield from names
+
+    def _names_in(self, folders: _Folders, key: str) -> list[bytes]:
+        """Returns the names of a folder's objects in the order in which a disk reads them; none of a missing one."""
+        found = []
+        with self._errors(), suppress(FileNotFoundError), os.scandir(folders.of("objects", key)) as entries:
+            for entry in entries:
+                name = _name_of(entry.name, key)
+                if name is not None and entry.is_file(follow_symlinks=False):
+                    found.append((entry.inode(), name))
+        return [name for _, name in sorted(found)]
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
         """Read a whole file or its first bytes, unverified. Raises `BadObject`, `PlaceError`."""
-        with self._errors(), open(self._open(name), "rb") as file:
-            if num_bytes is None and os.fstat(file.fileno()).st_size > PAGE_BYTES + MAX_OBJECT_BYTES:
+        with self._folders() as folders:
+            return self._got(folders, name, num_bytes)
+
+    def _got(self, folders: _Folders, name: bytes, num_bytes: int | None) -> bytes:
+        with self._errors(), open(self._open(folders, name), "rb", buffering=0) as file:
+            if num_bytes is not None:
+                return file.read(num_bytes)
+            if os.fstat(file.fileno()).st_size > PAGE_BYTES + MAX_OBJECT_BYTES:
                 raise BadObject(Cause.TRUNCATED)
-            return file.read(num_bytes)
+            return file.readall()
+
+    def objects(self) -> Iterator[tuple[bytes, Callable[[int | None], bytes]]]:
+        """Goes over all objects, and opens each folder once. See `WorkingTier.objects`."""
+        for key in range(256):
+            with self._folders() as folders:
+                for name in self._names_in(folders, f"{key:02x}"):
+                    yield name, partial(self._got, folders, name)
 
     def put(self, name: bytes, data: bytes) -> None:
         """Write a whole file. Raises `PlaceError`."""

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,11 @@ class WorkingTier:
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
         """Read a whole object, page and payload, or its first bytes, unverified. Raises `BadObject`, `PlaceError`."""
         raise NotImplementedError
+
+    def objects(self) -> Iterator[tuple[bytes, Callable[[int | None], bytes]]]:
+        """Goes over all objects: the name, and what reads it as `get` does until the next one. Raises `PlaceError`."""
+        for name in self.names():
+            yield name, partial(self.get, name)
 
     def put(self, name: bytes, data: bytes) -> None:
         """Write a whole object. Raises `PlaceError`."""
