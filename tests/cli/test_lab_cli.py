@@ -102,6 +102,22 @@ def test_replay_says_what_tiers_bring(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--kv-bytes" in run(capsys, "replay", TRACE, "--tier", "1GiB")[2]
 
 
+def test_the_optimum_of_tiers_is_of_what_could_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A prompt of 40 blocks comes five times, and one of 2 blocks four times, of which the last hits its first."""
+    ids = [list(range(40)) if turn % 2 == 0 else [100, 101 if turn == 7 else 200 + turn] for turn in range(9)]
+    lines = [{"timestamp": 0, "input_length": 512 * len(some), "output_length": 1, "hash_ids": some} for some in ids]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked = (str(path), "--kv-bytes", "1KiB", "--block-size", "512", "--tier", "1GiB", "--jobs", "1")
+    least, small, large = run_json(capsys, "replay", *asked, "--blocks", "2,20,200")["tiers"]
+    assert [(row["num_requests"], row["num_refused"]) for row in (least, small, large)] == [(0, 9), (4, 5), (9, 0)]
+    assert small["optimum"] == 3 / 8
+    assert large["optimum"] == (4 * 40 + 3) / (5 * 40 + 8)
+    assert least["optimum"] == 0
+    points = run_json(capsys, "curve", *asked, "--blocks", "20,200")["sizes"]
+    assert [point["optimum"] for point in points] == [small["optimum"], large["optimum"]]
+
+
 def test_a_curve_with_tiers_has_the_points_of_replay(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """By the size of a tier, and by that of the pool: each point is a replay of its own."""
     asked = ("--kv-bytes", "1KiB", "--jobs", "1")

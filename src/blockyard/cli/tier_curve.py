@@ -94,7 +94,7 @@ def _sizes(
 def _curves(
     references: References, rows: list[dict[str, Any]], sizes: list[int], axis: int | None, block: int, name: str
 ) -> HitCurves:
-    tokens = max(rows[0]["num_prompt_tokens"], 1)
+    tokens = max(references.survey.num_prompt_tokens, 1)
     num_hits = {"pool": np.array([row["num_pool_tokens"] for row in rows], np.int64)}
     for at in range(len(rows[0]["tiers"])):
         num_hits[f"tier {at + 1}"] = np.array([row["tiers"][at]["num_hit_tokens"] for row in rows], np.int64)

@@ -18,7 +18,7 @@ from ..lab import References, Trace, UnknownContents, read_references
 from ..lab.curve import hit_curves, lru_hits
 from ..lab.policy_names import OPTIMUM
 from ..lab.printing import fine_percent
-from ..lab.replay.tiers import TierModel, TierReplay, TierReplayResult
+from ..lab.replay.tiers import RunnableTrace, TierModel, TierReplay, TierReplayResult
 from ..lab.sweep import run_all
 from ..progress import WorkBar
 from ..tiers.uses import require_write_policy
@@ -115,7 +115,18 @@ def run_stacks(
     jobs = chosen_jobs(options, len(runs))
     with WorkBar("tiers", len(runs), not options.quiet) as bar:
         found = run_all(_run, runs, jobs=jobs, backend=options.backend, on_done=bar.update)
-    return [_figures(run[1], run[2], result, references) for run, result in zip(runs, found, strict=True)]
+    fitting: dict[int, References] = {}
+    rows = []
+    for (_, stack, fields), result in zip(runs, found, strict=True):
+        bound, blocks = references, fields["num_blocks"]
+        if bound is not None and result.num_refused and result.num_requests:  # what could not run hits nowhere
+            if blocks not in fitting:
+                size = fields["block_size"]
+                runnable = RunnableTrace(trace, blocks, size, fields["max_model_len"])
+                fitting[blocks] = read_references(runnable, block_size=size)
+            bound = fitting[blocks]
+        rows.append(_figures(stack, fields, result, bound))
+    return rows
 
 
 def _run(trace: Trace, stack: tuple[TierModel, ...], fields: dict[str, Any]) -> TierReplayResult:
@@ -134,7 +145,7 @@ def _figures(
         size = max(min(tokens // references.tokens_a_block, references.working_set), 1)
         share = float(hit_curves(references, [OPTIMUM], [size]).hit_rates[OPTIMUM][0])
         whole = share * references.num_references * references.tokens_a_block  # if the last of each prompt were full
-        optimum = min(whole / max(result.num_prompt_tokens, 1), 1.0)
+        optimum = min(whole / result.num_prompt_tokens, 1.0) if result.num_prompt_tokens else 0.0
     pool = {name: fields[name] for name in ("policy", "num_blocks")}
     return {
         **pool,

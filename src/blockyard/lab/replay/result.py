@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...config import CacheConfig
 from ...core.manager import KVCacheManager
 from ...core.plan import StepPlan
 from ...errors import TraceError
@@ -83,9 +84,9 @@ def _whole(num_tokens: int, block_size: int) -> int:
 REPORT_EVERY = 256
 
 
-def never_fits(cache: KVCacheManager, request: TraceRequest) -> str:
+def never_fits(config: CacheConfig, request: TraceRequest) -> str:
     """Why a request with its output cannot run even alone; "" if it can. O(1): nothing of it is made to find out."""
-    config, num_tokens = cache.config, request.num_prompt_tokens + max(request.num_output_tokens, 1)
+    num_tokens = request.num_prompt_tokens + max(request.num_output_tokens, 1)
     num_blocks, usable = -(-num_tokens // config.block_size), config.num_blocks - 1 - config.watermark_blocks
     if num_blocks > usable:
         return f"it needs {num_blocks} blocks of {config.block_size} tokens with its output; the pool can give {usable}"

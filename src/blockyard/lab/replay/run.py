@@ -127,7 +127,7 @@ def _one_after_another(
     expansion = Expansion(trace)
     tally.peak_running = 1
     for number, request in enumerate(trace, 1):
-        problem = never_fits(cache, request)
+        problem = never_fits(cache.config, request)
         if problem:
             tally.refuse(number, problem, options.strict)
         else:

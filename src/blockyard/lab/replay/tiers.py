@@ -7,7 +7,7 @@ places and computing take is a model: a start and a rate each. Requests run one 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from ...core.manager import KVCacheManager
 from ...errors import InvalidArgument
 from ...tiers import Cause, First, Job, Offload, Outcome, Prefix, TierStats, TierUse
 from ...tiers.index import ObjectIndex
-from ..trace import Trace
+from ..trace import Trace, TraceRequest
 from .expansion import Expansion
 from .result import REPORT_EVERY, never_fits
 
@@ -176,6 +176,30 @@ class TierReplayResult:
     mean_seconds: float
 
 
+def _config(num_blocks: int, block_size: int, policy: str, max_model_len: int) -> CacheConfig:
+    return CacheConfig(
+        num_blocks,
+        block_size=block_size,
+        max_num_seqs=1,
+        max_model_len=max_model_len,
+        watermark=0.0,
+        hash_seed=0,
+        eviction_policy=policy,
+    )
+
+
+class RunnableTrace:
+    """This is a trace without the requests that a `TierReplay` of these arguments refuses."""
+
+    def __init__(self, trace: Trace, num_blocks: int, block_size: int, max_model_len: int) -> None:
+        self.name, self.hash_block_size, self.skips = trace.name, trace.hash_block_size, trace.skips
+        self._trace = trace
+        self._config = _config(num_blocks, block_size, "lru", max_model_len)
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        return (request for request in self._trace if not never_fits(self._config, request))
+
+
 class TierReplay:
     """It has a pool, and tiers below it, nearest first.
 
@@ -200,17 +224,7 @@ class TierReplay:
         if not 0 < seconds_per_token < math.inf:
             raise InvalidArgument(f"seconds_per_token is {seconds_per_token!r}; it must be above 0")
         self.now = 0.0
-        self.cache = KVCacheManager(
-            CacheConfig(
-                num_blocks,
-                block_size=block_size,
-                max_num_seqs=1,
-                max_model_len=max_model_len,
-                watermark=0.0,
-                hash_seed=0,
-                eviction_policy=policy,
-            )
-        )
+        self.cache = KVCacheManager(_config(num_blocks, block_size, policy, max_model_len))
         self.tiers = [
             SimulatedTier(f"tier {number}", model, object_bytes, lambda: self.now)
             for number, model in enumerate(tiers, 1)
@@ -233,7 +247,7 @@ class TierReplay:
         for number, request in enumerate(trace, 1):
             last = max(last, request.arrival)
             self.now = max(self.now, request.arrival)
-            if never_fits(self.cache, request):
+            if never_fits(self.cache.config, request):
                 refused += 1
                 continue
             hits, took = self.serve(expansion.prompt(request), expansion.output(request))

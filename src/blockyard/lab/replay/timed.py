@@ -157,7 +157,7 @@ class TimedRun:
         """Yield the requests that can run at all, as they arrive."""
         expansion = Expansion(self._trace)
         for number, request in enumerate(self._trace, 1):
-            problem = never_fits(self._cache, request)
+            problem = never_fits(self._cache.config, request)
             if problem:
                 self._tally.refuse(number, problem, self._strict)
             else:
