@@ -3,15 +3,14 @@
     python -m benchmarks.tiers [files nixl redis bucket mooncake peer index manager]
 
 Each row stores and loads objects of 1 MiB in jobs of eight, and does the same with the plain call in turns: pwritev and
-preadv of the same files, NIXL's POSIX plug-in on the same folder (`nixl`, where it is installed), `set` and `get` of
-redis-py, `put` and `get` of obstore (against moto's server, so that row says what a tier adds, not what S3 gives),
-Mooncake's `put` and `get` over TCP. The best of the rounds counts, since other programs can only slow them down. `peer`
-is a process that serves a folder; its plain call is a bare socket to a process that writes and reads files. ratio: the
-tier's speed over the plain call's, which has one thread; the tier has one, and its usual two.
-`index` makes a folder of a million small objects: seconds from opening it
-to the first hit of a load and to the whole index, and bytes of the process's memory an object. `manager` gives what the
-engine's thread pays a block of 16 tokens, in microseconds of its own CPU time, beside copying: a place that does
-nothing, 2,000 blocks.
+preadv of the same files, NIXL's POSIX plug-in beside folders with io=plain and io=nixl (`nixl`, where it is installed),
+`set` and `get` of redis-py, `put` and `get` of obstore (against moto's server, so that row says what a tier adds, not
+what S3 gives), Mooncake's `put` and `get` over TCP. The best of the rounds counts, since other programs can only slow
+them down. `peer` is a process that serves a folder; its plain call is a bare socket to a process that writes and reads
+files. ratio: the tier's speed over the plain call's, which has one thread; the tier has one, and its usual two.
+`index` makes a folder of a million small objects: seconds from opening it to the first hit of a load and to the whole
+index, and bytes of the process's memory an object. `manager` gives what the engine's thread pays a block of 16 tokens,
+in microseconds of its own CPU time, beside copying: a place that does nothing, 2,000 blocks.
 """
 
 from __future__ import annotations
@@ -174,8 +173,12 @@ def nixl_files(folder: Path) -> Callable[..., Seconds]:
 
 def nixl(folder: Path) -> None:
     (folder / "plain").mkdir()
-    tiers = both(lambda threads: FileTier(folder / f"tier{threads}", 2**33, num_threads=threads))
-    compare("nixl", tiers, nixl_files(folder / "plain"), 15)
+
+    def tiers(io: str) -> dict[str, WorkingTier]:
+        made = both(lambda threads: FileTier(folder / f"{io}{threads}", 2**33, io=io, num_threads=threads))
+        return {f"{io}, {name}": tier for name, tier in made.items()}
+
+    compare("nixl", tiers("plain") | tiers("nixl"), nixl_files(folder / "plain"), 15)
 
 
 def redis(folder: Path) -> None:

@@ -298,7 +298,7 @@ OUTSIDE = {
     "storage": {"numpy", "torch"},
     "wire": {"numpy"},
     "steps": set(),
-    "tiers": {"numpy", "xxhash", "redis", "obstore", "mooncake", "torch"},
+    "tiers": {"numpy", "xxhash", "redis", "obstore", "mooncake", "nixl", "torch"},
     "fleet": {"numpy", "ray"},
     "events": {"numpy", "librt", "mypy_extensions", "msgspec", "zmq"},
 }

@@ -19,11 +19,13 @@ import pytest
 
 from blockyard import CacheSalt, InvalidArgument, LoRA, Span
 from blockyard.tiers import Cause, FileTier, Header, Job, NameChain, PlaceError, Tier, files, layout_id, object_names
+from blockyard.tiers.file_io import PlainIO
 from blockyard.tiers.header import PAGE_BYTES, VERSION
 from blockyard.wire.message import pack
 
 from ..support.patience import wait_until
 from ..support.places import ROOT, child_environment
+from .servers import missing_for_nixl
 from .support import (
     LAYOUT,
     OTHER_LAYOUT,
@@ -40,10 +42,13 @@ from .support import (
     wait_for,
 )
 
+#: What moves the bytes of a file; tests/tiers/test_servers.py tells where NIXL is missing.
+IOS = ["plain"] if missing_for_nixl() else ["plain", "nixl"]
 
-@pytest.fixture
-def tier(tmp_path: Path) -> Iterator[FileTier]:
-    made = FileTier(tmp_path, 2**30)
+
+@pytest.fixture(params=IOS)
+def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileTier]:
+    made = FileTier(tmp_path, 2**30, io=request.param)
     yield made
     assert made.close()
     made.check()
@@ -308,7 +313,7 @@ def test_what_a_killed_process_left_is_removed_and_a_live_one_keeps_its_own(tier
     left = tmp_path / "new" / "left"
     left.write_bytes(b"half")
     with tier._folders() as folders:
-        name, file = files._new_file(folders, [b"mine"])
+        name, file = files._new_file(folders, [b"mine"], PlainIO())
         second = FileTier(tmp_path, 2**30)
         wait_until(lambda: not left.exists())
         assert (tmp_path / "new" / name).exists()
@@ -608,7 +613,7 @@ from pathlib import Path
 from blockyard.tiers import FileTier
 from tests.tiers.support import load, store
 folder = Path(sys.argv[1])
-tier = FileTier(folder, 2**30)
+tier = FileTier(folder, 2**30, io={io!r})
 assert store(tier, [1]).is_done
 {fault}
 outcome = store(tier, [2, 4])
@@ -624,15 +629,16 @@ LARGEST = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, r
 NOBODY = "import os; os.chmod(folder / 'new', 0o{mode}); os.getuid() or os.seteuid({user})"
 
 
-def said_by(folder: Path, fault: str, mended: str) -> str:
-    command = [sys.executable, "-W", "ignore", "-c", STORES.format(fault=fault, mended=mended), str(folder)]
+def said_by(folder: Path, fault: str, mended: str, io: str = "plain") -> str:
+    command = [sys.executable, "-W", "ignore", "-c", STORES.format(fault=fault, mended=mended, io=io), str(folder)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=child_environment())
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
 
 
-def test_a_file_that_must_not_grow(tmp_path: Path) -> None:
-    said = said_by(tmp_path, LARGEST.format(size=10_000), LARGEST.format(size=2**30))
+@pytest.mark.parametrize("io", IOS)
+def test_a_file_that_must_not_grow(tmp_path: Path, io: str) -> None:
+    said = said_by(tmp_path, LARGEST.format(size=10_000), LARGEST.format(size=2**30), io)
     assert said == "FULL []"
 
 
@@ -655,12 +661,13 @@ def test_permission_lost_while_it_runs(tmp_path: Path) -> None:
     assert said == "DENIED []"
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+@pytest.mark.parametrize("io", IOS)
+def test_a_full_disk(tmp_path: Path, io: str) -> None:
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(tmp_path)], capture_output=True)
     if mounted.returncode:
         pytest.skip("a small file system cannot be mounted here")
     try:
         fault = "(folder / 'filler').write_bytes(bytes(48 * 1024))"
-        assert said_by(tmp_path, fault, "(folder / 'filler').unlink()") == "FULL []"
+        assert said_by(tmp_path, fault, "(folder / 'filler').unlink()", io) == "FULL []"
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)

@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import require_int
+from ..arguments import require_int, shown
 from ..errors import InvalidArgument
-from .header import PAGE_BYTES, BadObject, Header
+from .file_io import PlainIO
+from .header import PAGE_BYTES, BadObject, Checksum, Header, in_runs
 from .index import ObjectIndex
 from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
 from .worker import PlaceError, Task, WorkingTier
@@ -40,8 +41,6 @@ _FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
 _JOBS_A_LOOK = 64
 #: Objects that are noted at once, so that other threads run between.
 _A_GO = 2048
-#: Pieces of a payload in one call of the system.
-_MOST_PIECES = 512
 
 
 class FileTier(WorkingTier):
@@ -49,8 +48,9 @@ class FileTier(WorkingTier):
 
     max_bytes: the budget of payloads; the objects that `eviction_policy` names go where it is reached. Each engine
     keeps the budget for all that it knows to be in the folder. reads_folder: False where it need know only what it is
-    asked about, as a tool. more: see `WorkingTier`.
-    Raises `InvalidArgument` where the folder cannot be made or is no folder.
+    asked about, as a tool. io: "plain", the system's own calls, or "nixl", NIXL's POSIX plug-in; the bytes are the
+    same, so a folder may be used by both. more: see `WorkingTier`.
+    Raises `InvalidArgument` where the folder cannot be made or is no folder, and `MissingExtra` where there is no NIXL.
     """
 
     def __init__(
@@ -59,9 +59,11 @@ class FileTier(WorkingTier):
         max_bytes: int,
         eviction_policy: str = "lru",
         reads_folder: bool = True,
+        io: str = "plain",
         **more: Any,
     ) -> None:
         budget = require_int("max_bytes", max_bytes, 1, 2**60)
+        self._io = _io_of(io)
         self._root = Path(folder).resolve()
         try:
             with self._folders() as folders:
@@ -105,7 +107,7 @@ class FileTier(WorkingTier):
         with self._folders() as folders:
             try:
                 for position in positions:
-                    written.append(_new_file(folders, task.pieces(position)))
+                    written.append(_new_file(folders, task.pieces(position), self._io))
                 for name, (temporary, _) in zip(names, written, strict=True):
                     _publish(folders, temporary, name)
                     published += 1
@@ -127,10 +129,11 @@ class FileTier(WorkingTier):
                 task.require(position, header)
                 if os.fstat(file).st_size != PAGE_BYTES + header.length:
                     raise BadObject(Cause.TRUNCATED)
-                parts = task.parts[position]
-                for first in range(0, len(parts), _MOST_PIECES):
-                    _read_all(file, parts[first : first + _MOST_PIECES])
-                header.require_payload(parts)
+                at, whole = PAGE_BYTES, Checksum()
+                for some in in_runs(task.parts[position], self._io.read_bytes):
+                    self._io.read(file, some, at)
+                    at += whole.add(some)
+                header.require_checksum(whole)
                 with suppress(OSError):
                     os.utime(file)  # the order of last use, for the next start
         finally:
@@ -276,7 +279,7 @@ class FileTier(WorkingTier):
     def put(self, name: bytes, data: bytes) -> None:
         """Write a whole file. Raises `PlaceError`."""
         with self._errors(), self._folders() as folders:
-            temporary, file = _new_file(folders, [data])
+            temporary, file = _new_file(folders, [data], self._io)
             try:
                 _publish(folders, temporary, name)
             finally:
@@ -324,19 +327,28 @@ class _Folders:
             return os.open(path[-1], _FOLDER, dir_fd=above)
 
 
-def _new_file(folders: _Folders, pieces: Sequence[bytes | memoryview]) -> tuple[str, int]:
+def _new_file(folders: _Folders, pieces: Sequence[bytes | memoryview], io: PlainIO) -> tuple[str, int]:
     """Write a file under `new`; returns its name and its open descriptor, which holds the lock."""
     name = os.urandom(NAME_BYTES).hex()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.open(name, flags, 0o666, dir_fd=folders.of("new", makes=True))
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for first in range(0, len(pieces), _MOST_PIECES):
-            _write_all(file, pieces[first : first + _MOST_PIECES])
+        io.write(file, pieces)
     except BaseException:
         _end_files(folders, [(name, file)])
         raise
     return name, file
+
+
+def _io_of(name: str) -> PlainIO:
+    if name == "nixl":
+        from .nixl import NixlIO
+
+        return NixlIO()
+    if name != "plain":
+        raise InvalidArgument(f"io is {shown(name)}; it must be plain or nixl")
+    return PlainIO()
 
 
 def _publish(folders: _Folders, temporary: str, name: bytes) -> None:
@@ -366,29 +378,3 @@ def _name_of(text: str, key: str) -> bytes | None:
     except ValueError:
         return None
     return name if name.hex() == text else None
-
-
-def _write_all(file: int, pieces: Sequence[bytes | memoryview]) -> None:
-    """Write pieces one after another, however little the system takes at once."""
-    left = [memoryview(piece) for piece in pieces]
-    while left:
-        left = _rest(left, os.writev(file, left))
-
-
-def _read_all(file: int, parts: Sequence[memoryview]) -> None:
-    """Fills the pieces one after another. Raises `BadObject` where the file ends before."""
-    left = list(parts)
-    while left:
-        count = os.readv(file, left)
-        if count == 0:
-            raise BadObject(Cause.TRUNCATED)
-        left = _rest(left, count)
-
-
-def _rest(pieces: list[memoryview], count: int) -> list[memoryview]:
-    """Returns what of the pieces comes after the first `count` bytes."""
-    place = 0
-    while place < len(pieces) and count >= len(pieces[place]):
-        count -= len(pieces[place])
-        place += 1
-    return [pieces[place][count:], *pieces[place + 1 :]] if place < len(pieces) else []

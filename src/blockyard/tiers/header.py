@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from typing import Any
@@ -36,6 +36,9 @@ except ImportError as error:
 VERSION = 2
 PAGE_BYTES = 4096
 _KIND = "object"
+#: A page's message is shorter than this; zeros follow, which are compared faster than they are counted.
+_TEXT_BYTES = 512
+_NO_TEXT = bytes(PAGE_BYTES - _TEXT_BYTES)
 
 
 class BadObject(Exception):
@@ -67,7 +70,8 @@ class Header:
         if len(page) < PAGE_BYTES:
             raise BadObject(Cause.TRUNCATED)
         try:
-            fields = Message.of(page.rstrip(b"\0")).require(_KIND).fields
+            text = page[:_TEXT_BYTES] if page[_TEXT_BYTES:] == _NO_TEXT else page
+            fields = Message.of(text.rstrip(b"\0")).require(_KIND).fields
             if fields["version"] != VERSION:
                 raise BadObject(Cause.OTHER_VERSION)
             parts = [bytes.fromhex(fields[name]) for name in ("name", "tokens", "layout", "checksum")]
@@ -93,20 +97,52 @@ class Header:
 
     def require_payload(self, parts: Sequence[memoryview]) -> None:
         """Raise `BadObject` unless these are the payload's bytes. O(bytes)."""
-        if sum(len(part) for part in parts) != self.length:
+        whole = Checksum()
+        if whole.add(parts) != self.length:
             raise BadObject(Cause.TRUNCATED)
-        if checksum_of(parts) != self.checksum:
+        self.require_checksum(whole)
+
+    def require_checksum(self, whole: Checksum) -> None:
+        """Raise `BadObject` unless this is the checksum of the payload."""
+        if whole.digest() != self.checksum:
             raise BadObject(Cause.DAMAGED)
+
+
+class Checksum:
+    """This takes the checksum of bytes that come one after another: XXH3, 128 bits."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128()
+        self.digest = self._state.digest
+
+    def add(self, parts: Sequence[memoryview]) -> int:
+        """Take in the bytes that come next; returns how many. O(bytes)."""
+        for part in parts:
+            self._state.update(part)
+        return sum(map(len, parts))
 
 
 def checksum_of(parts: Sequence[memoryview]) -> bytes:
     """Returns the checksum of bytes that lie in one piece or in several: XXH3, 128 bits. O(bytes)."""
-    if len(parts) == 1:
-        return xxhash.xxh3_128_digest(parts[0])
-    whole = xxhash.xxh3_128()
-    for part in parts:
-        whole.update(part)
+    whole = Checksum()
+    whole.add(parts)
     return whole.digest()
+
+
+def in_runs(parts: Sequence[memoryview], most: int) -> Iterator[list[memoryview]]:
+    """Goes over pieces in runs of at most so many bytes, cut where a run is full. O(pieces and runs)."""
+    run: list[memoryview] = []
+    left = most
+    for part in parts:
+        first = 0
+        while len(part) - first >= left:
+            yield [*run, part[first : first + left]]
+            first, left, run = first + left, most, []
+        if first < len(part):
+            run.append(part[first:] if first else part)
+            left -= len(part) - first
+    if run:
+        yield run
 
 
 def require_whole(data: memoryview, name: bytes | None = None) -> Header:
