@@ -39,6 +39,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
 #: Jobs between two looks at one of the 256 folders, for what others stored or removed.
 _JOBS_A_LOOK = 64
+#: Folders of objects that a load has open at once.
+_MOST_FOLDERS = 64
 #: Objects that are noted at once, so that other threads run between.
 _A_GO = 2048
 
@@ -121,13 +123,15 @@ class FileTier(WorkingTier):
     # Reading.
 
     def _read(self, task: Task, position: int) -> None:
-        with self._folders() as folders:
-            file = self._open(folders, task.job.names[position])
+        if position % _MOST_FOLDERS == 0:
+            self._let_go(task)
+            task.held = self._folders()
+        file, size = self._open(task.held, task.job.names[position])
         try:
             with self._errors():
                 header = Header.from_page(os.read(file, PAGE_BYTES))
                 task.require(position, header)
-                if os.fstat(file).st_size != PAGE_BYTES + header.length:
+                if size != PAGE_BYTES + header.length:
                     raise BadObject(Cause.TRUNCATED)
                 at, whole = PAGE_BYTES, Checksum()
                 for some in in_runs(task.parts[position], self._io.read_bytes):
@@ -139,8 +143,12 @@ class FileTier(WorkingTier):
         finally:
             os.close(file)
 
-    def _open(self, folders: _Folders, name: bytes) -> int:
-        """Open an object's file. Raises `BadObject` where there is none, or something else in its place."""
+    def _let_go(self, task: Task) -> None:
+        if task.held is not None:
+            task.held.close()
+
+    def _open(self, folders: _Folders, name: bytes) -> tuple[int, int]:
+        """Open an object's file; returns its size too. Raises `BadObject` where there is none, or something else."""
         key = name.hex()
         try:
             file = os.open(key, _READ, dir_fd=folders.of("objects", key[:2]))
@@ -151,10 +159,11 @@ class FileTier(WorkingTier):
                 raise BadObject(Cause.DAMAGED) from None
             with self._errors():
                 raise
-        if not stat.S_ISREG(os.fstat(file).st_mode):
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
             os.close(file)
             raise BadObject(Cause.DAMAGED)
-        return file
+        return file, found.st_size
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
         sizes: list[int] = []
@@ -262,10 +271,11 @@ class FileTier(WorkingTier):
             return self._got(folders, name, num_bytes)
 
     def _got(self, folders: _Folders, name: bytes, num_bytes: int | None) -> bytes:
-        with self._errors(), open(self._open(folders, name), "rb", buffering=0) as file:
+        opened, size = self._open(folders, name)
+        with self._errors(), open(opened, "rb", buffering=0) as file:
             if num_bytes is not None:
                 return file.read(num_bytes)
-            if os.fstat(file.fileno()).st_size > PAGE_BYTES + MAX_OBJECT_BYTES:
+            if size > PAGE_BYTES + MAX_OBJECT_BYTES:
                 raise BadObject(Cause.TRUNCATED)
             return file.readall()
 
@@ -300,6 +310,10 @@ class _Folders:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the folders; they are opened anew where one is asked for."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()

@@ -63,8 +63,6 @@ class MooncakeTier(WorkingTier):
         self._lent_bytes = require_int("lent_bytes", lent_bytes, 0, 2**50)
         self._admin_port = require_int("admin_port", admin_port, 1, LAST_PORT)
         self._client: Any = None
-        #: By a load's id: the pages of its objects that have come, and Mooncake's numbers.
-        self._come: dict[int, tuple[list[bytearray], list[int]]] = {}
         self._connecting = threading.Lock()
         super().__init__(f"mooncake://{self._host}:{self._port}", ObjectIndex(2**60, max_known), **more)
         self._start()
@@ -111,10 +109,10 @@ class MooncakeTier(WorkingTier):
 
     def _read(self, task: Task, position: int) -> None:
         """Takes an object where it belongs; those of a task come in one call, with its first."""
-        pages, codes = self._come.pop(task.job.id) if task.job.id in self._come else self._come_all(task)
+        if position == 0:
+            task.held = self._come_all(task)
+        pages, codes = task.held
         name, size = task.job.names[position], PAGE_BYTES + task.length(position)
-        if position + 1 < len(codes):
-            self._come[task.job.id] = pages, codes
         if codes[position] in (_LARGER, _FAILED):
             return task.fill(position, memoryview(self.get(name, size + 1)))
         if _require_there(codes[position]) != size:
@@ -123,13 +121,8 @@ class MooncakeTier(WorkingTier):
         task.require(position, header)
         return header.require_payload(task.parts[position])
 
-    def _load_all(self, task: Task) -> dict[int, Cause]:
-        try:
-            return super()._load_all(task)
-        finally:
-            self._come.pop(task.job.id, None)
-
     def _come_all(self, task: Task) -> tuple[list[bytearray], list[int]]:
+        """Returns the pages of all objects, which come where they belong, and Mooncake's numbers."""
         pages = [bytearray(PAGE_BYTES) for _ in task.parts]
         some = _addresses([[page, *parts] for page, parts in zip(pages, task.parts, strict=True)])
         return pages, self._connected().batch_get_into_multi_buffers([_key(name) for name in task.job.names], *some)

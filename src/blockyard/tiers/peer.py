@@ -57,8 +57,6 @@ class PeerTier(WorkingTier):
         self._address = host_and_port("url", url, "peer:")
         self._timeout = timeout
         self._idle: list[SocketConnection] = []
-        #: By a load's id: the connection on which its objects up to this position are asked for.
-        self._ahead: dict[int, tuple[SocketConnection, int]] = {}
         super().__init__(url, ObjectIndex(2**60, max_known), **more)
         self._start()
 
@@ -70,9 +68,9 @@ class PeerTier(WorkingTier):
         return has_ended
 
     def _begin_in_child(self) -> None:
+        _inherited.extend([*self._idle, *(task.held[0] for task in self._running.values() if task.held)])
         super()._begin_in_child()
-        _inherited.extend([*self._idle, *(connection for connection, _ in self._ahead.values())])
-        self._idle, self._ahead = [], {}
+        self._idle = []
 
     def _ask(
         self, kind: str, take: _Take | None = None, body: _Pieces = (), **fields: Any
@@ -145,10 +143,11 @@ class PeerTier(WorkingTier):
         return self._timeout + most / _LEAST_SPEED
 
     def _read(self, task: Task, position: int) -> None:
-        """Receives an object where it belongs; the next ones of the task are asked for before. Of one that is larger
-        than is wanted a byte more comes, and no more."""
+        """Receives an object where it belongs; the next ones of the task are asked for before, on the connection that
+        is held with their end. Of one that is larger than is wanted a byte more comes, and no more."""
         names, headers = task.job.names, list[Header]()
-        asked, stop = self._ahead.pop(task.job.id, (None, min(position + _MOST_AHEAD, len(names))))
+        asked, stop = task.held or (None, min(position + _MOST_AHEAD, len(names)))
+        task.held = None
 
         def place(page: bytearray, num_left: int) -> list[memoryview]:
             headers.append(Header.from_page(bytes(page)))
@@ -170,19 +169,16 @@ class PeerTier(WorkingTier):
 
         def keep(connection: SocketConnection) -> None:
             if position + 1 < stop:
-                self._ahead[task.job.id] = connection, stop
+                task.held = connection, stop
             else:
                 self._idle.append(connection)
 
         self._told(send, take, keep, asked)
         headers[0].require_payload(task.parts[position])
 
-    def _load_all(self, task: Task) -> dict[int, Cause]:
-        try:
-            return super()._load_all(task)
-        finally:
-            if task.job.id in self._ahead:  # some were asked for, and are not read
-                self._ahead.pop(task.job.id)[0].close()
+    def _let_go(self, task: Task) -> None:
+        if task.held:  # some were asked for, and are not read
+            task.held[0].close()
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
         sizes: list[int] = []

@@ -59,6 +59,8 @@ class Task:
     parts: list[list[memoryview]]
     since: float
     begun: float = 0.0
+    #: What the place keeps from one object of a load to the next.
+    held: Any = None
     #: Of its one object, where the object came with it.
     known_header: Header | None = None
     lengths: list[int] = field(init=False)
@@ -169,6 +171,9 @@ class WorkingTier:
     def _read(self, task: Task, position: int) -> None:
         """Load an object into its buffer. Raises `BadObject` for a miss."""
         raise NotImplementedError
+
+    def _let_go(self, task: Task) -> None:
+        """End what `_read` left in `task.held`; called once all objects of a load were read, or are not read."""
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
         """Returns the bytes of each object in the place, up to the first that is not there."""
@@ -396,15 +401,17 @@ class WorkingTier:
         """Load each object of a task; returns the causes of those that miss."""
         causes: dict[int, Cause] = {}
         names = task.job.names
-        for position, name in enumerate(names):
-            try:
-                self._read(task, position)
-            except BadObject as error:
-                causes[position] = self._missed(name, error.cause)
-            except PlaceError as error:
-                _log.warning("tier %s: %s", self.name, error)
-                causes.update(dict.fromkeys(range(position, len(names)), error.cause))
-                break
+        try:
+            for position, name in enumerate(names):
+                try:
+                    self._read(task, position)
+                except BadObject as error:
+                    causes[position] = self._missed(name, error.cause)
+        except PlaceError as error:
+            _log.warning("tier %s: %s", self.name, error)
+            causes.update(dict.fromkeys(range(position, len(names)), error.cause))
+        finally:
+            self._let_go(task)
         if causes:
             _clear_all(task)
         else:

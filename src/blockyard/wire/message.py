@@ -153,7 +153,7 @@ def _items(data: memoryview, count: int) -> tuple[npt.NDArray[np.int32], list[in
 
 def _fields(header: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(header)
+        fields = json.loads(header.decode())
     except (ValueError, RecursionError):
         raise InvalidArgument(f"message has the fields {shown(header)}; JSON is needed") from None
     if not isinstance(fields, dict):
