@@ -118,7 +118,7 @@ interop-tiers: $(VENV)/built $(VENV)/tiers
 $(VENV)/tiers: $(VENV)/installed
 	command -v redis-server || echo "redis-server is missing (Debian: apt-get install redis-server); its tests are skipped"
 	ldconfig -p | grep -q librdmacm || echo "Mooncake's tests are skipped (Debian: apt-get install libibverbs1 librdmacm1 libnuma1)"
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "redis>=5" "hiredis>=3.2" "obstore>=0.6" "moto[server]>=5" nixl==1.5.1 mooncake-transfer-engine-non-cuda==0.3.13.post1
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "redis>=5.3" "hiredis>=3.2" "obstore>=0.6" "moto[server]>=5" nixl==1.5.1 mooncake-transfer-engine-non-cuda==0.3.13.post1
 	touch $@
 
 # LMCache's own storage manager on our tiers.

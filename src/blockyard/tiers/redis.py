@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import InvalidArgument, MissingExtra
-from .header import PAGE_BYTES, BadObject
+from .header import PAGE_BYTES, BadObject, Checksum, Header, in_runs
 from .index import ObjectIndex
 from .tier import NAME_BYTES, Cause
 from .worker import PlaceError, Task, WorkingTier
@@ -24,6 +24,8 @@ except ImportError as error:
     raise MissingExtra("blockyard.tiers.RedisTier needs redis: pip install 'blockyard[redis]'") from error
 
 _PREFIX = b"blockyard:"
+#: How the server says that there is no such value.
+_NOTHING = b"$0\r\n\r\n"
 #: Keys in one command.
 _A_GO = 1000
 _DENIED = (AuthenticationError, NoPermissionError)
@@ -71,10 +73,48 @@ class RedisTier(WorkingTier):
         self._client.close()
         return has_ended
 
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """Lends a connection of the client's: what is sent and received by it is copied by nobody."""
+        pool = self._client.connection_pool
+        connection = pool.get_connection()
+        try:
+            yield connection
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
+
     def _read(self, task: Task, position: int) -> None:
-        # One byte more than is wanted: whatever a value's size, no more of it comes here.
-        data = self.get(task.job.names[position], PAGE_BYTES + task.length(position) + 1)
-        task.fill(position, memoryview(data))
+        """Receives an object where it belongs. Of one that is larger than is wanted a byte more comes, and no more."""
+        name, size = task.job.names[position], PAGE_BYTES + task.length(position)
+        with self._errors(), self._connection() as connection:
+            connection.send_command("GETRANGE", _key(name), 0, size)
+            begin = b"$%d\r\n" % size
+            page = memoryview(bytearray(len(begin) + PAGE_BYTES))
+            other = _received(connection, page, begin)
+            if not other:
+                header, whole = Header.from_page(bytes(page[len(begin) :])), Checksum()
+                task.require(position, header)
+                for run in in_runs(task.parts[position]):
+                    for part in run:
+                        _received(connection, part)
+                    whole.add(run)
+                _received(connection, page[:2])
+                return header.require_checksum(whole)
+            if other != _NOTHING:
+                connection.disconnect()
+        if other == _NOTHING:
+            raise BadObject(Cause.ABSENT)
+        return task.fill(position, memoryview(self.get(name, size + 1)))
+
+    def _put_pieces(self, name: bytes, pieces: Sequence[bytes | memoryview]) -> None:
+        with self._errors(), self._connection() as connection:
+            key, size = _key(name), sum(map(len, pieces))
+            begin = b"*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (len(key), key, size)
+            connection.send_packed_command([begin, *pieces, b"\r\n"])
+            connection.read_response()
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
         with self._errors(), self._client.pipeline(transaction=False) as pipeline:
@@ -120,8 +160,20 @@ class RedisTier(WorkingTier):
 
     def put(self, name: bytes, data: bytes) -> None:
         """Write a whole value. Raises `PlaceError`."""
-        with self._errors():
-            self._client.set(_key(name), data)
+        self._put_pieces(name, [data])
+
+
+def _received(connection: Any, buffer: memoryview, begin: bytes = b"") -> bytes:
+    """Fills a buffer with what comes; returns nothing, or what came where it begins in another way than it must."""
+    count = 0
+    while count < len(buffer):
+        num_bytes = connection._sock.recv_into(buffer[count:])
+        if num_bytes == 0:
+            raise ConnectionError("the server has closed the connection")
+        count += num_bytes
+        if buffer[: min(count, len(begin))] != begin[:count]:
+            return bytes(buffer[:count])
+    return b""
 
 
 def _shown_url(url: str) -> str:
