@@ -70,7 +70,7 @@ def test_context_parallel_agrees_with_generate(name: str, size: int, interleave:
     assert engine.cache.config.hit_alignment == 4 * size
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5", "olmo_hybrid"])
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5", "olmo_hybrid", "kimi_linear"])
 def test_tensor_parallel_agrees_with_generate(name: str) -> None:
     require_answers(name, "tensor_parallel", 2)
 
