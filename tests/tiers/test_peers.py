@@ -23,14 +23,15 @@ from blockyard.wire.message import Message, pack
 from ..support.patience import PATIENCE_SECONDS, wait_until
 from .servers import free_port, peer_place
 from .support import known, load, load_job, name_of, require_right, size_of, store, store_job, wait_for
+from .test_files import path_of
 
 
 @contextmanager
-def served(folder: Path, max_bytes: int = 2**30, **more: int) -> Iterator[PeerTier]:
+def served(folder: Path, max_bytes: int = 2**30, timeout: float = 5.0, **more: int) -> Iterator[PeerTier]:
     """A tier over a server of this process."""
     files, address = FileTier(folder, max_bytes), f"127.0.0.1:{free_port()}"
     server = PeerServer(files, address, **more)
-    tier = PeerTier(f"peer:{address}")
+    tier = PeerTier(f"peer:{address}", timeout)
     try:
         yield tier
         files.check()
@@ -74,7 +75,8 @@ def framed(data: bytes, length: int | None = None) -> bytes:
     return struct.pack("<Q", len(data) if length is None else length) + data
 
 
-ANSWER = pack("answer", {"cause": "", "has_bytes": True})
+#: To the first question on a connection.
+ANSWER = pack("answer", {"cause": "", "has_bytes": True, "number": 0})
 LIES = {
     "silent": b"",
     "half an answer": framed(ANSWER)[:20],
@@ -83,10 +85,12 @@ LIES = {
     "no message": framed(b"hello"),
     "another message": framed(pack("hello", {})),
     "another version": framed(ANSWER[:4] + b"\x09" + ANSWER[5:]),
-    "no cause": framed(pack("answer", {"cause": "nosuch"})),
-    "a cause that is none": framed(pack("answer", {"cause": [1]})),
+    "no cause": framed(pack("answer", {"cause": "nosuch", "number": 0})),
+    "a cause that is none": framed(pack("answer", {"cause": [1], "number": 0})),
     "an answer without fields": framed(pack("answer", {})),
-    "neither bytes nor a cause": framed(pack("answer", {"cause": "", "has_bytes": False})),
+    "an answer to another question": framed(pack("answer", {"cause": "", "has_bytes": True, "number": 1})),
+    "an answer without fields but its number": framed(pack("answer", {"number": 0})),
+    "neither bytes nor a cause": framed(pack("answer", {"cause": "", "has_bytes": False, "number": 0})),
 }
 
 
@@ -110,7 +114,7 @@ def test_a_peer_that_stops_or_lies_is_a_miss_with_a_bound(lie: str, caplog: pyte
 
 @pytest.mark.parametrize("told", [{}, {"sizes": 5}, {"sizes": None}])
 def test_a_peer_that_tells_no_sizes_has_nothing(told: dict[str, object], caplog: pytest.LogCaptureFixture) -> None:
-    with liar(lambda made, _: made.sendall(framed(pack("answer", {"cause": "", **told})))) as url:
+    with liar(lambda made, _: made.sendall(framed(pack("answer", {"cause": "", "number": 0, **told})))) as url:
         tier = PeerTier(url, timeout=PATIENCE_SECONDS)
         assert known(tier, [4]) == 0
         assert tier.close()
@@ -150,6 +154,96 @@ def test_what_a_peer_sends_is_verified(data: bytes, cause: Cause) -> None:
         tier = PeerTier(url, timeout=PATIENCE_SECONDS)
         assert load(tier, [4]) == {4: cause}
         assert tier.close()
+
+
+class Twice:
+    """A connection on which every answer is given twice."""
+
+    def __init__(self, connection: SocketConnection) -> None:
+        self.connection = connection
+        self.answer: list[bytes] = []
+
+    def recv_bytes(self, most: int) -> bytearray:
+        return self.connection.recv_bytes(most)
+
+    def send_bytes(self, message: bytes) -> None:
+        self.answer.append(message)
+        if len(self.answer) == 2 or not Message.of(message).fields["has_bytes"]:
+            for each in 2 * self.answer:
+                self.connection.send_bytes(each)
+            self.answer = []
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class TwiceServer(PeerServer):
+    def _serve(self, connection: SocketConnection) -> None:
+        super()._serve(Twice(connection))  # type: ignore[arg-type]
+
+
+def test_a_peer_that_answers_twice_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No object goes on the word of a connection that is out of step; it is closed, and the next one is asked anew."""
+    files, address = FileTier(tmp_path, 2**30), f"127.0.0.1:{free_port()}"
+    numbers = list(range(1, 9))
+    assert store(files, numbers).is_done
+    server, tier = TwiceServer(files, address), PeerTier(f"peer:{address}", num_threads=1)
+    made: list[SocketConnection] = []
+    connect = tier._connect
+    monkeypatch.setattr(tier, "_connect", lambda: made.append(connect()) or made[-1])
+    for number in numbers:
+        assert load(tier, [number]) == {}
+    num_made = len(made)
+    assert num_made <= len(numbers)
+    causes = load(tier, numbers)
+    assert set(causes.values()) == {Cause.UNREACHABLE}
+    assert len(made) <= num_made + 2
+    assert store(tier, [9]).is_done
+    assert known(tier, numbers) == len(numbers)
+    assert tier.close()
+    server.close()
+    assert sorted(files.names()) == sorted(map(name_of, [*numbers, 9]))
+    assert load(files, [*numbers, 9]) == {}
+    assert files.close()
+
+
+def test_bad_objects_cost_a_load_no_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = list(range(1, 13))
+    with served(tmp_path) as tier:
+        assert store(tier, numbers).is_done
+        kept = path_of(tmp_path, 9).read_bytes()
+        for number in numbers[:9]:
+            data, path = bytearray(path_of(tmp_path, number).read_bytes()), path_of(tmp_path, number)
+            data[(100, 4000, -1)[number % 3]] ^= 1
+            path.write_bytes((data, data + b"longer", data[: len(data) // 2], data[:-1])[number % 4])
+        path_of(tmp_path, 10).write_bytes(kept)
+        made: list[None] = []
+        connect = tier._connect
+        monkeypatch.setattr(tier, "_connect", lambda: made.append(None) or connect())
+        causes = load(tier, numbers)
+        assert set(causes) == set(range(1, 11))
+        assert causes[10] is Cause.FOREIGN
+        assert Cause.UNREACHABLE not in causes.values()
+        assert len(made) <= 1  # the other thread's, which has the bad ones removed
+        wait_until(lambda: sorted(tier.names()) == sorted(map(name_of, (11, 12))))
+        assert load(tier, [11, 12]) == {}
+
+
+def test_a_load_ends_before_the_peer_has_removed_what_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, remove = threading.Event(), FileTier.remove
+
+    def held(self: FileTier, names: list[bytes]) -> None:
+        assert goes_on.wait(PATIENCE_SECONDS)
+        remove(self, names)
+
+    monkeypatch.setattr(FileTier, "remove", held)
+    with served(tmp_path, timeout=4 * PATIENCE_SECONDS) as tier:
+        assert store(tier, [1, 2]).is_done
+        path_of(tmp_path, 1).write_bytes(b"?" * 5000)
+        assert load(tier, [1, 2]) == {1: Cause.DAMAGED}
+        assert path_of(tmp_path, 1).exists()
+        goes_on.set()
+        wait_until(lambda: not path_of(tmp_path, 1).exists())
 
 
 def test_a_peer_that_was_stopped_is_a_miss_and_comes_back(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def _verify(tier: WorkingTier, options: argparse.Namespace) -> int:
         if wrong:
             print(f"{name.hex()}  {wrong}")
             if options.drop:
-                tier.remove([name])
+                tier.remove_bad([name])
     bad = counts.total() - counts[""]
     print(f"{counts['']} objects are right, {bad} are bad{' and removed' if bad and options.drop else ''}")
     return 1 if bad else 0

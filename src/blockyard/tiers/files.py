@@ -77,7 +77,7 @@ class FileTier(WorkingTier):
         super().__init__(f"file:{folder}", ObjectIndex(budget, 2**26, eviction_policy), **more)
         self._remove_leftovers()
         if reads_folder:
-            self._drops.append([])  # has a thread look into the folder at once
+            self._drops.append(([], False))  # has a thread look into the folder at once
         self._start()
 
     @contextmanager

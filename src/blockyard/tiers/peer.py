@@ -7,16 +7,19 @@
                          ◀─────── answer  the cause of a miss, or how many bytes come; then these
     put(name)            ───────▶         and then the object
     sizes, remove(names) ───────▶
+    remove_bad(names)    ───────▶         removes those that it finds bad itself
     names()              ───────▶
 
 What comes is what lies in the peer's place, page and payload. The one who asked verifies it, as of any other place; the
-one who is given an object to keep verifies it too. Between machines there is no password and no encryption.
+one who is given an object to keep verifies it too. Questions are numbered, and an answer has its question's number: a
+connection that brings another one is out of step, and closed. Between machines there is no password and no encryption.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidArgument, PeerMismatch
@@ -40,8 +43,37 @@ _A_GO = 1000
 _MOST_AHEAD = 64
 _Take = Callable[[SocketConnection], Any]
 _Pieces = Sequence[bytes | memoryview]
+
+
+class _OutOfStep(ConnectionLost):
+    """This says that an answer is to another question than the one that was asked."""
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """A line is a connection that counts: an answer has the number of its question."""
+
+    connection: SocketConnection
+    num_asked: int = 0
+    num_told: int = 0
+
+    def ask(self, kind: str, fields: dict[str, Any], body: _Pieces = ()) -> None:
+        self.connection.send_bytes(pack(kind, {**fields, "number": self.num_asked}))
+        self.num_asked += 1
+        if body:
+            self.connection.send_pieces(body)
+
+    def fields(self, answer: bytearray) -> dict[str, Any]:
+        """Reads the next answer. Raises `PeerMismatch`, `_OutOfStep`."""
+        fields = Message.of(answer).require("answer").fields
+        if fields.get("number") != self.num_told:
+            raise _OutOfStep("an answer came that is to another question")
+        self.num_told += 1
+        return fields
+
+
 #: Connections of a process that forked this one: they are its own, and are not shut down here.
-_inherited: list[SocketConnection] = []
+_inherited: list[_Line] = []
 
 
 class PeerTier(WorkingTier):
@@ -56,7 +88,7 @@ class PeerTier(WorkingTier):
     def __init__(self, url: str, timeout: float = 5.0, max_known: int = 2**20, **more: Any) -> None:
         self._address = host_and_port("url", url, "peer:")
         self._timeout = timeout
-        self._idle: list[SocketConnection] = []
+        self._idle: list[_Line] = []
         super().__init__(url, ObjectIndex(2**60, max_known), **more)
         self._start()
 
@@ -64,7 +96,7 @@ class PeerTier(WorkingTier):
         """End the threads and the connections. See `Tier.close`."""
         has_ended = super().close(timeout)
         while self._idle:
-            self._idle.pop().close()
+            self._idle.pop().connection.close()
         return has_ended
 
     def _begin_in_child(self) -> None:
@@ -77,50 +109,47 @@ class PeerTier(WorkingTier):
     ) -> tuple[dict[str, Any], Any]:
         """Ask the peer; returns the fields of its answer, what `take` makes of the message behind. See `_told`."""
 
-        def send(connection: SocketConnection) -> None:
-            connection.send_bytes(pack(kind, fields))
-            if body:
-                connection.send_pieces(body)
-
-        return self._told(send, take, self._idle.append)
+        return self._told(lambda line: line.ask(kind, fields, body), take, self._idle.append)
 
     def _told(
         self,
-        send: Callable[[SocketConnection], None],
+        send: Callable[[_Line], None],
         take: _Take | None,
-        keep: Callable[[SocketConnection], None],
-        asked: SocketConnection | None = None,
+        keep: Callable[[_Line], None],
+        asked: _Line | None = None,
+        may_move: bool = True,
     ) -> tuple[dict[str, Any], Any]:
         """Take an answer from `asked`, or send on another connection first; `keep` gets what is sound then.
 
-        A connection that has waited may have been closed meanwhile, which says nothing of the peer: then another one is
-        made, once. Raises `BadObject` for a miss, `PlaceError`.
+        A connection that has waited may have been closed meanwhile, or be out of step, which says nothing of the peer:
+        then another one is made, once, if it may move. Raises `BadObject` for a miss, `PlaceError`.
         """
         while True:
-            connection, is_new = asked, False
-            if connection is None:
+            line, is_new = asked, False
+            if line is None:
                 try:
-                    connection = self._idle.pop()
+                    line = self._idle.pop()
                 except IndexError:
-                    connection, is_new = self._connect(), True
+                    line, is_new = _Line(self._connect()), True
+            connection = line.connection
             try:
                 if asked is None:
-                    send(connection)
-                answer = Message.of(self._received(connection, MOST_ASKED_BYTES)).require("answer").fields
+                    send(line)
+                answer = line.fields(self._received(connection, MOST_ASKED_BYTES))
                 data = take(connection) if take is not None and answer.get("has_bytes") else b""
                 cause = Cause(answer["cause"]) if answer["cause"] else None
                 if take is not None and cause is None and not answer.get("has_bytes"):
                     raise InvalidArgument("an answer has neither bytes nor a cause")
             except (ConnectionLost, InvalidArgument, PeerMismatch, KeyError, TypeError, ValueError) as error:
                 connection.close()
-                if is_new or not isinstance(error, ConnectionLost):
+                if is_new or not may_move or not isinstance(error, ConnectionLost):
                     raise PlaceError(Cause.UNREACHABLE, f"the peer: {error}") from None
                 asked = None
                 continue
             except BaseException:
                 connection.close()
                 raise
-            keep(connection)
+            keep(line)
             if cause is None:
                 return answer, data
             raise BadObject(cause) if answer.get("is_miss") else PlaceError(cause, answer.get("text"))
@@ -144,41 +173,49 @@ class PeerTier(WorkingTier):
 
     def _read(self, task: Task, position: int) -> None:
         """Receives an object where it belongs; the next ones of the task are asked for before, on the connection that
-        is held with their end. Of one that is larger than is wanted a byte more comes, and no more."""
-        names, headers = task.job.names, list[Header]()
-        asked, stop = task.held or (None, min(position + _MOST_AHEAD, len(names)))
+        is held with their end, and whether it is the load's second. Of one that is larger than is wanted a byte more
+        comes, and no more; of a bad one all comes too, so that the next ones can follow."""
+        names, parts, found = task.job.names, task.parts[position], list[Header | BadObject]()
+        asked, stop, has_moved = task.held or (None, min(position + _MOST_AHEAD, len(names)), False)
         task.held = None
 
         def place(page: bytearray, num_left: int) -> list[memoryview]:
-            headers.append(Header.from_page(bytes(page)))
-            task.require(position, headers[0])
-            if num_left != task.length(position):
-                raise BadObject(Cause.TRUNCATED)
-            return task.parts[position]
+            try:
+                header = Header.from_page(bytes(page))
+                task.require(position, header)
+                if num_left != task.length(position):
+                    raise BadObject(Cause.TRUNCATED)
+                found.append(header)
+            except BadObject as error:
+                found.append(error)
+            return _room(parts, num_left)
 
         def most(place: int) -> int:
             return PAGE_BYTES + task.length(place) + 1
 
-        def send(connection: SocketConnection) -> None:
+        def send(line: _Line) -> None:
             for each in range(position, stop):
-                connection.send_bytes(pack("get", {"name": names[each].hex(), "most": most(each)}))
+                line.ask("get", {"name": names[each].hex(), "most": most(each)})
 
         def take(connection: SocketConnection) -> None:
             size = most(position)
             connection.recv_into(PAGE_BYTES, place, size, self._seconds_for(connection, size))
 
-        def keep(connection: SocketConnection) -> None:
+        def keep(line: _Line) -> None:
             if position + 1 < stop:
-                task.held = connection, stop
+                task.held = line, stop, has_moved or asked not in (None, line)
             else:
-                self._idle.append(connection)
+                self._idle.append(line)
 
-        self._told(send, take, keep, asked)
-        headers[0].require_payload(task.parts[position])
+        self._told(send, take, keep, asked, not has_moved)
+        told = found[-1]
+        if isinstance(told, BadObject):
+            raise told
+        told.require_payload(parts)
 
     def _let_go(self, task: Task) -> None:
         if task.held:  # some were asked for, and are not read
-            task.held[0].close()
+            task.held[0].connection.close()
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
         sizes: list[int] = []
@@ -196,6 +233,11 @@ class PeerTier(WorkingTier):
         for first in range(0, len(names), _A_GO):
             self._ask("remove", names=[name.hex() for name in names[first : first + _A_GO]])
 
+    def remove_bad(self, names: Sequence[bytes]) -> None:
+        """Has the peer remove those of these objects that it finds bad itself. Raises `PlaceError`."""
+        for first in range(0, len(names), _A_GO):
+            self._ask("remove_bad", names=[name.hex() for name in names[first : first + _A_GO]])
+
     def names(self) -> Iterator[bytes]:
         """Goes over the names of all objects at the peer. Raises `PlaceError`."""
         data = bytes(self._ask("names", lambda connection: self._received(connection, _MOST_NAMES_BYTES))[1])
@@ -212,3 +254,12 @@ class PeerTier(WorkingTier):
 
     def _put_pieces(self, name: bytes, pieces: Sequence[bytes | memoryview]) -> None:
         self._ask("put", body=pieces, name=name.hex())
+
+
+def _room(parts: Sequence[memoryview], num_bytes: int) -> list[memoryview]:
+    """Returns room for so many bytes: the parts, as far as they go, and some more."""
+    room = []
+    for part in parts:
+        room.append(part[:num_bytes])
+        num_bytes -= len(room[-1])
+    return [*room, memoryview(bytearray(num_bytes))]

@@ -83,7 +83,10 @@ class PeerServer:
             while True:
                 request = Message.of(connection.recv_bytes(MOST_ASKED_BYTES))
                 answer, data = self._answer(connection, request)
-                connection.send_bytes(pack("answer", {"cause": "", **answer, "has_bytes": data is not None}))
+                number = request.fields.get("number")
+                connection.send_bytes(
+                    pack("answer", {"cause": "", **answer, "number": number, "has_bytes": data is not None})
+                )
                 if data is not None:
                     connection.send_bytes(data)
         except ConnectionLost as error:
@@ -109,13 +112,16 @@ class PeerServer:
                 return {"sizes": self._tier._sizes(_names(fields["names"]))}, None
             if kind == "remove":
                 return self._removed(_names(fields["names"])), None
+            if kind == "remove_bad":
+                self._tier.remove_bad(_names(fields["names"]))
+                return {}, None
             if kind == "names":
                 return {}, b"".join(self._tier.names())
         except BadObject as error:
             return {"cause": error.cause.value, "is_miss": True}, None
         except PlaceError as error:
             return {"cause": error.cause.value, "text": str(error)}, None
-        raise InvalidArgument(f"kind is {kind!r}; it must be get, put, sizes, remove or names")
+        raise InvalidArgument(f"kind is {kind!r}; it must be get, put, sizes, remove, remove_bad or names")
 
     def _got(self, name: bytes, most: int) -> bytes:
         tier = self._tier

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from ..arguments import printable, require_int, shown
 from ..errors import InvalidArgument, InvariantError
 from .circuit import Circuit
-from .header import PAGE_BYTES, BadObject, Header, checksum_of
+from .header import PAGE_BYTES, BadObject, Header, checksum_of, require_whole
 from .index import ObjectIndex
 from .tier import (
     BAD_OBJECT,
@@ -39,6 +40,8 @@ _log = logging.getLogger(__name__)
 #: Names that a place is asked about at once, and answers "no" that are remembered.
 _MOST_ASKED = 256
 _MOST_ABSENT = 4096
+#: What is asked of a place, each with a circuit of its own; questions go by that of loads.
+_LOADS, _STORES, _DROPS = "loads", "stores", "drops"
 
 
 class PlaceError(Exception):
@@ -130,7 +133,8 @@ class WorkingTier:
         self._changed = threading.Condition()
         self._loads: deque[Task] = deque()
         self._stores: deque[Task] = deque()
-        self._drops: deque[list[bytes]] = deque()
+        #: Names, and whether they go only where a second look finds them bad.
+        self._drops: deque[tuple[list[bytes], bool]] = deque()
         #: Names, and whether all up to the first that is there are wanted, and not all before the first that is not.
         self._questions: deque[tuple[list[bytes], bool]] = deque()
         self._asked: set[bytes] = set()
@@ -140,7 +144,10 @@ class WorkingTier:
         self._waiting_bytes = 0
         self._outcomes: list[Outcome] = []
         self._stats = TierStats()
-        self._circuits = {False: Circuit(), True: Circuit()}
+        #: What the threads are at, by thread, since when, and the names that it removes.
+        self._busy: dict[int, tuple[str, float, frozenset[bytes]]] = {}
+        self._all_hang = False
+        self._circuits = {kind: Circuit() for kind in (_LOADS, _STORES, _DROPS)}
         self._is_closed = False
         count = require_int("num_threads", num_threads, 1, 64)
         self._threads = [threading.Thread(target=self._work, name=f"tier {name}", daemon=True) for _ in range(count)]
@@ -205,6 +212,24 @@ class WorkingTier:
         """Removes all of these objects; those that are not there are no error. Raises `PlaceError`."""
         raise NotImplementedError
 
+    def remove_bad(self, names: Sequence[bytes]) -> None:
+        """Removes those of these objects that are useless to all, as another look finds. O(bytes). Raises `PlaceError`.
+
+        What was found first may have been the answer to another question, or is no longer there.
+        """
+        bad = [name for name in names if self._is_bad(name)]
+        with self._changed:
+            self._index.forget(bad)
+        self.remove(bad)
+
+    def _is_bad(self, name: bytes) -> bool:
+        try:
+            header = Header.from_page(self.get(name, PAGE_BYTES))
+            require_whole(memoryview(self.get(name, PAGE_BYTES + header.length + 1)), name)
+        except BadObject as error:
+            return error.cause in BAD_OBJECT
+        return False
+
     # The calls of a `Tier`; they are documented there.
 
     def store(self, job: Job) -> Cause | None:
@@ -242,7 +267,7 @@ class WorkingTier:
             self._ids and self._waiting_bytes + num_bytes > self._max_waiting_bytes
         ):
             return Cause.QUEUE_FULL
-        return Cause.CIRCUIT_OPEN if self._circuits[is_load].refuses(now) else None
+        return Cause.CIRCUIT_OPEN if self._all_hang or self._circuits[_kind(is_load)].refuses(now) else None
 
     def longest_prefix(self, names: Sequence[bytes]) -> Prefix:
         """Say how many names are known. See `Tier.longest_prefix`."""
@@ -270,7 +295,7 @@ class WorkingTier:
         if name in self._asked:
             return True
         believed = self._absent.get(name, now - self._absent_seconds) + self._absent_seconds > now
-        if believed or len(self._questions) >= self._max_jobs or self._circuits[True].rests(now):
+        if believed or len(self._questions) >= self._max_jobs or self._circuits[_LOADS].rests(now):
             return False
         self._asked.add(name)
         self._questions.append((list(names), is_sparse))
@@ -281,14 +306,18 @@ class WorkingTier:
         """Forget objects and have them removed. See `Tier.drop`."""
         require_names("names", names)
         with self._changed:
+            now = self._clock()
+            self._watch(now)
             cause = Cause.CLOSED if self._is_closed else None
             if cause is None and len(self._drops) >= self._max_jobs:
                 cause = Cause.QUEUE_FULL
+            if cause is None and self._circuits[_DROPS].rests(now):
+                cause = Cause.CIRCUIT_OPEN
             if cause is not None:
                 self._stats.refused[cause] += 1
                 return cause
             self._index.forget(names)
-            self._drops.append(list(names))
+            self._drops.append((list(names), False))
             self._changed.notify()
         return None
 
@@ -308,7 +337,8 @@ class WorkingTier:
             stats.num_waiting, stats.waiting_bytes = len(self._ids), self._waiting_bytes
             now = self._clock()
             stats.longest_seconds = max((now - task.begun for task in self._running.values()), default=0.0)
-            stats.is_store_open, stats.is_load_open = self._circuits[False].is_open(), self._circuits[True].is_open()
+            stats.is_store_open = self._circuits[_STORES].is_open()
+            stats.is_load_open = self._circuits[_LOADS].is_open()
         return stats
 
     def close(self, timeout: float = 10.0) -> bool:
@@ -332,6 +362,7 @@ class WorkingTier:
             queue.clear()
         self._ids.clear()
         self._running.clear()
+        self._busy.clear()
         self._outcomes.clear()
         self._waiting_bytes = 0
 
@@ -350,6 +381,7 @@ class WorkingTier:
     def _work(self) -> None:
         while True:
             with self._changed:
+                self._rest()
                 while not self._has_work():
                     if self._is_closed:
                         return
@@ -362,19 +394,35 @@ class WorkingTier:
                 _log.exception("tier %s: a thread goes on after an error", self.name)
 
     def _has_work(self) -> bool:
-        return bool(self._loads or self._questions or self._drops or self._stores)
+        return bool(self._loads or self._questions or self._drops) or self._may_store()
+
+    def _may_store(self) -> bool:
+        """Say whether there is a store, and none of its objects is just being removed."""
+        return bool(self._stores) and all(
+            names.isdisjoint(self._stores[0].job.names) for _, _, names in self._busy.values()
+        )
+
+    def _rest(self) -> None:
+        """This thread is at nothing any more; where it removed objects, a store may have waited for that."""
+        if self._busy.pop(get_ident(), (_LOADS,))[0] == _DROPS:
+            self._changed.notify_all()
 
     def _next(self) -> Callable[[], None]:
         """Takes what comes next: drops, then loads, for which requests wait, then questions and stores."""
+        now = self._clock()
         if self._drops:
             dropped = self._drops.popleft()
-            return lambda: self._clear(dropped)
+            if dropped[0]:
+                self._busy[get_ident()] = _DROPS, now, frozenset(dropped[0])
+            return lambda: self._drop_all(*dropped)
         if self._questions and not self._loads:
             question = self._questions.popleft()
+            self._busy[get_ident()] = _LOADS, now, frozenset()
             return lambda: self._answer(*question)
         task = (self._loads or self._stores).popleft()
-        task.begun = self._clock()
+        task.begun = now
         self._running[task.job.id] = task
+        self._busy[get_ident()] = _kind(task.is_load), now, frozenset()
         return lambda: self._run(task)
 
     def _run(self, task: Task) -> None:
@@ -387,7 +435,8 @@ class WorkingTier:
             causes = dict.fromkeys(range(len(task.parts)), self._cause_of(error))
         with self._changed:
             del self._running[task.job.id]
-            self._note_health(task.is_load, causes)
+            self._rest()
+            self._note_health(_kind(task.is_load), not ILL_PLACE.isdisjoint(causes.values()))
             self._end(task, causes)
         if causes and set(causes.values()) != {Cause.ABSENT}:
             told = ", ".join(f"{count} {cause.value}" for cause, count in Counter(causes.values()).items())
@@ -421,12 +470,13 @@ class WorkingTier:
         return causes
 
     def _missed(self, name: bytes, cause: Cause) -> Cause:
-        """Note that an object is not there; one that is useless to all is removed."""
+        """Note that an object is not there; one that is useless to all is removed, after the job."""
         with self._changed:
             was_known = name in self._index
             self._index.forget([name])
-        if cause in BAD_OBJECT:
-            self._clear([name])
+            if cause in BAD_OBJECT and len(self._drops) < self._max_jobs:
+                self._drops.append(([name], True))
+                self._changed.notify()
         return Cause.GONE if cause is Cause.ABSENT and was_known else cause
 
     def _store_all(self, task: Task) -> dict[int, Cause]:
@@ -460,6 +510,7 @@ class WorkingTier:
                 self._note_answer(names)
         finally:
             with self._changed:
+                self._rest()
                 self._asked.discard(names[0])
                 # An answer is of one moment: else its beginning is forgotten before its end is read, where places wait.
                 self._absent.update({name: self._clock() for name in names if name in self._absent})
@@ -483,38 +534,55 @@ class WorkingTier:
                 self._absent[names[len(sizes)]] = self._clock()
                 if len(self._absent) > _MOST_ABSENT:
                     del self._absent[next(iter(self._absent))]
-            if is_ill:
-                self._circuits[True].failed(self._clock())
+            if is_ill:  # an answer closes no circuit: it is no trial
+                self._note_health(_LOADS, True)
         self._clear(evicted)
         return bool(sizes) or is_ill
 
-    def _clear(self, names: list[bytes]) -> None:
+    def _clear(self, names: list[bytes], is_suspect: bool = False) -> None:
+        """Remove objects, those under suspicion only where they are bad, unless removing has failed of late: what stays
+        is found again."""
+        with self._changed:
+            if not names or self._circuits[_DROPS].refuses(self._clock()):
+                return
+        is_ill = False
         try:
-            if names:
-                self.remove(names)
+            (self.remove_bad if is_suspect else self.remove)(names)
         except PlaceError as error:
+            is_ill = True
             _log.warning("tier %s: %d objects were not removed: %s", self.name, len(names), error)
+        with self._changed:
+            self._note_health(_DROPS, is_ill)
+
+    def _drop_all(self, names: list[bytes], is_suspect: bool) -> None:
+        try:
+            self._clear(names, is_suspect)
+        finally:
+            with self._changed:
+                self._rest()
 
     # Health; under the lock.
 
     def _watch(self, now: float) -> None:
-        """Open the circuit where a job hangs, and let go of those that wait behind it."""
-        for task in self._running.values():
-            circuit = self._circuits[task.is_load]
-            if now - task.begun > self._slow_seconds and not circuit.is_open():
-                circuit.failed(now, at_once=True)
-                _log.warning("tier %s: a job runs for %.1f s; the circuit opens", self.name, now - task.begun)
-        for is_load, queue in ((True, self._loads), (False, self._stores)):
-            if self._circuits[is_load].is_open() and len(self._running) == len(self._threads):
+        """Open the circuit of what hangs, and let go of the jobs that wait behind it; all of them where each thread
+        hangs."""
+        hanging = [(kind, begun) for kind, begun, _ in self._busy.values() if now - begun > self._slow_seconds]
+        for kind, begun in hanging:
+            if not self._circuits[kind].is_open():
+                self._circuits[kind].failed(now, at_once=True)
+                _log.warning("tier %s: one of %s takes %.1f s; the circuit opens", self.name, kind, now - begun)
+        self._all_hang = len(hanging) == len(self._threads)
+        for kind, queue in ((_LOADS, self._loads), (_STORES, self._stores)):
+            if self._all_hang or (self._circuits[kind].is_open() and len(self._busy) == len(self._threads)):
                 self._fail_all(queue, Cause.CIRCUIT_OPEN)
 
-    def _note_health(self, is_load: bool, causes: dict[int, Cause]) -> None:
-        circuit = self._circuits[is_load]
-        if ILL_PLACE.isdisjoint(causes.values()):
+    def _note_health(self, kind: str, is_ill: bool) -> None:
+        circuit = self._circuits[kind]
+        if not is_ill:
             if circuit.succeeded():
-                _log.warning("tier %s: %s work again", self.name, "loads" if is_load else "stores")
+                _log.warning("tier %s: %s work again", self.name, kind)
         elif circuit.failed(self._clock()):
-            _log.warning("tier %s: %s fail; the circuit opens", self.name, "loads" if is_load else "stores")
+            _log.warning("tier %s: %s fail; the circuit opens", self.name, kind)
 
     def _fail_all(self, queue: deque[Task], cause: Cause) -> None:
         while queue:
@@ -547,6 +615,10 @@ def _begin_all_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_begin_all_in_child)
+
+
+def _kind(is_load: bool) -> str:
+    return _LOADS if is_load else _STORES
 
 
 def _clear_all(task: Task) -> None:
