@@ -540,7 +540,7 @@ class WorkingTier:
         return bool(sizes) or is_ill
 
     def _clear(self, names: list[bytes], is_suspect: bool = False) -> None:
-        """Remove objects, unless removing has failed of late: what stays is found again. is_suspect: as `remove_bad`."""
+        """Remove objects, unless removing has failed of late: what stays is found again. is_suspect: `remove_bad`."""
         with self._changed:
             if not names or self._circuits[_DROPS].refuses(self._clock()):
                 return
