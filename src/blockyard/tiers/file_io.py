@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from .header import RUN_BYTES, BadObject
+from .header import BadObject
 from .tier import Cause
 
 #: Pieces in one call of the system.
@@ -15,8 +15,8 @@ _MOST_PIECES = 512
 class PlainIO:
     """Moves bytes by `preadv` and `pwritev`. Not the owner of files. Calls may come from several threads."""
 
-    #: Bytes that are best read at once.
-    read_bytes = RUN_BYTES
+    #: Bytes that are read at once, and checksummed while the processor's own cache has them.
+    read_bytes = 2**18
 
     def read(self, file: int, parts: Sequence[memoryview], at: int) -> None:
         """Fills the pieces, one after another, from byte `at` on. Raises `BadObject` where the file ends before."""

@@ -35,8 +35,6 @@ except ImportError as error:
 #: The version of the page's fields; names differ with it, so that versions share a place.
 VERSION = 2
 PAGE_BYTES = 4096
-#: Bytes that are taken at once, and checksummed while the processor's own cache has them.
-RUN_BYTES = 2**18
 _KIND = "object"
 #: A page's message is shorter than this; zeros follow, which are compared faster than they are counted.
 _TEXT_BYTES = 512
@@ -131,7 +129,7 @@ def checksum_of(parts: Sequence[memoryview]) -> bytes:
     return whole.digest()
 
 
-def in_runs(parts: Sequence[memoryview], most: int = RUN_BYTES) -> Iterator[list[memoryview]]:
+def in_runs(parts: Sequence[memoryview], most: int) -> Iterator[list[memoryview]]:
     """Goes over pieces in runs of at most so many bytes, cut where a run is full. O(pieces and runs)."""
     run: list[memoryview] = []
     left = most

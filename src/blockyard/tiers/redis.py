@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import InvalidArgument, MissingExtra
-from .header import PAGE_BYTES, BadObject, Checksum, Header, in_runs
+from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
 from .tier import NAME_BYTES, Cause
 from .worker import PlaceError, Task, WorkingTier
@@ -95,14 +95,12 @@ class RedisTier(WorkingTier):
             page = memoryview(bytearray(len(begin) + PAGE_BYTES))
             other = _received(connection, page, begin)
             if not other:
-                header, whole = Header.from_page(bytes(page[len(begin) :])), Checksum()
+                header = Header.from_page(bytes(page[len(begin) :]))
                 task.require(position, header)
-                for run in in_runs(task.parts[position]):
-                    for part in run:
-                        _received(connection, part)
-                    whole.add(run)
+                for part in task.parts[position]:
+                    _received(connection, part)
                 _received(connection, page[:2])
-                return header.require_checksum(whole)
+                return header.require_payload(task.parts[position])
             if other != _NOTHING:
                 connection.disconnect()
         if other == _NOTHING:
