@@ -161,10 +161,8 @@ class Twice:
 
     def __init__(self, connection: SocketConnection) -> None:
         self.connection = connection
+        self.recv_bytes, self.recv_into = connection.recv_bytes, connection.recv_into
         self.answer: list[bytes] = []
-
-    def recv_bytes(self, most: int) -> bytearray:
-        return self.connection.recv_bytes(most)
 
     def send_bytes(self, message: bytes) -> None:
         self.answer.append(message)
