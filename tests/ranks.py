@@ -5,7 +5,8 @@
     python -m tests.ranks --kills 0        # the real model alone
 
 A kill -9 falls on any rank, rank 0 too: while processes start, load, meet, are tried, or in the middle of steps. All
-processes must be gone soon after, with one sentence each at most and no traceback.
+processes must be gone soon after, with one sentence each at most and no traceback. In half of the programs the ranks
+have a tier, in a folder that outlives them, and tokens must be the model's; at the end no object there may be bad.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import argparse
 import os
 import random
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 
+from .support.places import ROOT, child_environment
 from .support.rank_loop import RankLoop, children
 
 #: Kills fall within this time of the first process's start, or at a step.
@@ -24,10 +28,11 @@ _START_SECONDS = 12.0
 _MOST_STEPS = 60
 
 
-def kill_one(rng: random.Random) -> str:
+def kill_one(rng: random.Random, folder: str) -> str:
     """One program, one kill; returns what was seen, raises `AssertionError` if something is left or badly said."""
     size = rng.choice((2, 3))
-    loop = RankLoop(size, rng.choice(("llama-gqa", "smollm2")))
+    with_tier = (folder,) if rng.random() < 0.5 else ()
+    loop = RankLoop(size, rng.choice(("llama-gqa", "smollm2")), *with_tier)
     pids = loop.wait_for_ranks()
     began = time.monotonic()
     if rng.random() < 0.5:
@@ -36,7 +41,8 @@ def kill_one(rng: random.Random) -> str:
     else:
         time.sleep(rng.random() * _START_SECONDS)
     victim = rng.randrange(size)
-    seen = f"{size} ranks, rank {victim} killed after {time.monotonic() - began:.2f} s and {len(loop.lines)} lines"
+    seen = f"{size} ranks, {'a' if with_tier else 'no'} tier, rank {victim} killed after "
+    seen += f"{time.monotonic() - began:.2f} s and {len(loop.lines)} lines"
     pids = children(loop.process.pid) or pids
     pid = [loop.process.pid, *pids][victim]
     os.kill(pid, signal.SIGKILL)
@@ -90,8 +96,12 @@ def main() -> int:
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     rng = random.Random(options.seed)
-    for number in range(options.kills):
-        print(number, kill_one(rng), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(options.kills):
+            print(number, kill_one(rng, folder), flush=True)
+        if options.kills:
+            command = [sys.executable, "-m", "blockyard", "tier", "verify", f"file:{folder}"]
+            subprocess.run(command, check=True, cwd=ROOT, env=child_environment())
     if options.kills == 0:
         real_model()
     return 0

@@ -324,12 +324,6 @@ def test_an_engine_without_a_prefix_cache_is_refused(llama: Any, tmp_path: Path)
         engine_on(llama, tmp_path, enable_prefix_caching=False)
 
 
-@pytest.mark.parametrize("name", ["tensor_parallel", "context_parallel"])
-def test_several_ranks_are_refused(llama: Any, name: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"{name} is 2; with tiers it must be 1"):
-        Engine(llama, tiers=[FaultyTier(random.Random(0))], **{name: 2})
-
-
 def test_a_snapshot_carries_over_what_only_the_pool_held(llama: Any, tmp_path: Path) -> None:
     """Written back: nothing was evicted, so the folder has nothing of it before the snapshot."""
     engine = Engine(llama, num_blocks=60, block_size=4, tiers=[TierUse(FileTier(tmp_path / "tier", 2**30), "back")])

@@ -1,6 +1,7 @@
-"""A program that generates on several ranks until it is ended: `python -m tests.support.rank_loop SIZE SHAPE`.
+"""A program that generates on several ranks until it is ended: `python -m tests.support.rank_loop SIZE SHAPE [FOLDER]`.
 
-It writes "ready" and then the number of each step. A lost rank ends it with status 2 and one line on stderr.
+It writes "ready" and then the number of each step. A lost rank ends it with status 2 and one line on stderr. With a
+folder it has a tier there, from which it loads each round's prompts, and requires the tokens of the model alone.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ def main() -> int:
     from blockyard.engine import Engine, SamplingParams, StepReport
     from blockyard.errors import RankError
 
-    from .tiny_models import mixed_prompts, tiny_model
+    from .tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
 
-    steps = 0
+    steps, prompts, sampling = 0, mixed_prompts((5, 17, 33)), SamplingParams(max_tokens=50, ignore_eos=True)
 
     def count(_: StepReport) -> None:
         nonlocal steps
@@ -30,10 +31,20 @@ def main() -> int:
         print(steps, flush=True)
 
     try:
-        engine = Engine(tiny_model(sys.argv[2]), num_blocks=60, tensor_parallel=int(sys.argv[1]))
+        model, size = tiny_model(sys.argv[2]), int(sys.argv[1])
+        if len(sys.argv) == 3:
+            engine = Engine(model, num_blocks=60, tensor_parallel=size)
+            print("ready", flush=True)
+            while True:
+                engine.generate(prompts, sampling, on_step=count)
+        from blockyard.tiers import FileTier
+
+        expected = reference_tokens(model, prompts, 50)
+        engine = Engine(model, num_blocks=60, block_size=4, tensor_parallel=size, tiers=[FileTier(sys.argv[3], 2**30)])
         print("ready", flush=True)
         while True:
-            engine.generate(mixed_prompts((5, 17, 33)), SamplingParams(max_tokens=50), on_step=count)
+            assert tokens_of(engine.generate(prompts, sampling, on_step=count)) == expected
+            engine.cache.reset_prefix_cache()
     except RankError as error:
         print(f"blockyard: {error}", file=sys.stderr)
         return 2
@@ -42,10 +53,10 @@ def main() -> int:
 class RankLoop:
     """The program, started by a test."""
 
-    def __init__(self, size: int, shape: str = "llama-gqa") -> None:
+    def __init__(self, size: int, shape: str = "llama-gqa", *folder: str) -> None:
         self.size = size
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.support.rank_loop", str(size), shape],
+            [sys.executable, "-W", "ignore", "-m", "tests.support.rank_loop", str(size), shape, *folder],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -37,7 +37,7 @@ from .sampling import SamplingParams
 from .scheduling.limits import CacheLimits
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import ScheduledStep, StepRow
-from .tiering import offload_of, require_one_rank
+from .tiering import offload_of
 
 if TYPE_CHECKING:
     from ..tiers import Tier, TierUse
@@ -47,6 +47,8 @@ _Taken = TypeVar("_Taken")
 _MAX_PRIORITY = 2**20
 #: Seconds between two looks at tiers where there is nothing else to do.
 _LOADING_PAUSE_SECONDS = 0.001
+#: For what is being stored when the engine is closed.
+_STORING_SECONDS = 5.0
 
 
 class Engine:
@@ -83,8 +85,8 @@ class Engine:
         hold as many times more tokens as there are ranks.
 
     tiers: of `blockyard.tiers`, below the pool, nearest first (docs/tiers.md): what is computed is stored there, and
-        prompts that begin with it load it, also after a restart. `close` closes them. They need the extra `tiers` and
-        an engine of one rank. tier_buffer_bytes: host memory for objects on their way to and from them.
+        prompts that begin with it load it, also after a restart. `close` closes them. They need the extra `tiers`, and
+        all ranks on one machine. tier_buffer_bytes: host memory for objects on their way to and from them.
 
     `cache` is the manager, `kv_cache` the tensors and `memory` the sum of bytes, to look at. Keys and values have the
     model's dtype and device. Not safe for use by several threads at once.
@@ -138,10 +140,10 @@ class Engine:
             kv_events=kv_events,
         )
         given = list(tiers)
-        if given:
-            require_one_rank(tensor_parallel=tensor_parallel, context_parallel=context_parallel)
         self._ranks = ranks_of(tensor_parallel, context_parallel, context_interleave, model, block_size, max_model_len)
         with ended_on_error(self._ranks):
+            if given:
+                self._ranks.require_one_machine("tiers")
             parts = assemble(model, options, self._ranks)
         weakref.finalize(self, self._ranks.close)
         self.tokenizer = tokenizer
@@ -154,17 +156,11 @@ class Engine:
         self.state_slots = parts.runner.slots if isinstance(parts.runner, ModelRunner) else None
         self._scheduler = Scheduler(self.cache, max_num_batched_tokens, parts.preemption)
         #: What binds the engine to its tiers; None without any.
-        self.offload = offload_of(
-            given,
-            tier_buffer_bytes,
-            parts.borrowed.model,
-            self.cache,
-            self.kv_cache,
-            max_num_batched_tokens,
-            partial(_carry_out, parts.runner, self._scheduler),
-            clock,
-            self.state_slots,
-        )
+        carry_out = partial(_carry_out, parts.runner, self._scheduler)
+        with ended_on_error(self._ranks):
+            self.offload = offload_of(
+                given, tier_buffer_bytes, parts, self._ranks, max_num_batched_tokens, carry_out, clock
+            )
         self._scheduler.use(self.offload)
         self._intake = Intake(self.shape, tokenizer, self._scheduler.limits, speculation)
         self._clock = clock
@@ -506,7 +502,7 @@ class Engine:
         What is being stored may take 5 seconds to end.
         """
         if self.offload is not None:
-            self.offload.close()
+            self.offload.close(0.0 if self.lost else _STORING_SECONDS)
         self._ranks.close()
         if self.kv_events is not None:
             self.kv_events.close()

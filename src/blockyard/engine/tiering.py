@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..core.manager import KVCacheManager
 from ..core.plan import StepPlan
-from ..errors import InvalidArgument, MissingExtra
-from ..storage import KVCache, StateSlots
+from ..errors import MissingExtra
 
 if TYPE_CHECKING:
     from ..tiers import Offload, Tier, TierUse
+    from .assembly import EngineParts
+    from .ranks.leader import Ranks
 
 #: What a config says of where it was read, and not of the model.
 _PLACES_IN_CONFIG = ("_name_or_path", "transformers_version")
@@ -41,44 +41,33 @@ def fingerprint_of(model: Any) -> dict[str, str]:
     return {"config": xxhash.xxh3_128_hexdigest(text), "weights": weights.hexdigest()}
 
 
-def require_one_rank(**ranks: object) -> None:
-    """Raise `InvalidArgument` where ranks are asked for beside tiers: loads are not carried out on the others yet."""
-    for name, asked in ranks.items():
-        number = getattr(asked, "size", asked)
-        if number != 1:
-            raise InvalidArgument(f"{name} is {number}; with tiers it must be 1")
-
-
 def offload_of(
     tiers: Sequence[Tier | TierUse],
     buffer_bytes: int,
-    model: Any,
-    cache: KVCacheManager,
-    kv_cache: KVCache,
+    parts: EngineParts,
+    ranks: Ranks,
     step_tokens: int,
     carry_out: Callable[[StepPlan], None],
     clock: Callable[[], float],
-    slots: StateSlots | None,
 ) -> Offload | None:
     """Return what binds an engine to its tiers; None where there are none. O(weights).
 
-    slots: the states of a hybrid model.
-
-    Raises `InvalidArgument` for an engine that tiers cannot serve, and `MissingExtra`.
+    Raises `InvalidArgument` for an engine that tiers cannot serve, `MissingExtra`, and `RankError` if a rank is lost.
     """
     if not tiers:
         return None
-    from ..tiers import KVBlocks, Offload, StateObjects
+    from ..tiers import Offload
 
+    model, cache = parts.borrowed.model, parts.cache
     model_is: list[dict[str, str]] = []
+    blocks, states, others = ranks.objects(parts.kv_cache, parts.shape, buffer_bytes)
 
-    def model_now() -> dict[str, str]:
+    def model_now() -> dict[str, Any]:
         """The fingerprint is taken here once, and again by the offload when the cache was reset."""
-        return model_is.pop() if model_is else fingerprint_of(model)
+        own = model_is.pop() if model_is else fingerprint_of(model)
+        return {**own, "ranks": others} if others else own
 
     model_is.append(fingerprint_of(model))
-    blocks = KVBlocks(kv_cache, buffer_bytes)
-    states = None if slots is None else StateObjects(blocks, slots)
     return Offload(
         cache, blocks, tiers, model_now, step_tokens=step_tokens, on_plan=carry_out, clock=clock, states=states
     )

@@ -22,39 +22,50 @@ _MOST_ROWS = 2**16
 IsDone = Callable[[], bool]
 
 
+def object_bytes_of(kv_cache: KVCache) -> int:
+    """Returns the bytes of an object: a block of each group, of those layers that it has. O(1)."""
+    return kv_cache.bytes_per_block // kv_cache.places.num_places * kv_cache.num_layers
+
+
+def num_rows_in(buffer_bytes: int, object_bytes: int) -> int:
+    """Returns how many objects buffers hold. Raises `InvalidArgument` unless they hold two."""
+    if buffer_bytes < 2 * object_bytes:
+        raise InvalidArgument(f"buffer_bytes is {buffer_bytes}; it must hold two objects of {object_bytes} bytes")
+    return min(buffer_bytes // object_bytes, _MOST_ROWS)
+
+
 class KVBlocks:
     """These are objects of a `KVCache`: one logical block each, of all layer groups, over all layers of this process.
 
     kv_cache: on a CPU or CUDA; all of its groups have one block size. buffer_bytes: host memory for objects on their
-    way, pinned beside CUDA tensors; on a CPU the system gives memory to a row when it is first written.
+    way, pinned beside CUDA tensors; on a CPU the system gives memory to a row when it is first written. host: that
+    memory, where it is made already, uint8 (rows, bytes of an object), each row contiguous.
 
     An object is, group by group, that group's block of each of its layers as it lies in `KVCache.data`. Places that a
     small group does not use are left out: they hold what another group wrote. Raises `InvalidArgument` for a budget
     of less than two objects.
     """
 
-    def __init__(self, kv_cache: KVCache, buffer_bytes: int = 2**31) -> None:
+    def __init__(self, kv_cache: KVCache, buffer_bytes: int = 2**31, host: torch.Tensor | None = None) -> None:
         if not isinstance(kv_cache, KVCache):
             raise InvalidArgument(f"kv_cache is {shown(kv_cache)}; it must be a KVCache")
         self.kv_cache = kv_cache
+        #: Bytes of an object.
+        self.object_bytes = object_bytes_of(kv_cache)
+        self._is_cuda = kv_cache.device.type == "cuda"
+        if host is None:
+            shape = (num_rows_in(buffer_bytes, self.object_bytes), self.object_bytes)
+            host = torch.empty(shape, dtype=torch.uint8, pin_memory=self._is_cuda)
+        #: Objects that the buffers hold.
+        self.num_rows = len(host)
         places = kv_cache.places
         sizes = [0] * places.num_groups
         for layer in range(kv_cache.num_layers):
             sizes[places.group(layer)] += 1
-        place_bytes = kv_cache.bytes_per_block // places.num_places
-        word = torch.int64 if place_bytes % 8 == 0 else torch.uint8
+        steps = (kv_cache.bytes_per_block // places.num_places, host.stride(0), host.storage_offset())
+        word = torch.uint8 if any(step % 8 for step in steps) else torch.int64
         self._data = kv_cache.data.flatten(2).view(word)
         width = int(self._data.shape[2])
-        #: Bytes of an object.
-        self.object_bytes = sum(sizes) * place_bytes
-        #: Objects that the buffers hold.
-        self.num_rows = min(buffer_bytes // self.object_bytes, _MOST_ROWS)
-        if self.num_rows < 2:
-            raise InvalidArgument(
-                f"buffer_bytes is {buffer_bytes}; it must hold two objects of {self.object_bytes} bytes"
-            )
-        self._is_cuda = kv_cache.device.type == "cuda"
-        host = torch.empty((self.num_rows, self.object_bytes), dtype=torch.uint8, pin_memory=self._is_cuda)
         self._host = host
         self._bytes: npt.NDArray[np.uint8] = host.numpy()
         words = host.view(word)

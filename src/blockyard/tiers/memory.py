@@ -19,7 +19,10 @@ class Blocks(Protocol):
     num_rows: int
 
     def layout(self) -> Mapping[str, Any]:
-        """Returns all that decides what an object's bytes mean, but for the model, as plain values."""
+        """Returns all that decides what an object's bytes mean, but for the model, as plain values.
+
+        Under "shards" it says how many context shards an object has, 1 where it says nothing.
+        """
 
     def buffer(self, row: int) -> memoryview:
         """Returns the bytes of a row, `object_bytes`."""

@@ -65,7 +65,7 @@ class Offload:
     group, its states (`StateObjects`).
 
     Not safe for use by several threads. Raises `InvalidArgument` for tiers of one name, layer groups of several block
-    sizes, context shards, steps in flight, and buffers that hold no state with a block.
+    sizes, context shards that `blocks` has not all of, steps in flight, and buffers that hold no state with a block.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Offload:
         clock: Callable[[], float] = monotonic,
         states: States | None = None,
     ) -> None:
-        require_offloadable(cache)
+        require_offloadable(cache, int(blocks.layout().get("shards", 1)))
         config = cache.config
         if on_plan is None and (config.num_cpu_blocks or config.partial_hits or config.state_group):
             raise InvalidArgument(

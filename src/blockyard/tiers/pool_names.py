@@ -20,14 +20,16 @@ def require_plain(what: str, cache: KVCacheManager) -> None:
         raise InvalidArgument(f"{what} needs one layer group without a window, and no CPU pool")
 
 
-def require_offloadable(cache: KVCacheManager) -> None:
-    """Raise `InvalidArgument` for a cache whose blocks an offload cannot name or fill yet."""
+def require_offloadable(cache: KVCacheManager, shards: int) -> None:
+    """Raise `InvalidArgument` for a cache whose blocks an offload cannot name or fill yet. shards: in an object."""
     config = cache.config
     if not config.enable_prefix_caching:
         raise InvalidArgument("enable_prefix_caching is False; tiers need it: what they bring is a prefix")
     for number, group in enumerate(config.layer_groups):
-        if group.shards > 1:
-            raise InvalidArgument(f"tiers need whole blocks; groups[{number}] has {group.shards} shards")
+        if group.shards != shards:
+            raise InvalidArgument(
+                f"tiers need whole blocks; groups[{number}] has {group.shards} shards, blocks {shards}"
+            )
         if group.block_size != config.layer_groups[0].block_size:
             raise InvalidArgument(
                 f"tiers need one block size; groups[0] has {config.layer_groups[0].block_size} tokens a block, "

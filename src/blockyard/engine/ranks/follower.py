@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -31,9 +31,13 @@ from ..model import load_model
 from ..moves import carry_out, lists_of
 from ..probe import learn_shape
 from ..runner import ForwardBatch, ModelRunner
+from ..tiering import fingerprint_of
 from .group import CollectiveError, ProcessGroup
 from .joining import CacheSettings, agreed_bytes, identity_of, join, require_shareable
 from .peers import TorchrunRank
+
+if TYPE_CHECKING:
+    from .sharing import RankCopies
 
 #: For rank 0's end, or its word, to arrive before a sum that broke off because of it is reported.
 _CAUSE_SECONDS = 0.3
@@ -153,13 +157,32 @@ class Follower:
         config, kv_cache, runner = settings.make(borrowed, shape, group)
         self._connection.send_bytes(pack("ready"))
         receiver = PlanReceiver(config, "it", agreed_bytes(identity))
+        copies: RankCopies | None = None
         while True:
-            plan = read_plan(receiver, self._inbox.expect("step", "swap"))
+            message = self._inbox.expect("step", "swap", "rows", "copy")
+            if message.kind == "rows":
+                copies = self._share(message, borrowed, kv_cache, runner)
+                continue
+            if message.kind == "copy" and copies is not None:
+                copies.carry_out(message)
+                continue
+            plan = read_plan(receiver, message)
             batch = None
             if isinstance(plan, StepPlan) and len(plan.rows) > 0:
                 # No rank but 0 needs logits.
                 batch = ForwardBatch.of(plan, config.layer_groups, np.zeros(len(plan.rows), np.int64))
             self.carry_out(kv_cache, runner, lists_of(plan), batch)
+
+    def _share(self, message: Message, borrowed: BorrowedModel, kv_cache: KVCache, runner: ModelRunner) -> RankCopies:
+        """Map the rows that rank 0 keeps objects of tiers in, and say which weights are computed with here."""
+        from .sharing import RankCopies
+
+        def say(number: int) -> None:
+            self._connection.send_bytes(pack("copied", number=number))
+
+        copies = RankCopies(message.fields, self._shard.rank, kv_cache, runner.slots, say)
+        self._connection.send_bytes(pack("shares", {"weights": fingerprint_of(borrowed.model)["weights"]}))
+        return copies
 
     def carry_out(
         self, kv_cache: KVCache, runner: ModelRunner, moves: list[MoveLists | SlotLists], batch: ForwardBatch | None

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ...arguments import reason, require_int
 from ...config import CacheConfig
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, RankError
 from ...groups import MAX_GROUP_BLOCK_SIZE, LayerGroup
 from ...sizing import KVCacheSpec, Shard
 from ...sizing.shards import MAX_RANKS
+from ...storage import KVCache
 from ...wire.message import pack
 from ...wire.plans import PlanSender
 from ..borrowing import BorrowedModel
@@ -27,6 +32,9 @@ from .group import CollectiveError, ProcessGroup
 from .joining import CacheSettings, agreed_bytes, identity_of, is_affordable, join, require_same, require_shareable
 from .peers import Peers, StartedPeers
 from .watch import PeerWatch
+
+if TYPE_CHECKING:
+    from ...tiers.memory import Blocks, IsDone, States
 
 
 class Ranks:
@@ -46,6 +54,7 @@ class Ranks:
         self._watch = PeerWatch([] if peers is None else peers.connect(model, block_size, max_model_len))
         self._group: ProcessGroup
         self._agreed = b""
+        self._num_copies = 0
         self._sender: PlanSender
         self._runner: ModelRunner
 
@@ -110,16 +119,57 @@ class Ranks:
 
     def lead(self, runner: ModelRunner) -> StepRunner:
         """A runner for all ranks, with rank 0's own in it, once all can take steps. Raises `RankError`."""
+        self._runner = runner
         if self._peers is None:
             return runner
         self._watch.await_all("ready")
         self._peers.clean_up()
-        self._runner = runner
         return self
 
     def require_all(self) -> None:
         """Raise `RankError` if ranks are lost."""
         self._watch.require_all()
+
+    def require_one_machine(self, what: str) -> None:
+        """Raise `InvalidArgument` where ranks cannot share memory, for what needs that."""
+        if self._peers is None:
+            return
+        if not self._peers.is_local:
+            raise InvalidArgument(f"{what} need all ranks on one machine; of {self._peers.size} some are on others")
+        if not hasattr(os, "memfd_create"):
+            raise InvalidArgument(f"{what} need one rank on {sys.platform}; several share memory as Linux has it")
+
+    def objects(self, kv_cache: KVCache, shape: KVShape, buffer_bytes: int) -> tuple[Blocks, States | None, list[str]]:
+        """Return blocks and states of all ranks, for tiers, and digests of the weights that other ranks compute with.
+
+        Raises `InvalidArgument` for buffers of less than two objects, and `RankError`. O(weights).
+        """
+        from ...tiers import KVBlocks, StateObjects
+
+        slots = self._runner.slots
+        if self._peers is None:
+            blocks = KVBlocks(kv_cache, buffer_bytes)
+            return blocks, None if slots is None else StateObjects(blocks, slots), []
+        from .sharing import ObjectParts, RankBlocks, RankStates, new_rows, part_of
+
+        parts = ObjectParts(kv_cache, shape, self._peers.size)
+        rows = new_rows(kv_cache, parts, buffer_bytes)
+        num_rows, row_bytes = rows.tensor.shape
+        given = {"path": rows.path, "num_rows": num_rows, "row_bytes": row_bytes, "firsts": parts.firsts}
+        self._watch.send_all(pack("rows", given))
+        weights = [str(said.fields["weights"]) for said in self._watch.await_all("shares")]
+        rows.close_path()
+        own = part_of(kv_cache, rows.tensor, parts.firsts[0])
+        states = None if slots is None else RankStates(StateObjects(own, slots), self._ask)
+        return RankBlocks(own, rows.tensor, parts, self._ask), states, weights
+
+    def _ask(self, what: str, rows: Sequence[int], blocks: npt.NDArray[np.int32], slot: int = 0) -> IsDone:
+        """Have the other ranks make a copy behind all that they were sent; `sharing.Ask`."""
+        self._num_copies = number = self._num_copies + 1
+        fields = {"what": what, "slot": slot, "shape": blocks.shape}
+        with suppress(RankError):  # the next step raises it
+            self._watch.send_all(pack("copy", fields, [np.array(rows, np.int32), blocks.ravel()], number))
+        return lambda: self._watch.have_said("copied", number)
 
     def tell(self, call: Callable[[str], None]) -> None:
         """Have `call` told why, in a thread of its own, when ranks are lost; at once if they are."""

@@ -49,6 +49,12 @@ class PeerWatch:
             self.require_all()
             return [self._inbox.pop(key) for key in keys]
 
+    def have_said(self, kind: str, number: int) -> bool:
+        """Return whether each rank has said this with that number, of numbers that grow, or a later one. O(ranks)."""
+        with self._condition:
+            said = [self._inbox.get((peer.rank, kind)) for peer in self.peers]
+        return all(message is not None and message.number >= number for message in said)
+
     def unless_lost(self, call: Callable[[], T]) -> T:
         """Return what `call` does, which waits for other ranks where nothing can end it. Raises as it, and `RankError`.
 
