@@ -148,6 +148,21 @@ def _require_different(names: list[str]) -> None:
         seen.add(name)
 
 
+def shares_of(groups: Sequence[TenantGroup], usable: int) -> list[int]:
+    """Return each tenant's share of `usable` blocks, by number: its floor, and its part of what all floors leave.
+
+    groups: what `tenant_groups` returned. That part goes by weight, first to groups, then to their members. O(tenants).
+    """
+    rest = usable - sum(group.floor for group in groups)
+    weights = sum(group.weight for group in groups)
+    shares = []
+    for group in groups:
+        lent = group.floor + rest * group.weight // weights - sum(member.min_blocks for member in group.members)
+        weight = sum(member.weight for member in group.members)
+        shares += [member.min_blocks + lent * member.weight // weight for member in group.members]
+    return shares
+
+
 class Roster:
     """It knows tenants by number, in the order of `tenant_groups`, "*" being 0: by their names and by their keys.
 

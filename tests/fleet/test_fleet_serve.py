@@ -1,11 +1,15 @@
-"""`blockyard fleet serve` as a user starts it: two replicas of a tiny model, one of which is killed in mid stream."""
+"""`blockyard fleet serve` as a user starts it: a replica is killed in mid stream; a tenant floods beside another."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -165,3 +169,63 @@ def nothing_is_left(fleet: RunningFleet) -> None:
     assert fleet.wait() == 0
     wait_until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in ours))
     assert not folder.exists()
+
+
+def uses(fleet: RunningFleet) -> dict[str, dict[str, Any]]:
+    """What tenants have of all replicas."""
+    return {each["name"]: each for each in fleet.get("/fleet")["tenants"]}
+
+
+def test_a_tenants_floor_holds_in_front_of_a_fleet_that_another_floods(single: Running, tmp_path: Path) -> None:
+    """The flood's requests are more than both queues run; its tenant's part of the front's is refused with 429."""
+    options = ("--num-blocks", "300", "--max-num-seqs", "8", "--max-waiting", "30", "--check-endpoint")
+    tenants = ("--tenant", "acme,min=40%,weight=3", "--tenant", "flood", "--tenant", "small,max=10")
+    folder = tiny_folder(tmp_path, max_position_embeddings=2048)
+    with running_fleet(folder, *options, *tenants) as fleet, ThreadPoolExecutor(60) as pool:
+        over = threading.Event()
+
+        def ask(tenant: str, **fields: Any) -> tuple[int, dict[str, str], Any]:
+            body = json.dumps({"model": "tiny", **fields}).encode()
+            status, headers, text = fleet.call("POST", "/v1/completions", body, {"X-Tenant": tenant})
+            return status, headers, json.loads(text)
+
+        def flood(number: int) -> Counter[int]:
+            seen: Counter[int] = Counter()
+            while not over.is_set():
+                status, headers, told = ask("flood", prompt=f"{number}", max_tokens=400, ignore_eos=True)
+                seen[status] += 1
+                if status == 429:
+                    assert int(headers["retry-after"]) >= 1
+                    assert "tenant 'flood' has" in told["error"]["message"]
+                    over.wait(0.2)
+            return seen
+
+        floods = [pool.submit(flood, number) for number in range(50)]
+        wait_until(lambda: sum(each["requests"] for each in fleet.get("/fleet")["replicas"]) > 20)
+        wanted = [{"prompt": f"{number} of mine", "max_tokens": 30, "temperature": 0} for number in range(20)]
+        try:
+            found = list(pool.map(lambda fields: ask("acme", **fields), wanted[:8]))
+            found += [ask("acme", **fields) for fields in wanted[8:]]
+            wait_until(lambda: uses(fleet)["flood"]["held"] > 0 < uses(fleet)["acme"]["idle"])
+            assert not any(each.done() for each in floods)
+        finally:
+            over.set()
+        assert [status for status, _, _ in found] == [200] * len(wanted)
+        floor = uses(fleet)["acme"]["floor"]
+        assert floor == 2 * (296 * 40 // 100)
+        assert (
+            f'blockyard:share_blocks_floor{{engine="fleet",model_name="tiny",tenant="acme"}} {float(floor)}'
+            in fleet.page()
+        )
+        for tenant, fields, code in [
+            ("small", {"prompt": "x" * 200, "max_tokens": 9}, "context_length_exceeded"),
+            ("nobody" * 2000, {"prompt": "x"}, "unknown_tenant"),
+        ]:
+            status, _, told = ask(tenant, **fields)
+            assert (status, told["error"]["code"]) == (400, code)
+        refused = sum((each.result() for each in floods), Counter[int]())
+        assert refused.keys() == {200, 429}
+        for fields, (_, _, told) in zip(wanted, found, strict=True):
+            assert plain(told) == plain(single.post("/v1/completions", **fields)[2])
+        wait_until(lambda: fleet.check()["booked"] == 0)
+        assert fleet.check()["ok"]

@@ -33,12 +33,13 @@ LONG = 32
 class HandingWorld(World):
     """Three replicas over one folder, of which "p" computes prompts for the others."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__()
         for replica in self.replicas.values():
             assert replica.thread.stop(PATIENCE_SECONDS)
         self.replicas = {
-            name: Replica(tiny_engine(tiers=[FileTier(folder, 2**30)]), 64, "tiny") for name in ("p", "a", "b")
+            name: Replica(tiny_engine(tiers=[FileTier(folder, 2**30)], **options), 64, "tiny")
+            for name in ("p", "a", "b")
         }
         self.fleet.sync(dict.fromkeys(self.replicas), ["p"])
         self.link.replicas = self.replicas

@@ -390,6 +390,7 @@ def add_fleet_serve_options(commands: Any) -> None:
     add_cache_field(model, "max_model_len", "; default: the model's limit", says_default=True)
     _add_fleet(parser.add_argument_group("fleet"))
     add_cache_options(parser.add_argument_group("cache, of each replica"), max_num_seqs=32)
+    add_tenant_options(parser.add_argument_group("tenants, whose shares are of each replica's pool"))
     server = parser.add_argument_group("server")
     _add_address(server)
     _add_traces(server)

@@ -20,13 +20,14 @@ from ..engine.options import require_model_path
 from ..errors import InvalidArgument, ModelError
 from ..fleet.costs import make_cost
 from ..serving import ServerLimits
-from ..serving.http.access import is_loopback, require_hosts, require_origins
+from ..serving.http.access import KeyGuard, is_loopback, require_hosts, require_origins
 from ..serving.http.listening import open_sockets
 from ..serving.otlp import otlp_tracer
 from ..sizing import KVCacheSpec
 from ..sizing.layers import dtype_bytes
 from .model_loading import DEMO_NAME, engine_arguments
 from .serve import api_key_of
+from .tenants import tenant_keys
 
 if TYPE_CHECKING:
     from ..serving import ServerOptions
@@ -74,7 +75,7 @@ def run_fleet_serve(options: argparse.Namespace) -> int:
         from ..engine.memory.finding import available_bytes
 
         asked = _server_options(options)
-        if asked.api_key is None and not is_loopback(options.host):
+        if not asked.has_key and not is_loopback(options.host):
             print(f"blockyard: {options.host} is open to other machines and there is no API key", file=sys.stderr)
         threads = options.threads or max((os.cpu_count() or 1) // options.replicas, 1)
         setup = _setup(options, path, asked, threads, is_local=True)
@@ -141,7 +142,7 @@ def _require(options: argparse.Namespace) -> None:
         require_int("--threads", options.threads, 1, 1024)
     require_origins(options.cors_origin)
     require_hosts(options.allowed_host)
-    api_key_of(options)
+    KeyGuard(api_key_of(options), tenant_keys(options.tenant))
     _limits(options)
     if options.otlp_traces_endpoint is not None:
         otlp_tracer(options.otlp_traces_endpoint)  # each replica makes its own
@@ -181,6 +182,7 @@ def _server_options(options: argparse.Namespace) -> ServerOptions:
         host=options.host,
         port=options.port,
         api_key=api_key_of(options),
+        tenant_keys=tenant_keys(options.tenant),
         limits=_limits(options),
         access_log=options.access_log,
         has_check=options.check_endpoint,

@@ -8,7 +8,7 @@ from mypy_extensions import i64
 from ..answers import CacheStats, Holding, MissCauses, Residency, TenantUse
 from ..errors import InvalidArgument
 from ..kv_events import KVCacheEvents
-from ..tenants import Tenant, tenant_groups
+from ..tenants import Tenant, shares_of, tenant_groups
 from .arrays import view_i32, view_i64, zeros_i64
 from .calls.allocate import AllocateCalls
 from .calls.evict import EvictCalls
@@ -120,17 +120,13 @@ class Inspection:
         if book is None or stack is None or stack.shares is None:
             return ()
         groups = tenant_groups(self.parts.config.tenants)
-        rest = self.parts.kv_pool.num_blocks - 1 - sum(group.floor for group in groups)
-        weights = sum(group.weight for group in groups)
+        own = shares_of(groups, self.parts.kv_pool.num_blocks - 1)
         found: list[TenantUse] = []
         for group in groups:
-            share = group.floor + rest * group.weight // weights
-            lent = share - sum(member.min_blocks for member in group.members)
-            weight = sum(member.weight for member in group.members)
             for member in group.members:
                 name = "" if member.name == group.name else group.name
-                own = member.min_blocks + lent * member.weight // weight
-                found.append(self._use(len(found), book, stack.shares, stack.retention, member, name, own))
+                slot = len(found)
+                found.append(self._use(slot, book, stack.shares, stack.retention, member, name, own[slot]))
         return tuple(found)
 
     def _use(

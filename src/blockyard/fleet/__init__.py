@@ -6,6 +6,7 @@ Read it in this order:
     costs        ways to choose; `robust` is ours
     book         load in tokens, by request and replica; speeds
     prefixes     beginnings of prompts, and who was sent them
+    shares       what tenants may hold of each replica's pool
     router       a choice, booked; knows no sockets
     state        the same over replicas that are followed by their KV events
 """
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 from .asking import Ask, Candidates, Cost, PlainCost
 from .costs import make_cost
 from .router import Choice, Router, Why
+from .shares import Shares
 
 if TYPE_CHECKING:
     from .state import Fleet
 
-__all__ = ["Ask", "Candidates", "Choice", "Cost", "Fleet", "PlainCost", "Router", "Why", "make_cost"]
+__all__ = ["Ask", "Candidates", "Choice", "Cost", "Fleet", "PlainCost", "Router", "Shares", "Why", "make_cost"]
 
 
 def __getattr__(name: str) -> Any:

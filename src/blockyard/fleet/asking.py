@@ -20,7 +20,7 @@ class Ask:
 
     num_tokens: of the prompt. max_tokens: of the answer, at most. session: a conversation's name, "" if unknown.
     links: one key for each `link_tokens` leading tokens, equal where all tokens up to there are equal. now: seconds on
-    the caller's clock.
+    the caller's clock. tenant: whose it is, by number, where tenants share the pools (`Shares`); -1 where they do not.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Ask:
     links: Sequence[Hashable] = ()
     link_tokens: int = 1
     now: float = 0.0
+    tenant: int = -1
 
 
 @dataclass(slots=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .asking import Floats, Ints
 
 WAITING, UNCACHED, REQUESTS, HELD = range(4)
+#: In place of a tenant's number.
+ALL = -2
 #: Requests of a replica after which what it was given before counts 1 / e.
 HORIZON = 350
 #: What a timed prompt still counts after the next one, and how many are needed for a speed.
@@ -30,13 +33,18 @@ def is_name(value: object) -> bool:
 
 @dataclass(slots=True)
 class Booking:
-    """This is a request in flight. held: tokens of prompt and answer at most. uncached: 0 from its first token on."""
+    """This is a request in flight. held: tokens of prompt and answer at most. uncached: 0 from its first token on.
+
+    tenant, blocks: whose it is, by number, and what it takes at its fullest; -1 and 0 where no tenants share the pools.
+    """
 
     replica: str
     uncached: int
     held: int
     is_waiting: bool
     since: float
+    tenant: int = -1
+    blocks: int = 0
 
 
 class LoadBook:
@@ -51,6 +59,8 @@ class LoadBook:
         self.bookings: dict[str, Booking] = {}
         #: int64 (4, replicas): WAITING, UNCACHED, REQUESTS, HELD.
         self.sums: Ints = np.zeros((4, 0), np.int64)
+        #: Blocks by replica and tenant, and of all tenants under `ALL`; none are 0.
+        self.blocks: Counter[tuple[str, int]] = Counter()
 
     def add(self, replica: str) -> None:
         """Add a replica without load. O(replicas)."""
@@ -64,7 +74,7 @@ class LoadBook:
         self.sums = np.delete(self.sums, row, axis=1)
         lost = [name for name, booking in self.bookings.items() if booking.replica == replica]
         for name in lost:
-            del self.bookings[name]
+            self._count_blocks(self.bookings.pop(name), -1)
         return lost
 
     def put(self, name: str, booking: Booking) -> None:
@@ -78,7 +88,7 @@ class LoadBook:
         booking = self.bookings.get(name) if is_name(name) else None
         if booking is None or not booking.is_waiting:
             return None
-        before = Booking(booking.replica, booking.uncached, booking.held, True, booking.since)
+        before = replace(booking)
         self._count(booking, -1)
         booking.uncached, booking.is_waiting = 0, False
         self._count(booking, 1)
@@ -96,16 +106,28 @@ class LoadBook:
     def _count(self, booking: Booking, sign: int) -> None:
         column = self.sums[:, self.rows[booking.replica]]
         column += (sign * booking.is_waiting, sign * booking.uncached, sign, sign * booking.held)
+        self._count_blocks(booking, sign)
+
+    def _count_blocks(self, booking: Booking, sign: int) -> None:
+        if booking.blocks:
+            for tenant in (booking.tenant, ALL):
+                self.blocks[booking.replica, tenant] += sign * booking.blocks
+                if not self.blocks[booking.replica, tenant]:
+                    del self.blocks[booking.replica, tenant]
 
     def check(self) -> None:
         """Raise `AssertionError` unless the sums are those of the bookings. O(replicas + bookings)."""
         assert list(self.rows.values()) == list(range(len(self.rows))), self.rows
-        truth = np.zeros_like(self.sums)
+        truth, blocks = np.zeros_like(self.sums), Counter[tuple[str, int]]()
         for booking in self.bookings.values():
             assert booking.is_waiting or booking.uncached == 0, booking
             row = self.rows[booking.replica]
             truth[:, row] += (booking.is_waiting, booking.uncached, 1, booking.held)
+            for tenant in (booking.tenant, ALL):
+                blocks[booking.replica, tenant] += booking.blocks
         assert np.array_equal(truth, self.sums), (truth, self.sums)
+        assert blocks == self.blocks, (blocks, self.blocks)
+        assert all(self.blocks.values()), self.blocks
 
 
 class Work:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +12,9 @@ import numpy as np
 from ..arguments import require_str, shown
 from ..errors import InvalidArgument
 from .asking import Ask, Bools, Candidates, Cost, Floats, Ints
-from .book import HELD, REQUESTS, UNCACHED, WAITING, Booking, LoadBook, Work, is_name
+from .book import ALL, HELD, REQUESTS, UNCACHED, WAITING, Booking, LoadBook, Work, is_name
 from .prefixes import Links, Prefixes
+from .shares import LONGEST, Shares
 
 _log = logging.getLogger(__name__)
 
@@ -63,11 +64,13 @@ class Choice:
 class Router:
     """Chooses a replica for each request by a cost, and books what it chose. It never waits.
 
-    Hits are told by the caller (`Fleet` takes them from KV events). Not thread-safe.
+    Hits are told by the caller (`Fleet` takes them from KV events). shares: of tenants, where they share the replicas'
+    pools. Not thread-safe.
     """
 
-    def __init__(self, cost: Cost) -> None:
+    def __init__(self, cost: Cost, shares: Shares | None = None) -> None:
         self.cost = cost
+        self.shares = shares
         self.book = LoadBook()
         self.in_flight = Prefixes()
         self._links: dict[str, Links] = {}
@@ -113,7 +116,8 @@ class Router:
         """Return a choice, which is booked. O(replicas log replicas + links), and what the cost takes. Never raises.
 
         hits, gpu_hits, is_believed: by replica, in the order of `replicas`; they are kept. among: the names that may
-        take the request, all by default. shunned: those of them that are taken only where no other may.
+        take the request, all by default. shunned: those of them that are taken only where no other may, as
+        are those at which its tenant waits longer than at others (`Shares`).
         """
         problem = ""
         if not is_name(ask.name):
@@ -133,10 +137,13 @@ class Router:
             problem = f"{type(self.cost).__name__} failed: {error!r}"
             _log.exception("the cost failed; requests go by load")
             costs = candidates.held.astype(np.float64)
+        needed, waits = self._blocks_needed(ask, candidates)
         for name in shunned:
             if name in candidates.names:
-                costs[candidates.names.index(name)] = np.inf
-        order = np.lexsort((candidates.requests, costs)).tolist()
+                place = candidates.names.index(name)
+                costs[place], waits[place] = np.inf, LONGEST
+        order = np.lexsort((candidates.requests, costs, waits)).tolist()
+        costs[waits > waits[order[0]]] = np.inf
         best = order[0]
         choice = Choice(
             candidates.names[best],
@@ -146,8 +153,25 @@ class Router:
             candidates,
             costs,
         )
-        self._put(ask, candidates.names[best], max(int(candidates.hits[best]), int(candidates.coming[best])))
+        num_cached = max(int(candidates.hits[best]), int(candidates.coming[best]))
+        self._put(ask, candidates.names[best], num_cached, needed[best])
         return choice
+
+    def _blocks_needed(self, ask: Ask, candidates: Candidates) -> tuple[list[int], Ints]:
+        """Return what the request would take of each candidate, and how long its tenant would wait (`Shares.wait`).
+
+        What requests in flight there bring is taken once. O(candidates).
+        """
+        shares, booked, names = self.shares, self.book.blocks, candidates.names
+        if shares is None or ask.tenant < 0:
+            return [0] * len(names), np.zeros(len(names), np.int64)
+        most = shares.num_blocks(ask.num_tokens + ask.max_tokens)
+        needed = [max(most - shares.num_blocks(coming), 1) for coming in candidates.coming.tolist()]
+        waits = [
+            shares.wait(ask.tenant, number, booked[name, ask.tenant], booked[name, ALL])
+            for name, number in zip(names, needed, strict=True)
+        ]
+        return needed, np.array(waits, np.int64)
 
     def _candidates(
         self, ask: Ask, hits: Ints, gpu_hits: Ints, is_believed: Bools, among: Sequence[str] | None
@@ -169,10 +193,11 @@ class Router:
             sums[WAITING], sums[UNCACHED], sums[REQUESTS], sums[HELD], work, speeds,
         )  # fmt: skip
 
-    def _put(self, ask: Ask, replica: str, num_cached: int) -> None:
+    def _put(self, ask: Ask, replica: str, num_cached: int, num_blocks: int) -> None:
         self._release(ask.name, None)
         uncached = max(ask.num_tokens - num_cached, 1)
-        self.book.put(ask.name, Booking(replica, uncached, ask.num_tokens + ask.max_tokens, True, ask.now))
+        held = ask.num_tokens + ask.max_tokens
+        self.book.put(ask.name, Booking(replica, uncached, held, True, ask.now, ask.tenant, num_blocks))
         if ask.links:
             self._links[ask.name] = ask.links
             self.in_flight.add(ask.links, replica)
@@ -191,7 +216,7 @@ class Router:
         self._work.move(self.book.rows[booking.replica], self.book.rows[replica], booking.uncached)
         self.in_flight.remove(links, booking.replica)
         self.in_flight.add(links, replica)
-        self.book.put(request, Booking(replica, booking.uncached, booking.held, booking.is_waiting, booking.since))
+        self.book.put(request, replace(booking, replica=replica))
 
     def first_token(self, request: str, now: float = 0.0) -> None:
         """Take note that the prompt of a request is computed. A second call, or an unknown name, changes nothing."""

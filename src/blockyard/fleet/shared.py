@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import InvalidArgument
 from .costs import make_cost
 from .router import Choice
+from .shares import Shares
 from .state import Addresses, Fleet, ReplicaStatus
 
 
@@ -33,9 +34,14 @@ class SharedFleet:
                 raise InvalidArgument(
                     f"cost and silence are {wanted}; those of this fleet's replicas are {self._made_of}"
                 )
-            made = Fleet(make_cost(wanted[0]), silence=wanted[1])
+            made = Fleet(make_cost(wanted[0]), silence=wanted[1], shares=self.fleet.router.shares)
             self.fleet.close()
             self.fleet, self._made_of = made, wanted
+
+    def share(self, shares: Shares | None) -> None:
+        """Have choices take account of tenants who share the replicas' pools; None where there are none."""
+        with self._lock:
+            self.fleet.router.shares = shares
 
     def sync(self, replicas: Mapping[str, Addresses], prefills: Iterable[str] = ()) -> None:
         """Make these all that are there; some compute prompts for the others."""

@@ -20,6 +20,7 @@ from .book import HELD, REQUESTS, UNCACHED, is_name
 from .costs.robust import Robust
 from .prefixes import Links
 from .router import Choice, Router
+from .shares import Shares
 
 _log = logging.getLogger(__name__)
 
@@ -66,15 +67,22 @@ class Fleet:
     never raise and never wait. Not thread-safe. Needs the extra `events`.
 
     cost: how to choose (`blockyard.fleet.costs.COSTS`); None is `Robust`. clock: seconds, that of `time.monotonic`.
+    shares: of tenants in the pools of the replicas, if they share these: a request goes where its tenant, whom its
+    extra keys tell, is within its floor or its share.
     """
 
     def __init__(
-        self, cost: Cost | None = None, *, silence: float = 3.0, clock: Callable[[], float] = time.monotonic
+        self,
+        cost: Cost | None = None,
+        *,
+        silence: float = 3.0,
+        clock: Callable[[], float] = time.monotonic,
+        shares: Shares | None = None,
     ) -> None:
         self._silence = require_number("silence", silence)
         if self._silence <= 0:
             raise InvalidArgument(f"silence is {silence}; it must be above 0 seconds")
-        self.router = Router(Robust() if cost is None else cost)
+        self.router = Router(Robust() if cost is None else cost, shares)
         self.mirror = Mirror()
         self._subscriber = Subscriber(self.mirror)
         self._clock = clock
@@ -155,7 +163,9 @@ class Fleet:
         try:
             tokens, keys = _as_int32(token_ids), canonical_keys(extra_keys)
             num_more = require_int("max_tokens", max_tokens, 0, MAX_TOKENS)
-            ask = Ask(request, len(tokens), num_more, session, links_of(tokens, keys), LINK_TOKENS, now)
+            shares = self.router.shares
+            tenant = -1 if shares is None else shares.tenant_of(keys)
+            ask = Ask(request, len(tokens), num_more, session, links_of(tokens, keys), LINK_TOKENS, now, tenant)
             hits, gpu_hits = self._hits(tokens, keys)
         except Exception as error:
             problem = f"load alone decided: {error!r}"

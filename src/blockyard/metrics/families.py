@@ -6,7 +6,7 @@ Prometheus adds `_total` to the names of counters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from itertools import accumulate
 
@@ -132,14 +132,33 @@ def _states(seen: CacheReading) -> Values:
 def _shares(read: Callable[[TenantUse], float]) -> Callable[[CacheReading], Values]:
     """Return what is read of each tenant that has a share: of the first by name, of the others together."""
 
-    def by_name(seen: CacheReading) -> Values:
-        uses = () if seen.stats is None else seen.stats.tenants
-        values = {use.name: read(use) for use in uses[:MAX_SHARES]}
-        if len(uses) > MAX_SHARES:
-            values[OTHER_SHARES] = values.get(OTHER_SHARES, 0) + sum(read(use) for use in uses[MAX_SHARES:])
-        return values
+    return lambda seen: None if seen.stats is None else _by_name(seen.stats.tenants, read)
 
-    return by_name
+
+def _by_name(uses: Sequence[TenantUse], read: Callable[[TenantUse], float]) -> dict[str, float]:
+    values = {use.name: read(use) for use in uses[:MAX_SHARES]}
+    if len(uses) > MAX_SHARES:
+        values[OTHER_SHARES] = values.get(OTHER_SHARES, 0) + sum(read(use) for use in uses[MAX_SHARES:])
+    return values
+
+
+#: Gauges of a tenant that has a share: name, what it is, how it is read.
+SHARES: tuple[tuple[str, str, Callable[[TenantUse], float]], ...] = (
+    ("blockyard:share_blocks", "A tenant's share.", lambda use: use.share),
+    ("blockyard:share_blocks_held", "Blocks that a tenant holds.", lambda use: use.num_held),
+    ("blockyard:share_blocks_idle", "Its idle blocks.", lambda use: use.num_idle),
+    ("blockyard:share_blocks_retained", "Its blocks that a wish keeps.", lambda use: use.num_retained),
+    ("blockyard:share_blocks_floor", "What it is sure of.", lambda use: use.min_blocks),
+)
+
+
+def share_metrics(labels: Mapping[str, str], uses: Sequence[TenantUse]) -> Iterator[Metric]:
+    """Yield those gauges of tenants who share pools that are shown as one. O(tenants)."""
+    for name, text, read in SHARES:
+        metric = GaugeMetricFamily(name, text, labels=[*labels, "tenant"])
+        for tenant, value in _by_name(uses, read).items():
+            metric.add_metric([*labels.values(), tenant], value)
+        yield metric
 
 
 def _block_bytes(seen: CacheReading) -> Values:
@@ -175,16 +194,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("blockyard:kv_blocks_retained", "Blocks that a wish keeps.", _retained),
     Family("blockyard:kv_retentions_ended", "Blocks whose retention has ended, by cause.", _ended, "cause", True),
     Family("blockyard:kv_states", "States of hybrid models, by what is done with them.", _states, "event", True),
-    Family("blockyard:share_blocks", "A tenant's share.", _shares(lambda use: use.share), "tenant"),
-    Family("blockyard:share_blocks_held", "Blocks that a tenant holds.", _shares(lambda use: use.num_held), "tenant"),
-    Family("blockyard:share_blocks_idle", "Its idle blocks.", _shares(lambda use: use.num_idle), "tenant"),
-    Family(
-        "blockyard:share_blocks_retained",
-        "Its blocks that a wish keeps.",
-        _shares(lambda use: use.num_retained),
-        "tenant",
-    ),
-    Family("blockyard:share_blocks_floor", "What it is sure of.", _shares(lambda use: use.min_blocks), "tenant"),
+    *(Family(name, text, _shares(read), "tenant") for name, text, read in SHARES),
     Family("blockyard:kv_block_bytes", "Bytes of a block.", _block_bytes),
     Family(
         "blockyard:share_blocks_evicted",

@@ -26,6 +26,7 @@ function replicaRow(replica, claims) {
 }
 
 const REPLICA_HEADS = ["replica", "trust", "heard", "requests", "to compute", "held", "claimed", "true", "exact", "answers", "lost"];
+const TENANT_HEADS = ["held", "idle", "retained", "floor", "share"];
 const WHY_HEADS = ["candidate", "cost", "has", "on GPU", "coming", "requests", "to compute", "held"];
 
 function whyRow(why, choice) {
@@ -47,8 +48,15 @@ function choiceItem(choice) {
   return make("li", "", "", details);
 }
 
+function drawTenants(tenants) {
+  at("tenants").hidden = tenants.length === 0;
+  const row = ({ name, ...blocks }) => make("tr", "", "", make("td", "", onOneLine(name)), ...cells(TENANT_HEADS.map((head) => count(blocks[head]))));
+  table(at("tenant-lines"), ["tenant", ...TENANT_HEADS], tenants.map(row));
+}
+
 function draw(state) {
   at("model").textContent = state.model;
+  drawTenants(state.tenants);
   const rows = state.replicas.map((each) => replicaRow(each, state.claims[each.name]));
   table(at("replicas"), REPLICA_HEADS, rows);
   const lost = times(state.lost_attempts, "answer lost its replica", "answers lost their replica");

@@ -15,12 +15,13 @@ from fastapi import APIRouter, Depends
 from numpy.typing import NDArray
 from starlette.responses import JSONResponse, Response
 
-from ...answers import HintOutcome
+from ...answers import HintOutcome, TenantUse
 from ...arguments import require_unicode
 from ...fleet.shared import shared_fleet
+from ...fleet.shares import Shares
 from ...live.page import fleet_page
 from ..errors import ApiError, unavailable
-from ..http.access import KeyGuard
+from ..http.access import KeyGuard, require_tenants
 from ..http.app import HttpFigures, app_of
 from ..http.live_routes import lead_to_page
 from ..http.routes import Wish, hint_routes, retain, retain_routes, tell
@@ -34,7 +35,7 @@ from ..openai.hints import Hint
 from ..openai.responses import TokenTexts
 from .asks import ReplicaAsk
 from .dispatcher import Dispatcher, Endurance
-from .figures import FleetCollector, FleetFigures, FleetPage, fleet_state, one_state
+from .figures import FleetCollector, FleetFigures, FleetPage, TenantSums, fleet_state, one_state
 
 #: Seconds that a look at all replicas may take, and prompts that are compared.
 _LOOK_SECONDS, _MAX_PROMPTS = 20.0, 64
@@ -98,12 +99,19 @@ class Front:
         self._recent: deque[NDArray[np.int32]] = deque(maxlen=_MAX_PROMPTS if options.has_check else 0)
         capacity = work.num_replicas * model.max_num_seqs + limits.max_waiting
         endurance, retry_after = work.endurance, limits.retry_after_seconds
-        dispatcher = Dispatcher(self._send, self._fleet, self._figures, requests, capacity, endurance, retry_after)
+        roster = model.limits.roster
+        counted = (self._figures, requests, capacity, endurance, retry_after, roster)
+        dispatcher = Dispatcher(self._send, self._fleet, *counted)
         encoder = PromptEncoder(work.tokenizer, model.vocab_size)
         planner = Planner(model, encoder, limits, capacity)
         service = Service(dispatcher, planner, TokenTexts(work.tokenizer), limits, options.model_name, int(time.time()))
-        guard, http = KeyGuard(options.api_key), HttpFigures()
-        page = FleetPage([http, requests, FleetCollector(self._fleet, self._figures, labels)])
+        guard, http = KeyGuard(options.api_key, options.tenant_keys), HttpFigures()
+        require_tenants(roster, options.tenant_keys)
+        self._tenants: TenantSums | None = None
+        if len(roster.names) > 1:
+            self._fleet.share(Shares(model.limits, model.num_blocks - 1))
+            self._tenants = TenantSums(partial(self._ask_engines, tenant_uses), labels)
+        page = FleetPage([http, requests, FleetCollector(self._fleet, self._figures, labels)], self._tenants)
         self.app = app_of(service, encoder, model.hash_block_size, guard, http, page, options.cors_origins, True)
         ask_all = ask_all or self._ask_alone
         self.app.include_router(fleet_routes(ask_all, guard))
@@ -129,7 +137,8 @@ class Front:
     async def look(self, what: str) -> dict[str, Any]:
         """Return the "state" of the fleet as this ingress knows it, or the "comparison" of that with the truth."""
         if what == "state":
-            return fleet_state(self._fleet, self._figures, self._model_name)
+            tenants = [] if self._tenants is None else await self._tenants.read()
+            return fleet_state(self._fleet, self._figures, self._model_name, tenants)
         try:
             return await self._compared(list(self._recent))
         except Exception as error:  # a replica that has just died, say
@@ -160,9 +169,15 @@ class Front:
         }
 
 
+def tenant_uses(engine: Any) -> tuple[TenantUse, ...]:
+    """Return what each tenant has of an engine's pool."""
+    uses: tuple[TenantUse, ...] = engine.cache.stats().tenants
+    return uses
+
+
 def fleet_routes(ask_all: AskAll, guard: KeyGuard) -> APIRouter:
-    """GET /fleet, behind the key."""
-    router = APIRouter(dependencies=[Depends(guard)])
+    """GET /fleet, behind the server's own key."""
+    router = APIRouter(dependencies=[Depends(guard.own)])
 
     @router.get("/fleet")
     async def show() -> dict[str, Any]:
@@ -173,8 +188,8 @@ def fleet_routes(ask_all: AskAll, guard: KeyGuard) -> APIRouter:
 
 
 def check_routes(ask_all: AskAll, guard: KeyGuard) -> APIRouter:
-    """GET /check, behind the key: the routers' knowledge and books against the truth. For tests."""
-    router = APIRouter(dependencies=[Depends(guard)])
+    """GET /check, behind the server's own key: the routers' knowledge and books against the truth. For tests."""
+    router = APIRouter(dependencies=[Depends(guard.own)])
 
     @router.get("/check", response_model=None)
     async def check() -> Response:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -35,12 +35,23 @@ from .figures import FleetFigures
 
 _log = logging.getLogger("blockyard.serving")
 
+#: Seconds for a stream to take note that it is not read any more: until then it cannot be closed.
+END_SECONDS = 1.0
+
 #: An async iterator of lists of events, with a `cancel`; Ray's `DeploymentResponseGenerator` is one.
 Send = Callable[[ReplicaAsk], Any]
 
 
 class Lost(Exception):
     """A replica has not brought an answer to its end."""
+
+
+class Full(Exception):
+    """A replica takes no more of this tenant now (429): another one may. error: what it said."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +69,14 @@ class Endurance:
 
 @dataclass(slots=True)
 class Progress:
-    """Knows how far a job has come. tokens: what was passed on, by completion. avoid: replicas that it has lost."""
+    """Knows how far a job has come. tokens: what was passed on, by completion. avoid: replicas that it has lost.
+
+    full: those that had no place for it.
+    """
 
     tokens: list[list[int]]
     avoid: list[str] = field(default_factory=list)
+    full: set[str] = field(default_factory=set)
 
     @property
     def num_tokens(self) -> int:
@@ -104,7 +119,7 @@ class Dispatcher:
     """Runs jobs on the replicas of a fleet (a `JobRunner`). All but `ask_ranks` is called in the loop's thread.
 
     send: asks a replica that the router chooses. fleet: what the router knows. capacity: completions that may wait and
-    run together. figures, requests: what is counted.
+    run together. figures, requests: what is counted. roster: the tenants who share the pool of each replica.
     """
 
     tracer = TraceHeaders()
@@ -118,6 +133,7 @@ class Dispatcher:
         capacity: int,
         endurance: Endurance,
         retry_after_seconds: int = 1,
+        roster: Roster | None = None,
     ) -> None:
         self.capacity = capacity
         self._send = send
@@ -127,7 +143,7 @@ class Dispatcher:
         self._endurance = endurance
         self._retry_after = retry_after_seconds
         self._tasks: dict[Job, asyncio.Task[None]] = {}
-        self._places = Places(capacity, Roster(tenant_groups(())))
+        self._places = Places(capacity, roster or Roster(tenant_groups(())))
         self._refusal: str | None = None
 
     @property
@@ -142,20 +158,23 @@ class Dispatcher:
         """Return `refusal`, or that there is no replica."""
         return self._refusal or (None if self._fleet.num_replicas else "no replica is ready")
 
-    def require_place(self, num_completions: int = 1) -> None:
-        """Raise `ApiError` (429, 503) if that many would not be taken now. O(1)."""
+    def require_place(self, num_completions: int = 1, tenant: int = -1) -> None:
+        """Raise `ApiError` (429, 503) if that many would not be taken now. O(tenants).
+
+        tenant: who asks, by number; -1 where that is not known yet.
+        """
         if self._refusal is not None:
             self._requests.count_refusal("not_serving")
             raise unavailable(self._refusal, self._retry_after)
-        if (full := self._places.refusal(num_completions, 0)) is not None:
+        if (full := self._places.refusal(num_completions, tenant)) is not None:
             self._requests.count_refusal("queue_full")
             raise overloaded(full, self._retry_after)
 
     def submit(self, jobs: list[Job]) -> None:
         """Take the jobs of one client, all or none. Raises `ApiError` (429, 503) if there is no place. O(jobs)."""
         num_completions = sum(job.num_completions for job in jobs)
-        self.require_place(num_completions)
-        self._places.take(num_completions, 0)
+        self.require_place(num_completions, jobs[0].tenant)
+        self._places.take(num_completions, jobs[0].tenant)
         for job in jobs:
             self._tasks[job] = asyncio.ensure_future(self._carry(job))
 
@@ -194,7 +213,7 @@ class Dispatcher:
             self._end(job, unavailable("the fleet failed on this request; its log says why", self._retry_after))
         finally:
             if self._tasks.pop(job, None) is not None:
-                self._places.take(-job.num_completions, 0)
+                self._places.take(-job.num_completions, job.tenant)
 
     async def _last_event(self, job: Job, progress: Progress) -> GenerationResult | ApiError:
         """Return what ends a job; its tokens are passed on meanwhile."""
@@ -207,6 +226,12 @@ class Dispatcher:
                 if last is not None:
                     return last
                 hands_over = False
+            except Full as full:
+                hands_over = False
+                is_told_again = attempt.replica in progress.full
+                progress.full.add(attempt.replica)
+                if is_told_again or progress.full.issuperset(self._fleet.others()):
+                    return full.error
             except Lost as loss:
                 num_losses, hands_over = num_losses + 1, False
                 self._figures.lost(attempt.replica)
@@ -232,25 +257,28 @@ class Dispatcher:
     ) -> GenerationResult | ApiError | None:
         """Have one replica answer; None where it has handed over. Raises `Lost` where it does not come to an end."""
         ask = _ask_of(job, progress, hands_over)
-        ask.avoid = (*progress.avoid, *(self._fleet.others() if hands_over else self._fleet.prefills))
+        ask.avoid = (*progress.avoid, *progress.full, *(self._fleet.others() if hands_over else self._fleet.prefills))
         ask.on_choice, ask.on_moved = partial(self._chosen, job, attempt), attempt.moved
         skip = [0] * job.num_completions if ask.given else [len(tokens) for tokens in progress.tokens]
         was_resumed = progress.num_tokens > 0
         stream = self._send(ask)
         is_first = True
         try:
-            async for events in self._heard(stream, attempt):
-                if is_first and events:
-                    is_first = False
-                    self._fleet.first_token(attempt.number)
-                last = self._pass_on(job, progress, events, skip)
-                if isinstance(last, ApiError) and last.status == 503:
-                    raise Lost(last.message)  # it serves no more; others may
-                if last is not None:
-                    if isinstance(last, GenerationResult) and not was_resumed:
-                        self._figures.claim(attempt.replica, attempt.claimed, last)
-                    stream = None
-                    return last
+            async with aclosing(self._heard(stream, attempt)) as heard:
+                async for events in heard:
+                    if is_first and events:
+                        is_first = False
+                        self._fleet.first_token(attempt.number)
+                    last = self._pass_on(job, progress, events, skip)
+                    if isinstance(last, ApiError) and last.status == 503:
+                        raise Lost(last.message)  # it serves no more; others may
+                    if isinstance(last, ApiError) and last.status == 429:
+                        raise Full(last)
+                    if last is not None:
+                        if isinstance(last, GenerationResult) and not was_resumed:
+                            self._figures.claim(attempt.replica, attempt.claimed, last)
+                        stream = None
+                        return last
             if hands_over and progress.num_tokens:
                 self._figures.num_handed_over += 1
                 return None
@@ -260,7 +288,7 @@ class Dispatcher:
                 with suppress(Exception):
                     stream.cancel()  # a replica that was only slow has not to go on
 
-    async def _heard(self, stream: Any, attempt: Attempt) -> AsyncIterator[list[Event]]:
+    async def _heard(self, stream: Any, attempt: Attempt) -> AsyncGenerator[list[Event], None]:
         """Yield what a replica says. Raises `Lost` where it fails, or is silent for too long once it was chosen."""
         coming: asyncio.Future[list[Event]] | None = None
         try:
@@ -287,7 +315,7 @@ class Dispatcher:
             if coming is not None:
                 coming.cancel()
                 with suppress(BaseException):
-                    await asyncio.wait([coming], timeout=0)
+                    await asyncio.wait([coming], timeout=END_SECONDS)
 
     def _chosen(self, job: Job, attempt: Attempt, number: str, choice: Choice) -> None:
         """Take note of a choice; called in the router's thread."""

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import time
 from collections import Counter, deque
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ...answers import TenantUse
 from ...engine import GenerationResult
 from ...fleet import Choice
 from ...fleet.shared import SharedFleet
 from ...fleet.state import ReplicaStatus
+from ...live.frames import tenant_lines
+from ...metrics.families import share_metrics
 
 
 @dataclass(slots=True)
@@ -33,6 +38,10 @@ class Claims:
     under: int = 0
 
 
+#: Seconds for which what tenants have is not asked again, and that a page waits for it.
+SUMS_SECONDS = 1.0
+#: What GET /fleet says of a tenant, in blocks of all replicas.
+TENANT_FIELDS = ("name", "held", "idle", "retained", "floor", "share")
 #: Choices that are kept, to be shown with their why.
 MAX_CHOICES = 32
 
@@ -95,6 +104,45 @@ class FleetFigures:
 def finite(number: float) -> float | None:
     """Return a number that JSON has; None for others."""
     return number if math.isfinite(number) else None
+
+
+class TenantSums(Collector):
+    """Adds up what tenants have of all replicas. ask: says it of each, or an error; it may take long.
+
+    labels: of its metrics.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[list[Any]]], labels: dict[str, str]) -> None:
+        self._ask = ask
+        self._labels = labels
+        self._asking: asyncio.Future[list[Any]] | None = None
+        self._asked_at = -math.inf
+        #: What was told last.
+        self.uses: list[TenantUse] = []
+
+    async def read(self) -> list[TenantUse]:
+        """Return the sums as they are now, or within a second were; after a second without an answer the last ones."""
+        if self._asking is None and time.monotonic() - self._asked_at >= SUMS_SECONDS:
+            self._asking, self._asked_at = asyncio.ensure_future(self._ask()), time.monotonic()
+            self._asking.add_done_callback(self._take)
+        if self._asking is not None:
+            await asyncio.wait([self._asking], timeout=SUMS_SECONDS)
+        return self.uses
+
+    def _take(self, told: asyncio.Future[list[Any]]) -> None:
+        self._asking = None
+        if not told.cancelled() and told.exception() is None:  # a replica that has just died ends all answers
+            uses = [each for each in told.result() if isinstance(each, tuple)]
+            self.uses = [_sum_of(each) for each in zip(*uses, strict=True)]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return what was told last. O(tenants)."""
+        return share_metrics(self._labels, self.uses)
+
+
+def _sum_of(uses: tuple[TenantUse, ...]) -> TenantUse:
+    names = ("num_held", "num_idle", "num_retained", "min_blocks", "share", "num_evicted_blocks")
+    return replace(uses[0], **{name: sum(getattr(use, name) for use in uses) for name in names})
 
 
 #: The label under which replicas that are gone are counted together.
@@ -166,16 +214,19 @@ class FleetCollector(Collector):
 
 
 class FleetPage:
-    """Makes the page for Prometheus (a `Page`)."""
+    """Makes the page for Prometheus (a `Page`). tenants: None where none share the pools."""
 
-    def __init__(self, collectors: Iterable[Collector]) -> None:
+    def __init__(self, collectors: Iterable[Collector], tenants: TenantSums | None = None) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        for each in collectors:
+        self._tenants = tenants
+        for each in [*collectors, *([] if tenants is None else [tenants])]:
             self._registry.register(each)
         ProcessCollector(registry=self._registry)
 
     async def text(self) -> bytes:
         """Return the page as it is now. O(replicas)."""
+        if self._tenants is not None:
+            await self._tenants.read()
         return generate_latest(self._registry)
 
 
@@ -183,8 +234,13 @@ _TOTALS = ("lost_attempts", "resumed_requests", "resumed_tokens", "handed_over_r
 _LOADS = ("requests", "uncached", "held", "lost")
 
 
-def fleet_state(fleet: SharedFleet, figures: FleetFigures, model_name: str) -> dict[str, Any]:
-    """Return the replicas, what became of claims, and the last choices with their why. O(replicas * choices)."""
+def fleet_state(
+    fleet: SharedFleet, figures: FleetFigures, model_name: str, tenants: Sequence[TenantUse] = ()
+) -> dict[str, Any]:
+    """Return the replicas, what tenants have of them, what became of claims, and the last choices with their why.
+
+    O(replicas * choices + tenants log tenants).
+    """
     return {
         "object": "fleet",
         "model": model_name,
@@ -192,6 +248,7 @@ def fleet_state(fleet: SharedFleet, figures: FleetFigures, model_name: str) -> d
             {**each._asdict(), "lost": figures.num_lost[each.name], "prefill": each.name in fleet.prefills}
             for each in fleet.status()
         ],
+        "tenants": [dict(zip(TENANT_FIELDS, line, strict=True)) for line in tenant_lines(tenants)],
         "claims": {name: asdict(claims) for name, claims in figures.claims.items()},
         "lost_attempts": figures.num_lost.total(),
         "resumed_requests": figures.num_resumed,

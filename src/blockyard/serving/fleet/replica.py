@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from ...engine import Engine, NewToken
 from ...engine.prompts import EncodedPrompt
 from ...errors import InvariantError
 from ...fleet.token_load import TOKEN_LOAD
+from ...keys import plain_keys
 from ..errors import ApiError
 from ..jobs.engine_thread import EngineThread
 from ..jobs.job import Event, Job, Mailbox
@@ -84,14 +86,15 @@ class Replica:
         """Return the sizes by which requests are planned; they are the same of all replicas."""
         return self._model
 
-    async def generate(self, ask: ReplicaAsk) -> AsyncIterator[list[Event]]:
+    async def generate(self, ask: ReplicaAsk) -> AsyncGenerator[list[Event], None]:
         """Yield what happens as lists, until a result or an error; an empty list each second in which nothing does.
 
         One that hands over ends behind its first tokens.
         """
         mailbox = Mailbox()
         prompt = EncodedPrompt(ask.prompt, self._model.vocab_size)
-        rest: dict[str, Any] = {"name": ask.name, "session": ask.session, "given": ask.given}
+        tenant = self._model.limits.roster.number_of(plain_keys(ask.extra_keys))
+        rest: dict[str, Any] = {"name": ask.name, "session": ask.session, "given": ask.given, "tenant": tenant}
         if self._thread.tracer is not None:
             rest["parent"] = self._thread.tracer.context_of(ask.trace)
         job = Job(prompt, ask.sampling, ask.priority, 0, mailbox, time.perf_counter(), ask.extra_keys, **rest)
@@ -103,13 +106,14 @@ class Replica:
         num_tokens = len(ask.token_ids) + ask.max_tokens
         self._num_tokens_asked += num_tokens
         try:
-            async for events in _gathered(mailbox):
-                yield events
-                last = events[-1] if events else None
-                if ask.hands_over and isinstance(last, NewToken) and last.finish_reason is None:
-                    self._thread.cancel([job])
-                    await self._stored(ask)
-                    return
+            async with aclosing(_gathered(mailbox)) as gathered:
+                async for events in gathered:
+                    yield events
+                    last = events[-1] if events else None
+                    if ask.hands_over and isinstance(last, NewToken) and last.finish_reason is None:
+                        self._thread.cancel([job])
+                        await self._stored(ask)
+                        return
         finally:
             self._num_tokens_asked -= num_tokens
             self._thread.cancel([job])
@@ -194,7 +198,7 @@ class EngineReplica(Replica):
         return str(get_replica_context().replica_id.unique_id), os.getpid(), *await self.held(prompts)
 
 
-async def _gathered(mailbox: Mailbox) -> AsyncIterator[list[Event]]:
+async def _gathered(mailbox: Mailbox) -> AsyncGenerator[list[Event], None]:
     """Yield a job's events, those within `GATHER` seconds together."""
     loop = asyncio.get_running_loop()
     next_at, is_over = loop.time(), False

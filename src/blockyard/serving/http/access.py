@@ -12,7 +12,7 @@ import hmac
 import ipaddress
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...arguments import shown
 from ...errors import InvalidArgument
+from ...tenants import Roster
 from ..errors import ApiError
 
 _PORT = re.compile(r":[0-9]*$")
@@ -209,6 +210,12 @@ class KeyGuard:
         """Raise `ApiError` (401) for a request without the server's own key: of what concerns all tenants."""
         if self.has_key and not (self._digest and hmac.compare_digest(_bearer(request), self._digest)):
             raise ApiError(401, "the API key is missing or wrong", "authentication_error", code="invalid_api_key")
+
+
+def require_tenants(roster: Roster, names: Iterable[str]) -> None:
+    """Raise `InvalidArgument` for a name that is none of the tenants, and for one whose keys have no salt."""
+    for name in names:
+        roster.keys_of(name, ())
 
 
 def tenant_of(request: Request) -> str | None:

@@ -27,7 +27,7 @@ from ..jobs.served_model import ServedModel
 from ..jobs.tracing import RequestTracer
 from ..limits import ServerLimits
 from ..openai.responses import TokenTexts
-from .access import KeyGuard, allow_origins
+from .access import KeyGuard, allow_origins, require_tenants
 from .live_routes import add_live_page
 from .routes import (
     OneEngine,
@@ -145,8 +145,7 @@ def create_app(
     planner = Planner(model, encoder, limits, capacity)
     service = Service(thread, planner, TokenTexts(engine.tokenizer), limits, model_name, int(time.time()))
     guard, figures = KeyGuard(api_key, tenant_keys), HttpFigures()
-    for name in tenant_keys or {}:
-        model.limits.roster.keys_of(name, ())
+    require_tenants(model.limits.roster, tenant_keys or {})
     page = MetricsPage(thread, engine, [figures])
     app = app_of(service, encoder, model.hash_block_size, guard, figures, page, cors_origins, ui != "off")
     app.state.engine_thread = thread
