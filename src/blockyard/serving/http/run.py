@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, TypeVar
@@ -64,7 +64,7 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._runner.cancel(self.jobs)
 
-    async def events(self) -> AsyncIterator[list[tuple[int, NewToken | GenerationResult]]]:
+    async def events(self) -> AsyncGenerator[list[tuple[int, NewToken | GenerationResult]], None]:
         """Yield what happens, as lists of (position of the prompt, event), until every job has its result.
 
         Raises `ApiError` for the first job that ends with one, and 504 when the time is over.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -70,8 +70,9 @@ class EventStream(Response):
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async for piece in self._pieces():
-                await self._send(send, piece)
+            async with contextlib.aclosing(self._pieces()) as pieces:
+                async for piece in pieces:
+                    await self._send(send, piece)
         except ApiError as error:
             if not self._has_begun:
                 await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
@@ -80,16 +81,17 @@ class EventStream(Response):
             await self._send(send, _event(error.body()))
         await self._send(send, _DONE, more_body=False)
 
-    async def _pieces(self) -> AsyncIterator[bytes]:
+    async def _pieces(self) -> AsyncGenerator[bytes, None]:
         pieces = Pieces(self._form, self._run.jobs[0].num_completions)
-        async for happened in self._run.events():
-            events = []
-            for position, event in happened:
-                if isinstance(event, NewToken):
-                    self._num_tokens += 1
-                    events += [self._encoded(self._form.chunk(choice)) for choice in pieces.of(position, event)]
-            if events:
-                yield b"".join(events)
+        async with contextlib.aclosing(self._run.events()) as lists:
+            async for happened in lists:
+                events = []
+                for position, event in happened:
+                    if isinstance(event, NewToken):
+                        self._num_tokens += 1
+                        events += [self._encoded(self._form.chunk(choice)) for choice in pieces.of(position, event)]
+                if events:
+                    yield b"".join(events)
         if self._wants_usage:
             yield _event(self._form.usage_chunk(list(self._run.finished.values())))
 
