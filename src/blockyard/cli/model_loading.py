@@ -58,9 +58,6 @@ def _tiers(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the engine's tiers, opened: a folder is read while the model loads."""
     if not options.tier:
         return {}
-    for name, number in _asked_ranks(options).items():
-        if number > 1:
-            raise InvalidArgument(f"--{name.replace('_', '-')} is {number}; with --tier it must be 1")
     buffer_bytes = parse_memory("--tier-buffer", options.tier_buffer)
     return {"tiers": [tier_use("--tier", text) for text in options.tier], "tier_buffer_bytes": buffer_bytes}
 
