@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -226,6 +227,34 @@ def test_pieces_without_bytes_are_no_pieces(tier: FileTier) -> None:
     assert tier.load(Job(2, LAYOUT, names, tokens, [[bytearray(), buffer, *[bytearray() for _ in range(600)]]])) is None
     assert wait_for(tier, 2).is_done
     assert buffer == payload_of(1)
+
+
+def test_objects_longer_than_a_run_are_read_and_checked_to_their_end(tier: FileTier, tmp_path: Path) -> None:
+    """A load reads and checksums runs of 256 KiB, which begin and end in the middle of a buffer's pieces."""
+    payload = random.Random(1).randbytes(2**20 + 12345)
+    names, tokens = [name_of(1)], [tokens_of(1)]
+    for cuts in ([], [2**18], [1, 2**18, 2**18 + 1], [2**19 + 7, 2**20], list(range(1000, 2**20, 1000))):
+        ends = [*cuts, len(payload)]
+        stored = [payload[first:end] for first, end in zip([0, *cuts], ends, strict=True)]
+        assert tier.store(Job(1, LAYOUT, names, tokens, [stored])) is None
+        assert wait_for(tier, 1).is_done
+        loaded = [bytearray(len(piece)) for piece in stored]
+        assert tier.load(Job(2, LAYOUT, names, tokens, [loaded])) is None
+        assert wait_for(tier, 2).is_done
+        assert b"".join(loaded) == payload
+        for place in (0, 2**18, len(payload) - 1):
+            with path_of(tmp_path, 1).open("r+b") as file:
+                file.seek(PAGE_BYTES + place)
+                file.write(bytes([payload[place] ^ 1]))
+            assert tier.load(Job(3, LAYOUT, names, tokens, [loaded])) is None
+            assert wait_for(tier, 3).causes == {0: Cause.DAMAGED}
+            assert not any(map(any, loaded))
+            wait_until(lambda: not path_of(tmp_path, 1).exists())
+            assert tier.store(Job(4, LAYOUT, names, tokens, [payload])) is None
+            assert wait_for(tier, 4).is_done
+        tier.remove(names)
+        tier.drop(names)
+        wait_until(lambda: not path_of(tmp_path, 1).exists())
 
 
 def test_a_linked_folder_is_not_followed(tmp_path: Path) -> None:
