@@ -186,14 +186,14 @@ class FileTier(WorkingTier):
 
     def _tidy(self) -> None:
         """Look into all folders once, and then into one after another, for what others stored or removed."""
-        with self._changed:
+        with self._lock:
             self._num_looks += 1
             number = self._num_looks
         if number == 0:
             self._look_at_all()
         elif number % _JOBS_A_LOOK == 0:
             names, sizes, _ = self._listed(f"{number // _JOBS_A_LOOK % 256:02x}")
-            with self._changed:
+            with self._lock:
                 evicted = self._index.add(names, sizes)
             self._clear(evicted)
 
@@ -202,14 +202,14 @@ class FileTier(WorkingTier):
         listed = [self._listed(f"{key:02x}") for key in range(256)]
         order = np.argsort(np.concatenate([times for _, _, times in listed]), kind="stable")
         names = [name for each, _, _ in listed for name in each]
-        with self._changed:
+        with self._lock:
             known = set(self._index.items()[0])  # these come last, in their own order
         sizes = [size for _, each, _ in listed for size in each]
         index, evicted = self._index.empty(), []
         for first in range(0, len(order), _A_GO):
             some = [place for place in order[first : first + _A_GO].tolist() if names[place] not in known]
             evicted += index.add([names[place] for place in some], [sizes[place] for place in some])
-        with self._changed:
+        with self._lock:
             evicted += index.add(*self._index.items())
             self._index = index
         self._clear(evicted)

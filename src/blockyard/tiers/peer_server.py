@@ -136,7 +136,7 @@ class PeerServer:
         except BadObject as error:
             tier._missed(name, error.cause)
             raise
-        with tier._changed:
+        with tier._lock:
             tier._index.use([name])
         return data
 
@@ -165,7 +165,7 @@ class PeerServer:
         return causes[0].value if causes else ""
 
     def _removed(self, names: list[bytes]) -> dict[str, Any]:
-        with self._tier._changed:
+        with self._tier._lock:
             self._tier._index.forget(names)
         self._tier.remove(names)
         return {}

@@ -130,11 +130,15 @@ class WorkingTier:
         self._slow_seconds = slow_seconds
         self._absent_seconds = absent_seconds
         self._clock = clock
-        self._changed = threading.Condition()
+        #: `with` takes and leaves it in no frame of Python, in which Ctrl-C would leave it taken.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._loads: deque[Task] = deque()
         self._stores: deque[Task] = deque()
         #: Names, and whether they go only where a second look finds them bad.
         self._drops: deque[tuple[list[bytes], bool]] = deque()
+        #: Names of drops that wait. The threads alone change the index: Ctrl-C in a caller would leave it half done.
+        self._dropped: set[bytes] = set()
         #: Names, and whether all up to the first that is there are wanted, and not all before the first that is not.
         self._questions: deque[tuple[list[bytes], bool]] = deque()
         self._asked: set[bytes] = set()
@@ -218,7 +222,7 @@ class WorkingTier:
         What was found first may have been the answer to another question, or is no longer there.
         """
         bad = [name for name in names if self._is_bad(name)]
-        with self._changed:
+        with self._lock:
             self._index.forget(bad)
         self.remove(bad)
 
@@ -243,7 +247,7 @@ class WorkingTier:
     def _take(self, job: Job, is_load: bool) -> Cause | None:
         task = Task(job, is_load, [_pieces(place, item, is_load) for place, item in enumerate(job.buffers)], 0.0)
         size = task.num_bytes
-        with self._changed:
+        with self._lock:
             if job.id in self._ids:
                 raise InvalidArgument(f"id is {job.id}, the id of a job that runs; each has its own")
             task.since = self._clock()
@@ -252,9 +256,17 @@ class WorkingTier:
             if cause is not None:
                 self._stats.refused[cause] += 1
                 return cause
-            self._ids.add(job.id)
-            self._waiting_bytes += size
-            (self._loads if is_load else self._stores).append(task)
+            queue = self._loads if is_load else self._stores
+            try:
+                self._ids.add(job.id)
+                self._waiting_bytes += size
+                queue.append(task)
+            except BaseException:  # Ctrl-C: it is as if it had not been called
+                self._ids.discard(job.id)
+                if queue and queue[-1] is task:
+                    queue.pop()
+                self._waiting_bytes = sum(each.num_bytes for each in self._tasks())
+                raise
             self._changed.notify()
         return None
 
@@ -272,8 +284,10 @@ class WorkingTier:
     def longest_prefix(self, names: Sequence[bytes]) -> Prefix:
         """Say how many names are known. See `Tier.longest_prefix`."""
         require_names("names", names)
-        with self._changed:
+        with self._lock:
             found = self._index.prefix(names)
+            if self._dropped:
+                found = next((place for place in range(found) if names[place] in self._dropped), found)
             if found == len(names) or self._is_closed:
                 return Prefix(found, True)
             return Prefix(found, not self._is_asked(names[found : found + _MOST_ASKED], False))
@@ -281,9 +295,9 @@ class WorkingTier:
     def first_of(self, names: Sequence[bytes]) -> First:
         """Say which name is the first that is known. See `Tier.first_of`."""
         require_names("names", names)
-        with self._changed:
+        with self._lock:
             for place, name in enumerate(names):
-                if name in self._index:
+                if name in self._index and name not in self._dropped:
                     return First(place, True)
                 if not self._is_closed and self._is_asked(names[place : place + _MOST_ASKED], True):
                     return First(place, False)
@@ -297,15 +311,15 @@ class WorkingTier:
         believed = self._absent.get(name, now - self._absent_seconds) + self._absent_seconds > now
         if believed or len(self._questions) >= self._max_jobs or self._circuits[_LOADS].rests(now):
             return False
-        self._asked.add(name)
         self._questions.append((list(names), is_sparse))
+        self._asked.add(name)
         self._changed.notify()
         return True
 
     def drop(self, names: Sequence[bytes]) -> Cause | None:
         """Forget objects and have them removed. See `Tier.drop`."""
         require_names("names", names)
-        with self._changed:
+        with self._lock:
             now = self._clock()
             self._watch(now)
             cause = Cause.CLOSED if self._is_closed else None
@@ -316,21 +330,21 @@ class WorkingTier:
             if cause is not None:
                 self._stats.refused[cause] += 1
                 return cause
-            self._index.forget(names)
+            self._dropped.update(names)
             self._drops.append((list(names), False))
             self._changed.notify()
         return None
 
     def finished(self) -> list[Outcome]:
         """Take the outcomes so far. See `Tier.finished`."""
-        with self._changed:
+        with self._lock:
             self._watch(self._clock())
             outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
     def stats(self) -> TierStats:
         """Copy the figures. See `Tier.stats`."""
-        with self._changed:
+        with self._lock:
             stats = copy.deepcopy(self._stats)
             stats.num_evicted, stats.num_objects = self._index.num_evicted, len(self._index)
             stats.object_bytes = self._index.num_bytes
@@ -343,7 +357,7 @@ class WorkingTier:
 
     def close(self, timeout: float = 10.0) -> bool:
         """End the threads. See `Tier.close`."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             for queue in (self._loads, self._stores):
                 self._fail_all(queue, Cause.CLOSED)
@@ -355,10 +369,11 @@ class WorkingTier:
 
     def _begin_in_child(self) -> None:
         """A forked child has no threads: its copy of the tier is closed, and the jobs are its parent's."""
-        self._changed = threading.Condition()  # a thread may have held the other one
+        self._lock = threading.RLock()  # a thread may have held the other one
+        self._changed = threading.Condition(self._lock)
         self._is_closed = True
         self._index = self._index.empty()
-        for queue in (self._loads, self._stores, self._drops, self._questions):
+        for queue in (self._loads, self._stores, self._drops, self._questions, self._dropped):
             queue.clear()
         self._ids.clear()
         self._running.clear()
@@ -368,19 +383,22 @@ class WorkingTier:
 
     def check(self) -> None:
         """Raise `InvariantError` unless the index is sound, and what waits or runs is counted right. O(objects)."""
-        with self._changed:
+        with self._lock:
             self._index.check()
-            tasks = [*self._loads, *self._stores, *self._running.values()]
+            tasks = self._tasks()
             if self._ids != {task.job.id for task in tasks}:
                 raise InvariantError("tier: the ids in use are not those of the jobs that wait or run")
             if self._waiting_bytes != sum(task.num_bytes for task in tasks):
                 raise InvariantError(f"tier: {self._waiting_bytes} bytes are counted for the jobs that wait or run")
 
+    def _tasks(self) -> list[Task]:
+        return [*self._loads, *self._stores, *self._running.values()]
+
     # The threads.
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._rest()
                 while not self._has_work():
                     if self._is_closed:
@@ -433,7 +451,7 @@ class WorkingTier:
             if task.is_load:
                 _clear_all(task)
             causes = dict.fromkeys(range(len(task.parts)), self._cause_of(error))
-        with self._changed:
+        with self._lock:
             del self._running[task.job.id]
             self._rest()
             self._note_health(_kind(task.is_load), not ILL_PLACE.isdisjoint(causes.values()))
@@ -464,14 +482,14 @@ class WorkingTier:
         if causes:
             _clear_all(task)
         else:
-            with self._changed:
+            with self._lock:
                 self._index.add(names, [task.length(position) for position in range(len(names))])
                 self._index.use(names)
         return causes
 
     def _missed(self, name: bytes, cause: Cause) -> Cause:
         """Note that an object is not there; one that is useless to all is removed, after the job."""
-        with self._changed:
+        with self._lock:
             was_known = name in self._index
             self._index.forget([name])
             if cause in BAD_OBJECT and len(self._drops) < self._max_jobs:
@@ -482,7 +500,7 @@ class WorkingTier:
     def _store_all(self, task: Task) -> dict[int, Cause]:
         """Store the objects of a task that are not there; returns why none of them was stored, for each."""
         names = task.job.names
-        with self._changed:
+        with self._lock:
             new = [position for position, name in enumerate(names) if name not in self._index]
             evicted = self._index.evict(sum(task.length(position) for position in new))
         try:
@@ -493,7 +511,7 @@ class WorkingTier:
         except PlaceError as error:
             _log.warning("tier %s: %s", self.name, error)
             return dict.fromkeys(range(len(names)), error.cause)
-        with self._changed:
+        with self._lock:
             evicted = self._index.add([names[position] for position in new], [task.length(each) for each in new])
             self._index.use(names)
             for name in names:
@@ -509,7 +527,7 @@ class WorkingTier:
             else:
                 self._note_answer(names)
         finally:
-            with self._changed:
+            with self._lock:
                 self._rest()
                 self._asked.discard(names[0])
                 # An answer is of one moment: else its beginning is forgotten before its end is read, where places wait.
@@ -527,7 +545,7 @@ class WorkingTier:
         except Exception:  # the caller would wait for an answer forever
             is_ill = True
             _log.exception("tier %s: a question about %d objects", self.name, len(names))
-        with self._changed:
+        with self._lock:
             evicted = self._index.add(names[: len(sizes)], sizes)
             if len(sizes) < len(names):
                 self._absent.pop(names[len(sizes)], None)
@@ -541,7 +559,7 @@ class WorkingTier:
 
     def _clear(self, names: list[bytes], is_suspect: bool = False) -> None:
         """Remove objects, unless removing has failed of late: what stays is found again. is_suspect: `remove_bad`."""
-        with self._changed:
+        with self._lock:
             if not names or self._circuits[_DROPS].refuses(self._clock()):
                 return
         is_ill = False
@@ -550,21 +568,26 @@ class WorkingTier:
         except PlaceError as error:
             is_ill = True
             _log.warning("tier %s: %d objects were not removed: %s", self.name, len(names), error)
-        with self._changed:
+        with self._lock:
             self._note_health(_DROPS, is_ill)
 
     def _drop_all(self, names: list[bytes], is_suspect: bool) -> None:
+        with self._lock:
+            self._index.forget([] if is_suspect else names)
+            self._dropped.difference_update(names)
         try:
             self._clear(names, is_suspect)
         finally:
-            with self._changed:
+            with self._lock:
                 self._rest()
 
     # Health; under the lock.
 
     def _watch(self, now: float) -> None:
         """Open the circuit of what hangs, and let go of the jobs that wait behind it; all of them where each thread
-        hangs."""
+        hangs. Wake threads that nobody woke, because of a Ctrl-C."""
+        if self._has_work():
+            self._changed.notify_all()
         hanging = [(kind, begun) for kind, begun, _ in self._busy.values() if now - begun > self._slow_seconds]
         for kind, begun in hanging:
             if not self._circuits[kind].is_open():
