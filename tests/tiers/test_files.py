@@ -193,6 +193,30 @@ def test_other_tokens_and_other_lengths_are_misses(tier: FileTier) -> None:
     assert load(tier, [2]) == {}
 
 
+@pytest.mark.parametrize("part", ["", "objects"])
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_a_folder_that_is_swapped_while_it_is_open(tmp_path: Path, part: str, kind: str) -> None:
+    """Nothing goes through the link, in either direction, and the place is ill, not its objects."""
+    folder, elsewhere = tmp_path / "kv", tmp_path / "elsewhere"
+    tier = FileTier(folder, 2**30, clock=Clock())
+    assert store(tier, [1, 2]).is_done
+    (folder / part).rename(elsewhere)
+    (folder / part).symlink_to(elsewhere) if kind == "link" else (folder / part).write_bytes(b"")
+    before = sorted(elsewhere.rglob("*"))
+    for _ in range(3):
+        assert set(load(tier, [1, 2]).values()) == {Cause.UNREACHABLE}
+    assert tier.load(load_job(2, [1])) is Cause.CIRCUIT_OPEN
+    assert not store(tier, [3]).is_done
+    assert tier.drop([name_of(1)]) is None
+    wait_until(lambda: not tier._drops and not tier._busy)
+    assert sorted(elsewhere.rglob("*")) == before
+    (folder / part).unlink()
+    elsewhere.rename(folder / part)
+    assert tier.close()
+    with contextlib.closing(FileTier(folder, 2**30)) as again:
+        assert load(again, [1, 2]) == {}
+
+
 @pytest.mark.parametrize("kind", ["link", "folder", "fifo", "dangling", "loop"])
 def test_what_is_no_file_is_a_miss(tier: FileTier, tmp_path: Path, kind: str) -> None:
     store(tier, [1])

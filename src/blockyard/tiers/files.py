@@ -149,13 +149,14 @@ class FileTier(WorkingTier):
 
     def _open(self, folders: _Folders, name: bytes) -> tuple[int, int]:
         """Open an object's file; returns its size too. Raises `BadObject` where there is none, or something else."""
-        key = name.hex()
+        key, above = name.hex(), -1
         try:
+            above = folders.of("objects")
             file = os.open(key, _READ, dir_fd=folders.of("objects", key[:2]))
         except FileNotFoundError:
             raise BadObject(Cause.ABSENT) from None
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.EISDIR):
+            if above >= 0 and error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.EISDIR):
                 raise BadObject(Cause.DAMAGED) from None
             with self._errors():
                 raise
