@@ -305,7 +305,7 @@ def test_no_folder_above_is_a_link(tier: FileTier, tmp_path: Path, name: str) ->
     (tmp_path / name).symlink_to(others)
     if name == "objects":
         assert known(tier, [1]) == 0
-        assert load(tier, [1]) == {1: Cause.DAMAGED}
+        assert load(tier, [1]) == {1: Cause.UNREACHABLE}
         with pytest.raises(PlaceError):
             list(tier.names())
     assert tier.drop([name_of(1)]) is None
