@@ -25,6 +25,7 @@ ARGUMENTS = {
             "num_forks",
             "num_tokens",
             "kept",
+            "brought",
             "num_blocks",
             "num_cached_blocks",
             "block_id",

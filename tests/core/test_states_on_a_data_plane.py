@@ -29,6 +29,8 @@ class StatesOnADataPlane(World):
         self.parts: dict[int, tuple[int, int]] = {}
         #: Of the step that is carried out, the row of each sequence.
         self.rows: dict[int, int] = {}
+        #: Of sequences without a state, behind how many tokens one is brought.
+        self.lacking: dict[int, int] = {}
 
     def choose_config(self) -> Any:
         choose = self.random
@@ -58,7 +60,7 @@ class StatesOnADataPlane(World):
                 continue
 
     def actors(self) -> list[tuple[Any, float]]:
-        return [*super().actors(), (self.skip_states, 1), (self.state_blocks, 2)]
+        return [*super().actors(), (self.skip_states, 1), (self.state_blocks, 2), (self.bring, 3)]
 
     # The memory.
 
@@ -99,11 +101,16 @@ class StatesOnADataPlane(World):
         super().read(plan, index, seq, count)
         slot, start = int(plan.rows[index]), int(plan.num_computed[index])
         names = [0, *self.names(seq, seq.tokens + seq.drafts)]
+        if start < self.lacking.get(seq.handle, 0):
+            assert start + count >= self.lacking[seq.handle]
+            self.slots[slot] = names[start]  # that behind the step is brought, as if it were computed
+            self.counts["states brought"] += 1
         assert self.slots[slot] == names[start], f"{self.seed}: the state behind {start} tokens is another's"
         moves = plan.states
         saves = zip(moves.saves.tolist(), moves.save_boundaries.tolist(), moves.save_blocks.tolist(), strict=True)
         for boundary, blocks in ((boundary, blocks) for saved, boundary, blocks in saves if saved == slot):
-            assert start < boundary <= start + count
+            assert boundary <= start + count
+            assert start < boundary or start < self.lacking.get(seq.handle, 0)
             for part, block in enumerate(blocks):
                 self.write_over(block, NOTHING)
                 self.parts[block] = names[boundary], part
@@ -116,16 +123,42 @@ class StatesOnADataPlane(World):
         """Afterwards each slot has the state of what is computed, as a commit asks of the engine."""
         super().commit(done, fails)
         for seq, _ in done:
-            self.slots[self.rows[seq.handle]] = [0, *self.names(seq, seq.tokens)][
-                self.cache.num_computed_tokens(seq.handle)
-            ]
+            computed = int(self.cache.num_computed_tokens(seq.handle))
+            is_there = computed >= self.lacking.get(seq.handle, 0)
+            self.slots[self.rows[seq.handle]] = [0, *self.names(seq, seq.tokens)][computed] if is_there else NOTHING
 
     # What else happens.
 
     def skip_states(self) -> None:
         seq = self.one()
         if seq is not None:
-            self.cache.skip_states(seq.handle, self.random.randint(0, len(seq.tokens)))
+            count = self.random.randint(0, len(seq.tokens))
+            self.cache.skip_states(seq.handle, count, self.random.choice((0, self.random.randint(0, count))))
+
+    def bring(self) -> int:
+        """A prompt whose state is to come from outside: in one of its steps, or never."""
+        earlier = self.earlier()
+        tokens, keys = self.prompt(earlier), self.keys(earlier)
+        brought = self.random.randint(0, len(tokens))
+        without = self.cache.num_cached_tokens(tokens, keys)
+        seq = Seq(
+            self.cache.allocate(tokens, extra_keys=keys, brought=brought), tokens, keys, (), self.cache.generation
+        )
+        self.add(seq)
+        hit = int(self.cache.num_computed_tokens(seq.handle))
+        assert hit == without or without < hit < brought
+        if hit > without:
+            self.lacking[seq.handle] = brought
+        return hit
+
+    def fork(self) -> int | None:
+        known = {seq.handle for seq in self.seqs}
+        result = super().fork()
+        for seq in self.seqs:
+            if seq.handle not in known:
+                alike = (self.lacking.get(each.handle, 0) for each in self.seqs if each.tokens == seq.tokens)
+                self.lacking[seq.handle] = max(alike)
+        return result
 
     def state_blocks(self) -> None:
         """What it finds is the state of these very tokens."""
@@ -181,8 +214,8 @@ def run_worlds(kind: type[StatesOnADataPlane], num_worlds: int, wanted: tuple[st
 
 
 def test_keys_and_values_and_states_share_a_pool() -> None:
-    counts = run_worlds(StatesOnADataPlane, seeds.draws(150, 10), ("states loaded", "states found"))
-    names = ("states loaded", "states found", "blocks swapped out", "contexts read")
+    counts = run_worlds(StatesOnADataPlane, seeds.draws(150, 10), ("states loaded", "states found", "states brought"))
+    names = ("states loaded", "states found", "states brought", "blocks swapped out", "contexts read")
     seeds.lines.append("states on a data plane: " + ", ".join(f"{counts[name]} {name}" for name in names))
 
 

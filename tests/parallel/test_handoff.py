@@ -239,6 +239,26 @@ def test_what_cannot_be_offered_holds_nothing(pair: Pair) -> None:
     pair.require_empty()
 
 
+def test_what_cannot_be_offered_leaves_promised_rows_alone() -> None:
+    pair = Pair(max_num_seqs=2)
+    seq = pair.prefill.allocate([1], num_seqs=2)
+    for call in (pair.sender.offer, pair.sender.take_over):
+        with pytest.raises(SequenceNotReady, match="offer: nothing of the sequence is computed"):
+            call(seq, 0)
+    pair.prefill.reserve([seq])
+    pair.prefill.commit([seq], 1, [7])
+    for call in (pair.sender.offer, pair.sender.take_over):
+        with pytest.raises(InvalidArgument):
+            call(seq, 0, (Span("a", 1, 2),))
+        with pytest.raises(InvalidArgument):
+            call(seq, 0, "a")
+    with pytest.raises(OutOfRows):
+        pair.prefill.allocate([5])
+    (other,) = pair.prefill.fork(seq)
+    pair.prefill.free([seq, other])
+    pair.require_empty()
+
+
 def test_a_sequence_that_is_taken_over_takes_no_further_row(pair: Pair) -> None:
     others = [pair.prefill.allocate([token]) for token in range(7)]
     seq = pair.compute()

@@ -59,6 +59,45 @@ def test_two_engines_answer_as_one(name: str) -> None:
     assert run(Ends(name), prompts, DRAWN)[0] == drawn  # blocks of twice as many tokens
 
 
+def warm(ends: Ends) -> None:
+    """The decoding engine has keys and values of 60 tokens of the first prompt, and no state behind those."""
+    first, other = mixed_prompts((75, 40))
+    ends.decode.engine.generate([first[:62] + other[:10]], GREEDY)
+    assert ends.decode.engine.cache.num_cached_tokens(first) == 0
+
+
+def arrived(ends: Ends) -> list[int]:
+    """Bytes of the messages that come from now on, checksums apart."""
+    received, sizes = ends.mail.receive, []
+
+    def counted(message: Any, rank: int) -> Any:
+        if len(message) > 1:
+            sizes.append(message.numel() * message.element_size())
+        return received(message, rank)
+
+    ends.mail.receive = counted  # type: ignore[method-assign]
+    return sizes
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "lfm2", "qwen3_next"])
+def test_what_is_cached_without_a_state_is_not_sent_again(name: str) -> None:
+    ends = Ends(name, block_size=4)
+    warm(ends)
+    engine, first = ends.decode.engine, prompts_of()[0]
+    assert engine.state_slots is not None
+    token_bytes, state_bytes = engine.kv_cache.bytes_per_block // 4, engine.state_slots.num_bytes
+    sizes = arrived(ends)
+    # What the sender has kept at 60 is kept here too, before the tokens that are fetched.
+    for prompt, start, kept in ((first[:61], 60, 60), (first[:61], 60, 0), (first, 60, 72), (first, 72, 0)):
+        sizes.clear()
+        answers, [transfer] = run(ends, [prompt], GREEDY)
+        assert answers == reference_tokens(hybrid_model(name), [prompt], 12)
+        assert (transfer.start, transfer.kept) == (start, kept)
+        assert sum(sizes) == (len(prompt) - start) * token_bytes + (2 if kept else 1) * state_bytes
+    hits = [each.num_cached_tokens for each in engine.generate([first[:61], first], GREEDY)]
+    assert hits == [60, 72]
+
+
 def begin(ends: Ends, prompt: list[int]) -> tuple[Offer, Transfer]:
     ends.compute([prompt], GREEDY)
     [offer] = ends.receiver.offers(PATIENCE_SECONDS)
@@ -74,11 +113,15 @@ def require_answers(ends: Ends, name: str, prompts: list[list[int]]) -> None:
     ends.require_empty()
 
 
+@pytest.mark.parametrize("is_warm", [False, True])
 @pytest.mark.parametrize("place", range(3))
-def test_a_spoiled_byte_of_a_state_is_found_and_not_shared(place: int) -> None:
+def test_a_spoiled_byte_of_a_state_is_found_and_not_shared(place: int, is_warm: bool) -> None:
     """Of the keys and values, of the state that was kept, of the one at the end."""
     ends, prompt = Ends("falcon_h1"), prompts_of()[0]
+    if is_warm:
+        warm(ends)
     _, transfer = begin(ends, prompt)
+    assert transfer.start == 56 * is_warm  # blocks of 8
     assert (transfer.kept, [boundary for boundary, _ in transfer.saves]) == (72, [72])
     received = ends.mail.receive
     lengths: list[int] = []
@@ -99,8 +142,11 @@ def test_a_spoiled_byte_of_a_state_is_found_and_not_shared(place: int) -> None:
     require_answers(ends, "falcon_h1", [prompt])
 
 
-def test_a_transfer_that_is_given_up_half_way_leaves_nothing() -> None:
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_transfer_that_is_given_up_half_way_leaves_nothing(is_warm: bool) -> None:
     ends, prompt = Ends("qwen3_next"), prompts_of()[0]
+    if is_warm:
+        warm(ends)
     _, transfer = begin(ends, prompt)
     engine = ends.decode.engine
     number = engine.add_request(prompt, GREEDY)  # it cannot join what has no state yet
@@ -171,7 +217,7 @@ def test_beside_preemption_and_swaps(name: str, way: str) -> None:
     """Both sides are short of blocks: sequences that were handed over are preempted, and so are those that will be."""
     prompts = mixed_prompts((30, 33, 26, 29, 35), shared=8)
     options: dict[str, Any] = {"num_cpu_blocks": 60} if way == "swap" else {}
-    ends = Ends(name, block_size=4, num_blocks=60, preemption=way, **options)
+    ends = Ends(name, block_size=4, num_blocks=52, preemption=way, **options)
     numbers, results, waiting = {}, {}, []
     sampling = SamplingParams(max_tokens=24, ignore_eos=True)
     for prompt in prompts:

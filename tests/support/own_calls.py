@@ -191,6 +191,7 @@ def _manager_calls() -> list[Call]:
         ("state_blocks", lambda s: {"token_ids": tokens(1, 12), "extra_keys": s.keys}),
         ("skip_states", lambda s: {"seq": s.waiting, "num_tokens": 9}),
         ("skip_states", lambda s: {"seq": s.waiting, "num_tokens": 9, "kept": 4}),
+        ("allocate", lambda s: {"token_ids": tokens(1, 30), "extra_keys": s.keys, "brought": 29}),
         ("drop_saves", lambda s: {"seq": s.reserved}),
         ("state_slot", lambda s: {"seq": s.decoding}),
         ("num_tokens", lambda s: {"seqs": [s.decoding, s.done]}),

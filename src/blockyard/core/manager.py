@@ -149,6 +149,7 @@ class KVCacheManager:
         session: object = None,
         boundaries: object = None,
         waiting: object = (),
+        brought: object = 0,
     ) -> int:
         """Admit a prompt: hold the blocks of its longest cached prefix, and new ones for the rest. O(tokens).
 
@@ -162,13 +163,16 @@ class KVCacheManager:
         boundaries, waiting: of a cache with states, where something ends in the prompt that others begin with,
         integers (n,) from 1 to its length, at most 4,096; and up to 64 prompts that wait: states are kept at these
         positions, and where this prompt parts from those, rounded down to a boundary (docs/states.md).
+        brought: of a cache with states, behind how many tokens a state comes from outside, 0 for none. Unless one there
+        or behind is cached, the hit is all before it that has keys and values, as if a state stood there; `skip_states`
+        is done, and `reserve` raises `InvalidArgument` until it is asked for tokens up to there, or more.
         Returns the sequence's handle. `num_computed_tokens` then tells the hit: whole blocks (unless `partial_hits`),
         never the last token. Raises `NeverFits`, `OutOfBlocks`, `OutOfRows` (or see `try_allocate`), `InvalidArgument`,
         and `PolicyError` when an eviction policy fails.
         """
         self._gate.enter("allocate")
         try:
-            prompt = self._prompt_with(token_ids, extra_keys, boundaries, waiting)
+            prompt = self._prompt_with(token_ids, extra_keys, boundaries, waiting, brought)
             return int(self._take_in(prompt, holder, num_seqs, resumed, session, True))
         finally:
             self._gate.leave_with_result()
@@ -183,6 +187,7 @@ class KVCacheManager:
         session: object = None,
         boundaries: object = None,
         waiting: object = (),
+        brought: object = 0,
     ) -> int | Admission:
         """`allocate` where it fits, else LATER or NEVER: what a scheduler's loop wants, in one lookup. O(tokens).
 
@@ -191,7 +196,7 @@ class KVCacheManager:
         """
         self._gate.enter("try_allocate")
         try:
-            prompt = self._prompt_with(token_ids, extra_keys, boundaries, waiting)
+            prompt = self._prompt_with(token_ids, extra_keys, boundaries, waiting, brought)
             handle = self._take_in(prompt, holder, num_seqs, resumed, session, False)
             if handle == REFUSED_FOR_NOW:
                 return LATER
@@ -208,7 +213,9 @@ class KVCacheManager:
         key = None if session is None else require_session("session", session)
         return self._allocate.allocate(prompt, name, count, again, key, raises)
 
-    def _prompt_with(self, token_ids: object, extra_keys: object, boundaries: object, waiting: object) -> Prompt:
+    def _prompt_with(
+        self, token_ids: object, extra_keys: object, boundaries: object, waiting: object, brought: object
+    ) -> Prompt:
         """Return a prompt that knows where states of it will be wanted."""
         prompt = self._prompt(token_ids, extra_keys)
         if boundaries is not None or not (isinstance(waiting, tuple) and len(waiting) == 0):
@@ -216,6 +223,11 @@ class KVCacheManager:
                 raise InvalidArgument("boundaries or waiting is given; groups must have a state group for them")
             prompt.told = read_boundaries(boundaries, int(prompt.num_tokens))
             prompt.queued = read_partings(waiting, prompt, self._block_size)
+        position = read_int("brought", brought, 0, prompt.num_tokens)
+        if position > 0:
+            if self._parts.config.state_group is None:
+                raise InvalidArgument(f"brought is {position}; groups must have a state group for it")
+            prompt.brought = position
         return prompt
 
     def _prompt(self, token_ids: object, extra_keys: object) -> Prompt:

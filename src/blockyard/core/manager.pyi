@@ -39,6 +39,7 @@ class KVCacheManager:
         session: str | None = None,
         boundaries: Integers | None = None,
         waiting: Sequence[Integers] = (),
+        brought: Integer = 0,
     ) -> int: ...
     def try_allocate(
         self,
@@ -50,6 +51,7 @@ class KVCacheManager:
         session: str | None = None,
         boundaries: Integers | None = None,
         waiting: Sequence[Integers] = (),
+        brought: Integer = 0,
     ) -> int | Admission: ...
     def can_allocate_batch(self, prompts: Sequence[Integers], extra_keys: ExtraKeys = ()) -> Admission: ...
     def allocate_batch(

@@ -130,7 +130,8 @@ class HandoffReceiver:
         answer: int | Admission = Admission.LATER
         self._last_number += 1
         try:
-            answer = self.cache.try_allocate(offer.token_ids, holder, offer.extra_keys)
+            brought = offer.num_computed if self.peer.state_bytes else 0
+            answer = self.cache.try_allocate(offer.token_ids, holder, offer.extra_keys, brought=brought)
             if isinstance(answer, Admission):
                 return answer
             transfer = self._begin(offer, peer, answer)
@@ -164,9 +165,8 @@ class HandoffReceiver:
         """Take slots for what is to be fetched; None if they cannot be had now."""
         start = int(self.cache.num_computed_tokens(seq))
         has_state = bool(self.peer.state_bytes) and start < offer.num_computed
-        if has_state:
-            is_place = offer.kept > start and offer.kept % self.cache.config.hit_alignment == 0
-            self.cache.skip_states(seq, offer.num_computed, offer.kept if is_place else 0)
+        if has_state and self._wants_kept(offer, start):
+            self.cache.skip_states(seq, offer.num_computed, offer.kept)
         # With nothing to fetch, a token is reserved all the same: it tells whether the beginning is there or in work.
         count = max(offer.num_computed - start, 1)
         step = self.cache.reserve([seq], [count])
@@ -186,6 +186,15 @@ class HandoffReceiver:
         self._by_offer[offer.id] = number
         self._deadlines.start(number)
         return transfer
+
+    def _wants_kept(self, offer: Offer, start: int) -> bool:
+        """Return whether the state that the sender has kept can be kept here, and is not, nor one at the hit's end."""
+        if offer.kept == 0 or offer.kept % self.cache.config.hit_alignment:
+            return False
+        if offer.kept > start:
+            return True
+        tokens, keys = offer.token_ids, offer.extra_keys
+        return not any(len(self.cache.state_blocks(tokens[:place], keys)) for place in (offer.kept, start))
 
     def _plan(self, offer: Offer, peer: PeerInfo, seq: int, start: int) -> TransferPlan:
         groups = [

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, InvariantError, SequenceNotReady, StaleOffer, UnknownSequence
-from ..keys import ExtraKey, canonical_keys, spans_of
+from ..keys import ExtraKey, canonical_keys, require_spans_within, spans_of
 from .deadlines import Deadlines, end_sequence
 from .offer import Offer, OfferId
 from .peer import PeerInfo, require_own_config
@@ -58,12 +58,12 @@ class HandoffSender:
         state that no step has put in a slot yet; `OutOfRows`, `UnknownSequence`, `InvalidArgument`; then nothing is
         held. After `reset_prefix_cache` (new weights) offer only sequences that were allocated since.
         """
-        self._require_offerable(seq, now)
+        keys = self._require_offerable(seq, now, extra_keys)
         hold: list[int] = []
         try:
             self._last_number += 1
             hold += self.cache.fork(seq)
-            return self._hold(hold[0], extra_keys)
+            return self._hold(hold[0], keys)
         except BaseException:
             self._forget(self._last_number)
             self.cache.free(hold)
@@ -74,7 +74,7 @@ class HandoffSender:
 
         Raises as `offer` does, but for `OutOfRows`; then the sequence stays the caller's.
         """
-        self._require_offerable(seq, now)
+        keys = self._require_offerable(seq, now, extra_keys)
         cache = self.cache
         known, computed = cache.num_tokens(seq), cache.num_computed_tokens(seq)
         if computed < known - 1:
@@ -84,21 +84,27 @@ class HandoffSender:
         cache.truncate(seq, known)  # cuts nothing; it raises while anything of the sequence is in flight
         self._last_number += 1
         try:
-            return self._hold(seq, extra_keys)
+            return self._hold(seq, keys)
         except BaseException:
             self._forget(self._last_number)
             raise
 
-    def _require_offerable(self, seq: int, now: float) -> None:
+    def _require_offerable(self, seq: int, now: float, extra_keys: object) -> tuple[ExtraKey, ...]:
+        """Return the keys in their one form; all that an offer of the sequence can be refused for comes here."""
         self._advance(now)
+        if not self.cache.num_computed_tokens(seq):
+            raise SequenceNotReady("offer: nothing of the sequence is computed")
+        keys = canonical_keys(extra_keys)
+        require_spans_within(spans_of(keys), int(self.cache.num_tokens(seq)))
         if self.cache.is_swapped_out(seq):
             raise SequenceNotReady("offer: the sequence is swapped out; swap it in first")
         if self.peer.state_bytes:
             self.cache.state_slot(seq)  # it raises where there is no state to be handed over yet
+        return keys
 
-    def _hold(self, seq: int, extra_keys: object) -> Offer:
+    def _hold(self, seq: int, keys: tuple[ExtraKey, ...]) -> Offer:
         """Return an offer of the last number that holds a sequence; the caller undoes what an error leaves of it."""
-        offer = self._describe(seq, extra_keys)
+        offer = self._describe(seq, keys)
         number = offer.id.number
         self._held[number] = _Held(seq, self.cache.generation, offer)
         self._seqs[seq] = number
@@ -111,11 +117,10 @@ class HandoffSender:
             self._seqs.pop(held.seq, None)
         self._deadlines.end(number)
 
-    def _describe(self, seq: int, extra_keys: object) -> Offer:
+    def _describe(self, seq: int, keys: tuple[ExtraKey, ...]) -> Offer:
         number = OfferId(self.peer.name, self.peer.incarnation, self._last_number)
         computed = int(self.cache.num_computed_tokens(seq))
         tokens = self.cache.token_ids(seq)
-        keys = canonical_keys(extra_keys)
         kept = self._kept(tokens[:computed], keys) if self.peer.state_bytes else 0
         return Offer(number, tokens, computed, self._tables(seq, computed), keys, kept)
 

@@ -42,10 +42,10 @@ class StateCalls:
         """Keep no state of a row before its first `num_tokens` tokens are computed but one at `kept`; 0 for none."""
         states = self.require("skip_states")
         require_nothing_reserved(self.sequences, row, "skip_states")
-        if kept > 0 and (kept % states.alignment != 0 or kept <= self.sequences.num_computed[row]):
+        least: i64 = 0 if states.lacks(row) else self.sequences.num_computed[row]
+        if kept > 0 and (kept % states.alignment != 0 or kept <= least):
             raise InvalidArgument(
-                f"kept is {kept}; it must be a multiple of {states.alignment}, above the "
-                f"{self.sequences.num_computed[row]} computed tokens"
+                f"kept is {kept}; it must be a multiple of {states.alignment}, above the {least} computed tokens"
             )
         states.skip(row, num_tokens, kept)
 
@@ -57,6 +57,8 @@ class StateCalls:
         """Return the slot that has the state of a row now."""
         states = self.require("state_slot")
         require_nothing_reserved(self.sequences, row, "state_slot")
+        if states.lacks(row):
+            raise SequenceNotReady(f"state_slot: the state of {self.sequences.name(row)} is still to be brought")
         if not states.is_begun(row):
             raise SequenceNotReady(
                 f"state_slot: {self.sequences.name(row)} has no state in a slot yet; its next step puts one there"

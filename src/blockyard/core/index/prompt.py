@@ -50,6 +50,8 @@ class Prompt:
         #: Where the caller says that something ends, and where others that wait part from it, in tokens.
         self.told = NOWHERE
         self.queued = NOWHERE
+        #: Behind how many tokens a state comes from outside; 0 for none.
+        self.brought: i64 = 0
 
     def require_tokens(self, first_word: i64) -> None:
         """Raise `InvalidArgument` for a number from a word on that is no token, where nobody has looked yet. O(tokens).
@@ -81,11 +83,12 @@ class Hit:
     places: with layer groups, for each group a block at each place, minus a CPU block, or 0 for none.
     state: with a state group, the blocks of the state at the end of the hit, which the first step loads.
     num_served: how many of the blocks could be taken if there were a state behind each; `num_usable` without a group.
+    brought: as the prompt's. lacks_state: no state stands at the end of the hit, because one is brought behind it.
     sources, num_alike: where the hit goes on inside the next block: blocks, one for each group, that begin with the
         same `num_alike` tokens.
     """
 
-    def __init__(self, root: i64, blocks: vec[i32]) -> None:
+    def __init__(self, root: i64, blocks: vec[i32], brought: i64 = 0) -> None:
         num_found: i64 = len(blocks)
         self.root = root
         self.blocks = blocks
@@ -95,6 +98,8 @@ class Hit:
         self.places: list[vec[i64]] = []
         self.state: list[int] = []
         self.num_served: i64 = 0
+        self.brought = brought
+        self.lacks_state = False
         self.sources: list[int] = []
         self.num_alike: i64 = 0
 

@@ -88,14 +88,20 @@ class GroupedStore(Store):
         limit = i64(len(hit.blocks)) * self.block_size
         for group in self.groups:
             hit.places.append(zeros_i64(int(limit // group.block_size)))
-        limit = self._reach(hit, limit)
-        hit.num_served = limit // self.block_size
+        served = self._reach(hit, limit)
+        limit = served
+        hit.num_served = served // self.block_size
         if self.states is not None:
             reached: i64 = -1
             while limit > 0 and reached != limit:
                 reached = self.states.reach(self.token_blocks.index, hit, limit)
                 limit = self._reach(hit, reached)
-            if limit == 0:
+            if limit < hit.brought:
+                before = (hit.brought - 1) // self.alignment * self.alignment
+                reached = self._reach(hit, min(served, before))
+                hit.lacks_state = reached > limit
+                limit = reached
+            if limit == 0 or hit.lacks_state:
                 hit.state = []
         hit.num_usable = limit // self.block_size
         hit.num_known = len(hit.blocks)

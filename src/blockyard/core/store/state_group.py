@@ -6,6 +6,7 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...config import MAX_GROUPS, CacheConfig
+from ...errors import InvalidArgument
 from ...ids import NO_CONTENT, NULL_BLOCK
 from ..arrays import zeros_i32, zeros_i64
 from ..index.hashing import root_hash
@@ -82,6 +83,8 @@ class StateGroup:
         self._seen_from = zeros_i64(rows)
         #: What a row computes before so many tokens comes from outside, states too: it is not cut there.
         self._brought = zeros_i64(rows)
+        #: No state of a row stands anywhere before so many tokens are computed, though some are.
+        self._lacking = zeros_i64(rows)
         #: Boundaries and kinds, ascending.
         self._wanted: list[list[int]] = [self._nothing] * rows
         self._visits: list[Visit] = [NO_VISIT] * rows
@@ -172,6 +175,9 @@ class StateGroup:
         if self.shelf is not None and hit.state and visit.state == 0:
             # What is hit is worth what any state is, whether the book knew of it or not.
             self._register(row, self.book.keep(visit, start, JUNCTION), hit.state)
+        if prompt.brought > start:
+            self.skip(row, prompt.brought, 0)
+            self._lacking[row] = prompt.brought if hit.lacks_state else i64(0)
 
     def _visit(self, prompt: Prompt, hit: Hit, last: i64, reached: i64) -> Visit:
         """Tell the book of a prompt: what it hits has hashes already, what follows up to the next span gets some."""
@@ -190,6 +196,7 @@ class StateGroup:
         self._last[row] = last
         self._seen_from[row] = NEVER
         self._brought[row] = 0
+        self._lacking[row] = 0
         self._wanted[row] = self._nothing
         self._end_rolling(row)
         self._kept[row] = self._nothing
@@ -212,24 +219,19 @@ class StateGroup:
         if self._visits[row] is not NO_VISIT:
             self._visits[child] = self._visits[row].copied()
         self._is_begun[child] = self._is_begun[row]
+        self._lacking[child] = self._lacking[row]
         if self._is_begun[row] != 0:
             self._copies.add(row, child)
 
     def skip(self, row: i64, num_tokens: i64, kept: i64) -> None:
         """Want no state of a row before `num_tokens` tokens but one at `kept` (0: none), and one there, if one can
         stand there. What is computed up to there is not cut. O(wanted)."""
-        wanted: list[int] = []
-        kind = JUNCTION
-        for each in self._wanted[row]:
-            if i64(each) // KIND_SPAN >= num_tokens:
-                wanted.append(each)
-            elif i64(each) // KIND_SPAN == kept:
-                kind = i64(each) % KIND_SPAN
+        wanted = [each for each in self._wanted[row] if i64(each) // KIND_SPAN >= num_tokens]
         is_place = num_tokens % self.alignment == 0 and 0 < num_tokens <= self._last[row]
         if is_place and self.is_caching and not (wanted and i64(wanted[0]) // KIND_SPAN == num_tokens):
             wanted.insert(0, int(num_tokens * KIND_SPAN + JUNCTION))
         if kept > 0 and self.is_caching:
-            wanted.insert(0, int(kept * KIND_SPAN + kind))
+            wanted.insert(0, int(kept * KIND_SPAN + (PROMPT_END if kept == self._last[row] else JUNCTION)))
         self._wanted[row] = wanted
         self._brought[row] = num_tokens
         self._seen_from[row] = NEVER
@@ -240,7 +242,7 @@ class StateGroup:
 
     def shortest_cut(self, row: i64) -> i64:
         """Return the fewest computed tokens that a cut may leave: a state cannot be cut."""
-        return self.sequences.num_computed[row] if self._is_begun[row] != 0 else i64(0)
+        return self.sequences.num_computed[row] if self._is_begun[row] != 0 or self.lacks(row) else i64(0)
 
     def close(self, row: i64) -> None:
         """Let go of what a row was still to save."""
@@ -418,7 +420,7 @@ class StateGroup:
             position += self.alignment - position % self.alignment
             if position < found and self._takes(row, position, OUTPUT_END):
                 found = position
-        self._seen_from[row] = start
+        self._seen_from[row] = start if start >= self._lacking[row] else NEVER
         self._next[row] = found
         return found
 
@@ -444,9 +446,16 @@ class StateGroup:
         self._unkept[row] = [*unkept, int(boundary * KIND_SPAN + kind)]
         return False
 
+    def _first_boundary(self, row: i64, start: i64) -> i64:
+        """Return the first boundary of a step from `start` on; one that is brought may stand before it."""
+        return self.next_boundary(row, start if start >= self._lacking[row] else 0)
+
     def cut(self, rows: vec[i64], first: vec[i64], counts: vec[i64]) -> None:
         """End what each row is to compute, from `first` on, at its next boundary, and let rows take a second look that
-        reach a boundary in this step, or have a save or a refusal left. O(batch), a compare for each other row."""
+        reach a boundary in this step, or have a save or a refusal left. O(batch), a compare for each other row.
+
+        Raises `InvalidArgument` for one that would go on from a state that is not there.
+        """
         self._asked.clear()
         self._opening.clear()
         ready = self.sequences.ready
@@ -462,11 +471,24 @@ class StateGroup:
                 if num_saves[row] > 0 or num_refused[row] > 0:
                     ready[row] = 0
                 continue
+            if start < self._lacking[row] and 0 < counts[place] < self._lacking[row] - start:
+                self._refuse(row, place, start, counts[place])
             if self._cuts_at(row, start) and 1 < counts[place] <= self.max_model_len - start:
                 counts[place] = min(counts[place], self.next_boundary(row, start) - start)
                 if counts[place] < following[row] - start and num_saves[row] == 0 and num_refused[row] == 0:
                     continue
             ready[row] = 0
+
+    def _refuse(self, row: i64, place: i64, start: i64, count: i64) -> None:
+        raise InvalidArgument(
+            f"num_new_tokens[{place}] is {count} for {self.sequences.name(row)}; it must be 0 or at least "
+            f"{self._lacking[row] - start}: {start} tokens are computed, and the next state is brought behind "
+            f"{self._lacking[row]}"
+        )
+
+    def lacks(self, row: i64) -> bool:
+        """Return whether no state stands behind the computed tokens of a row, because one is brought later."""
+        return self.sequences.num_computed[row] < self._lacking[row]
 
     def _cuts_at(self, row: i64, start: i64) -> bool:
         """Return whether a chunk that begins at `start` ends where a state is kept."""
@@ -479,7 +501,7 @@ class StateGroup:
     def num_blocks_to_save(self, row: i64, start: i64, end: i64) -> i64:
         """Return the blocks that saving what these tokens pass takes."""
         count: i64 = 0
-        boundary = self.next_boundary(row, start)
+        boundary = self._first_boundary(row, start)
         while boundary <= end:
             count += 1
             if self._cuts_at(row, start):
@@ -492,9 +514,10 @@ class StateGroup:
         if self.saves.num_of_row[row] == 0 or self.sequences.num_ahead[row] > 0:
             return 0
         dropped: i64 = 0
+        reach: i64 = -1 if self.lacks(row) else self.sequences.num_computed[row]
         number = self.saves.first[row]
         while number != NONE:
-            dropped += 1 if self.saves.boundary[number] > self.sequences.num_computed[row] else 0
+            dropped += 1 if self.saves.boundary[number] > reach else 0
             number = self.saves.following[number]
         return self.num_parts * dropped
 
@@ -508,7 +531,7 @@ class StateGroup:
             else:
                 transfers.clear_state(row)
             self._opening.add(row)
-        boundary = self.next_boundary(row, start)
+        boundary = self._first_boundary(row, start)
         while boundary <= end:
             self._asked.add(row)
             self._asked.add(boundary)
@@ -593,13 +616,16 @@ class StateGroup:
         saves = self.saves
         if saves.num_of_row[row] == 0:
             return
-        computed = self.sequences.num_computed[row]
+        computed: i64 = -1 if self.lacks(row) else self.sequences.num_computed[row]
+        ahead = self.sequences.num_ahead[row]
+        if computed < 0 and ahead > 0:
+            return
         number = saves.first[row]
         while number != NONE:
             if saves.status[number] == OPEN and saves.boundary[number] <= computed:
                 self._keep(row, number)
             number = saves.following[number]
-        self._drop(row, computed + self.sequences.num_ahead[row])
+        self._drop(row, computed + ahead)
 
     def _keep(self, row: i64, number: i64) -> None:
         """Cache one state, unless there is one."""
