@@ -95,6 +95,15 @@ def test_preempted_and_swapped_sequences_get_the_same_tokens(way: str) -> None:
     peers.require_ended()
 
 
+def test_heads_that_do_not_divide_are_refused() -> None:
+    """A state would take more blocks on the rank that has fewer heads: its first step was refused there."""
+    peers = ThreadPeers(2)
+    model = hybrid_model("qwen3_next", num_attention_heads=6, num_key_value_heads=3)
+    with pytest.raises(InvalidArgument, match="tensor_parallel is 2 for a hybrid model of 3 KV heads; it must divide"):
+        Engine(model, num_blocks=400, block_size=4, tensor_parallel=peers)
+    peers.require_ended()
+
+
 def test_a_model_without_a_plan_is_refused_by_its_field() -> None:
     peers = ThreadPeers(2)
     with pytest.raises(

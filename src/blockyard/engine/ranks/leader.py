@@ -70,11 +70,17 @@ class Ranks:
 
     def require_servable(self, shape: KVShape) -> None:
         """Raise `InvalidArgument` for a model that several ranks cannot share."""
-        if self._peers is not None and shape.index is not None:
-            name = "context_parallel" if self._interleave else "tensor_parallel"
+        if self._peers is None:
+            return
+        name, size, heads = "context_parallel" if self._interleave else "tensor_parallel", self.size, shape.num_kv_heads
+        if shape.index is not None:
             raise InvalidArgument(
-                f"{name} is {self._peers.size} for a model whose layers keep index keys, which ranks do not share; "
-                f"it must be 1"
+                f"{name} is {size} for a model whose layers keep index keys, which ranks do not share; it must be 1"
+            )
+        if shape.states is not None and not self._interleave and heads > size and heads % size:
+            raise InvalidArgument(
+                f"{name} is {size} for a hybrid model of {heads} KV heads; it must divide them, so that a state takes "
+                f"equally many blocks on each rank"
             )
 
     def join(self, borrowed: BorrowedModel, shape: KVShape, block_size: int) -> tuple[BorrowedModel, KVShape]:
