@@ -21,8 +21,6 @@ from .peer import MOST_ASKED_BYTES, MOST_OBJECT_BYTES
 from .tier import Cause, Job, require_name, require_names
 from .worker import PlaceError, Task, WorkingTier
 
-#: Memory that a connection keeps for objects that come.
-_MOST_KEPT_BYTES = 2**22
 _log = logging.getLogger(__name__)
 
 
@@ -83,11 +81,10 @@ class PeerServer:
 
     def _serve(self, connection: SocketConnection) -> None:
         """Answers one peer until it leaves, or says what is no request."""
-        room = _Room()
         try:
             while True:
                 request = Message.of(connection.recv_bytes(MOST_ASKED_BYTES))
-                answer, data = self._answer(connection, room, request)
+                answer, data = self._answer(connection, request)
                 number = request.fields.get("number")
                 connection.send_bytes(
                     pack("answer", {"cause": "", **answer, "number": number, "has_bytes": data is not None})
@@ -105,15 +102,13 @@ class PeerServer:
             with self._lock:
                 self._peers.pop(connection, None)
 
-    def _answer(
-        self, connection: SocketConnection, room: _Room, request: Message
-    ) -> tuple[dict[str, Any], bytes | None]:
+    def _answer(self, connection: SocketConnection, request: Message) -> tuple[dict[str, Any], bytes | None]:
         kind, fields = request.kind, request.fields
         try:
             if kind == "get":
                 return {}, self._got(_name(fields["name"]), require_int("most", fields["most"], 1, MOST_OBJECT_BYTES))
             if kind == "put":
-                return {"cause": self._kept(connection, room, _name(fields["name"]))}, None
+                return {"cause": self._kept(connection, _name(fields["name"]))}, None
             if kind == "sizes":
                 return {"sizes": self._tier._sizes(_names(fields["names"]))}, None
             if kind == "remove":
@@ -140,12 +135,13 @@ class PeerServer:
             tier._index.use([name])
         return data
 
-    def _kept(self, connection: SocketConnection, room: _Room, name: bytes) -> str:
+    def _kept(self, connection: SocketConnection, name: bytes) -> str:
         """Receives an object and stores it, if it is whole, within the tier's budget; returns why it was not."""
         come = list[tuple[bytes, memoryview]]()
 
         def place(page: bytearray, num_left: int) -> list[memoryview]:
-            come.append((bytes(page), room.of(num_left)))
+            # Pages that are touched when bytes come, whatever was announced; a bytearray that grows is copied.
+            come.append((bytes(page), np.empty(num_left, np.uint8).data))
             return [come[0][1]]
 
         connection.recv_into(PAGE_BYTES, place, MOST_OBJECT_BYTES)
@@ -169,22 +165,6 @@ class PeerServer:
             self._tier._index.forget(names)
         self._tier.remove(names)
         return {}
-
-
-class _Room:
-    """Keeps the memory of an object for the next one on a connection: new pages of memory cost more than a copy."""
-
-    def __init__(self) -> None:
-        self._kept = memoryview(b"")
-
-    def of(self, num_bytes: int) -> memoryview:
-        """Returns a buffer; what it held before is of no use any more."""
-        if num_bytes <= len(self._kept):
-            return self._kept[:num_bytes]
-        room = np.empty(num_bytes, np.uint8).data
-        if num_bytes <= _MOST_KEPT_BYTES:
-            self._kept = room
-        return room
 
 
 def _name(text: str) -> bytes:
