@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from blockyard import InvalidArgument
-from blockyard.cli.tenants import tenant_keys, tenants_asked
+from blockyard.cli.tenants import say_who_is_refused, tenant_keys, tenants_asked
 from blockyard.tenants import OTHERS, Tenant, TenantGroup
 
 
@@ -64,3 +64,13 @@ def test_a_key_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch:
 def test_what_is_no_tenant(tenants: tuple[str, ...], groups: tuple[str, ...], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         tenants_asked(tenants, groups)
+
+
+def test_it_is_said_who_is_refused_where_the_server_has_no_key(capsys: pytest.CaptureFixture[str]) -> None:
+    for api_key, keys in ((None, {}), ("ours", {"acme": "secret"})):
+        say_who_is_refused(api_key, keys)
+    assert capsys.readouterr().err == ""
+    say_who_is_refused(None, {"acme": "secret", "bob": "other"})
+    told = capsys.readouterr().err
+    assert "only requests with the API key of a tenant are taken (2 tenants have one)" in told
+    assert "secret" not in told

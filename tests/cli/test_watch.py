@@ -105,7 +105,7 @@ def test_a_servers_own_words_are_no_escape_sequences(capsys: pytest.CaptureFixtu
 def test_a_server_that_drips_is_not_waited_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A byte now and then keeps a socket from timing out for ever."""
+    """A byte now and then keeps a socket from timing out forever."""
     monkeypatch.setattr(watch, "_SECONDS_IN_ALL", 0.5)
     began = time.monotonic()
     with answering([b"HTTP/1.1 200 OK\r\n\r\n", *[b"x"] * 200], 0.05) as address:

@@ -484,7 +484,7 @@ def test_without_states_there_is_nothing_to_ask() -> None:
 
 
 def test_a_state_is_no_reason_to_refuse_a_batch_or_a_group() -> None:
-    """Nothing runs, and the prompts fit without the idle state that each of them hits: LATER would be for ever."""
+    """Nothing runs, and the prompts fit without the idle state that each of them hits: LATER would last forever."""
     groups = (LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=8 * 4 * 6))
     cache = KVCacheManager(CacheConfig(14, groups=groups, max_num_seqs=8, max_model_len=64, state_places=("last",)))
     memory, prompt = StateMemory(cache), list(range(9))

@@ -331,7 +331,7 @@ def test_closing_twice_is_nothing_and_what_was_published_is_out(
 def test_who_has_asked_when_a_publisher_closes_is_answered(
     publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dynamo's indexer waits for an answer for ever, and takes in nothing meanwhile."""
+    """Dynamo's indexer waits for an answer forever, and takes in nothing meanwhile."""
     monkeypatch.setattr(publishers, "LAST_MESSAGES_MS", 1000 * PATIENCE_SECONDS)
     cache = make_cache()
     publisher = publishing(cache)

@@ -93,7 +93,7 @@ def test_what_is_no_scheduler_is_named() -> None:
 
 @pytest.mark.parametrize("number", range(20))
 def test_calls_in_any_order_leak_nothing(number: int) -> None:
-    """A wrong one is refused and changes nothing: a second `allocate` left the blocks of the first held for ever."""
+    """A wrong one is refused and changes nothing: a second `allocate` left the blocks of the first held forever."""
     draw = random.Random(run_seed() + number)
     manager = BlockManager(draw.choice((3, 8, 20)), BLOCK_SIZE)
     seqs = traffic(draw, 5)

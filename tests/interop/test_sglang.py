@@ -58,7 +58,7 @@ class Both:
 
 
 def make_room(sides: list[Engine], lacking: int) -> None:
-    """Ours gives back what SGLang's does: whole nodes, maybe more than was asked for."""
+    """Ours evicts what SGLang's does: whole nodes, maybe more than was asked for."""
     evicted = sides[0].evict(lacking)
     assert sides[1].evict(evicted) == evicted
 

@@ -163,7 +163,7 @@ def test_what_nobody_watched_is_not_drawn(tmp_path: Path) -> None:
         whole = page.evaluate("((all) => all.at(-1).totals.prompt - all[0].totals.prompt)(blockyard.chart.points)")
         assert whole >= page.evaluate(GROWN) + unseen
         words = page.evaluate("document.getElementById('time-words').textContent")
-        assert "Nobody watched for" in words
+        assert "No page was open for" in words
         require_quiet(page, server)
         shown, hidden = page.evaluate(DRAWN)
         assert shown > 20

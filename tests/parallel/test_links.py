@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import Admission, InvalidArgument
+from blockyard import Admission, CacheSalt, InvalidArgument, NeverFits
 from blockyard.engine import SamplingParams
 from blockyard.engine.handoff import DecodeDoor, PrefillDoor
 from blockyard.parallel import HandoffError, Offer, OfferId, PeerMismatch, StaleOffer, Transfer
 from blockyard.parallel.link import ReceiverLink, SenderLink
 from blockyard.parallel.transport import DistributedTransport
+from blockyard.tenants import Tenant
 
 from .. import kills
 from ..support import seeds
@@ -295,6 +296,40 @@ def test_requests_that_are_not_handed_over(ends: Ends, options: dict[str, Any], 
             ends.prefill.add_request(PROMPTS[0], SamplingParams(**options))
     with pytest.raises(InvalidArgument, match="sampling is a str"):
         ends.decode.accept(offer, "greedy", 0)  # type: ignore[arg-type]
+
+
+def test_a_prompt_that_is_handed_over_is_charged_to_its_tenant() -> None:
+    tenants = (Tenant("acme", min_blocks=20), Tenant("small", max_held=4))
+    ends = Ends(cache_options={"tenants": tenants})
+    sampling = SamplingParams(max_tokens=5)
+    for name in ("acme", "small", "nobody's"):
+        ends.prefill.add_request(PROMPTS[0], sampling, extra_keys=(CacheSalt(name),))
+    with pytest.raises(InvalidArgument, match="tenant is 'acme'; none of the 1 tenants has that name"):
+        ends.prefill.add_request(PROMPTS[0], sampling, tenant="acme")  # there is one on the other side alone
+    ends.compute([], sampling)
+    held = {}
+    for offer in ends.receiver.offers(PATIENCE_SECONDS):
+        (salt,) = offer.extra_keys
+        if salt == CacheSalt("small"):  # 34 tokens are 5 blocks of 8
+            with pytest.raises(NeverFits, match="the cache can give tenant 'small' 4 "):
+                ends.decode.accept(offer, sampling, 0)
+            continue
+        ends.take(offer, sampling)
+        held[salt] = {use.name: use.num_held for use in ends.decode.engine.cache.stats().tenants if use.num_held}
+    assert held == {CacheSalt("acme"): {"acme": 4}, CacheSalt("nobody's"): {"acme": 4, "*": 4}}
+    while ends.decode.engine.has_unfinished:
+        ends.decode.step(0)
+    uses = {use.name: (use.num_held, use.num_idle > 0) for use in ends.decode.engine.cache.stats().tenants}
+    assert uses == {"*": (0, True), "acme": (0, True), "small": (0, False)}
+    ends.sender.close()
+    ends.receiver.close()
+
+
+def test_a_tenant_by_name_is_its_salt_on_the_other_side() -> None:
+    door = PrefillDoor(engine_of(cache_options={"tenants": (Tenant("acme"),)}), "prefill", 1, 10)
+    door.add_request(PROMPTS[0], SamplingParams(max_tokens=5), extra_keys=(CacheSalt("x"),), tenant="acme")
+    ((computed,), _) = door.step(0)
+    assert computed.offer.extra_keys == (CacheSalt("acme\x1fx"),)
 
 
 def test_offers_of_another_vocabulary(ends: Ends) -> None:

@@ -75,7 +75,7 @@ def test_a_dispatcher(left: Left) -> None:
 
     async def play() -> None:
         dispatcher = world.dispatcher(capacity=200)
-        world.link.faults = {number: (1, "cut") for number in range(0, 180, 7)}  # these go on elsewhere, or are left
+        world.link.faults = dict.fromkeys(range(0, 180, 7), (1, "cut"))  # these go on elsewhere, or are left
         wanted = SamplingParams(max_tokens=400, ignore_eos=True)
         for number in range(draws(60, 20)):
             jobs = [job_of(wanted, [number] * 20) for _ in range(3)]

@@ -27,7 +27,7 @@ from ..sizing import KVCacheSpec
 from ..sizing.layers import dtype_bytes
 from .model_loading import DEMO_NAME, engine_arguments
 from .serve import api_key_of
-from .tenants import tenant_keys
+from .tenants import say_who_is_refused, tenant_keys
 
 if TYPE_CHECKING:
     from ..serving import ServerOptions
@@ -77,6 +77,7 @@ def run_fleet_serve(options: argparse.Namespace) -> int:
         asked = _server_options(options)
         if not asked.has_key and not is_loopback(options.host):
             print(f"blockyard: {options.host} is open to other machines and there is no API key", file=sys.stderr)
+        say_who_is_refused(asked.api_key, asked.tenant_keys)
         threads = options.threads or max((os.cpu_count() or 1) // options.replicas, 1)
         setup = _setup(options, path, asked, threads, is_local=True)
         if options.device == "cpu":

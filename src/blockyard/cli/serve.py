@@ -19,7 +19,7 @@ from ..serving.http.listening import open_sockets
 from ..serving.jobs.status_line import require_status_seconds
 from ..serving.otlp import otlp_tracer
 from .model_loading import engine_arguments, engine_of, follow_torchrun
-from .tenants import key_in, tenant_keys
+from .tenants import key_in, say_who_is_refused, tenant_keys
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -48,6 +48,7 @@ def run_serve(options: argparse.Namespace) -> int:
         _require_ports_apart([each.getsockname()[:2] for each in sockets], options.kv_events)
         if not has_key and not is_loopback(options.host):
             print(f"blockyard: {options.host} is open to other machines and there is no API key", file=sys.stderr)
+        say_who_is_refused(api_key, keys)
         if not has_key and "*" in options.cors_origin:
             print("blockyard: every web page may use the server and there is no API key", file=sys.stderr)
         return _serve(options, arguments, limits, api_key, keys, sockets, tracer)

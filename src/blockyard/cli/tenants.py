@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -77,6 +78,16 @@ def tenant_keys(tenants: Sequence[str]) -> dict[str, str]:
         elif "key-env" in given:
             keys[name] = key_in("key-env", given["key-env"])
     return keys
+
+
+def say_who_is_refused(api_key: str | None, keys: Mapping[str, str]) -> None:
+    """Say on stderr that requests without a tenant's key will be refused, where the server has no key of its own."""
+    if keys and api_key is None:
+        print(
+            f"blockyard: only requests with the API key of a tenant are taken ({len(keys)} tenants have one), and "
+            f"/check and /ui are closed: the server has no key of its own (--api-key-env)",
+            file=sys.stderr,
+        )
 
 
 def key_in(option: str, variable: str) -> str:

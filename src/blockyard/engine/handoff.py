@@ -76,18 +76,24 @@ class PrefillDoor:
         self._keys: dict[int, Sequence[ExtraKey]] = {}
 
     def add_request(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, *, extra_keys: Sequence[ExtraKey] = ()
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        extra_keys: Sequence[ExtraKey] = (),
+        tenant: str | None = None,
     ) -> int:
         """Queue a prompt; returns its request id. Raises as `Engine.add_request`, and for n or logprobs.
 
-        sampling: what the whole request asks for; the other side is given the same.
+        sampling: what the whole request asks for; the other side is given the same. tenant: as for the engine; the
+        offer has its salt, by which the other side knows whose blocks it takes.
         """
         wanted = _required(SamplingParams() if sampling is None else sampling)
         least = min(wanted.max_tokens, max(2, wanted.min_tokens))
         request_id = self.engine.add_request(
-            prompt, dataclasses.replace(wanted, max_tokens=least), extra_keys=extra_keys
+            prompt, dataclasses.replace(wanted, max_tokens=least), extra_keys=extra_keys, tenant=tenant
         )
-        self._keys[request_id] = extra_keys
+        self._keys[request_id] = self.engine.limits.roster.keys_of(tenant, tuple(extra_keys))
         return request_id
 
     def step(self, now: float) -> tuple[list[Prefilled], list[GenerationResult]]:

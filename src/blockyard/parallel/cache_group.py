@@ -176,7 +176,7 @@ class CacheGroup:
         names = [field.name for field in dataclasses.fields(CacheStats) if field.name != "tenants"]
         tenants: dict[str, TenantUse] = {}
         for use in (use for stats in each for use in stats.tenants):
-            tenants[use.name] = _added(tenants[use.name], use) if use.name in tenants else use
+            tenants[use.name] = added_uses(tenants[use.name], use) if use.name in tenants else use
         sums = {name: sum(getattr(stats, name) for stats in each) for name in names}
         return CacheStats(**sums, tenants=tuple(tenants.values()))
 
@@ -218,7 +218,7 @@ class CacheGroup:
             cache.check()
 
 
-def _added(use: TenantUse, more: TenantUse) -> TenantUse:
+def added_uses(use: TenantUse, more: TenantUse) -> TenantUse:
     """Return what a tenant has and may have in two caches; without a limit in one of them it has none."""
     sums: dict[str, int | None] = {}
     for field in dataclasses.fields(TenantUse):

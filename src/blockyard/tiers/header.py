@@ -130,7 +130,7 @@ def checksum_of(parts: Sequence[memoryview]) -> bytes:
 
 
 def in_runs(parts: Sequence[memoryview], most: int) -> Iterator[list[memoryview]]:
-    """Goes over pieces in runs of at most so many bytes, cut where a run is full. O(pieces and runs)."""
+    """Goes over pieces in runs of at most `most` bytes, cut where a run is full. O(pieces and runs)."""
     run: list[memoryview] = []
     left = most
     for part in parts:

@@ -257,7 +257,7 @@ class PeerTier(WorkingTier):
 
 
 def _room(parts: Sequence[memoryview], num_bytes: int) -> list[memoryview]:
-    """Returns room for so many bytes: the parts, as far as they go, and some more."""
+    """Returns room for `num_bytes` bytes: the parts, as far as they go, and some more."""
     room = []
     for part in parts:
         room.append(part[:num_bytes])

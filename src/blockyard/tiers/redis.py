@@ -75,7 +75,7 @@ class RedisTier(WorkingTier):
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
-        """Lends a connection of the client's: what is sent and received by it is copied by nobody."""
+        """Lends a connection of the client's: what is sent and received by it is not copied."""
         pool = self._client.connection_pool
         connection = pool.get_connection()
         try:

@@ -54,7 +54,7 @@ class Prompt:
         self.brought: i64 = 0
 
     def require_tokens(self, first_word: i64) -> None:
-        """Raise `InvalidArgument` for a number from a word on that is no token, where nobody has looked yet. O(tokens).
+        """Raise `InvalidArgument` for a number from a word on that is no token, which no call has looked at. O(tokens).
 
         Numbers before it equal what is cached without spans, which are tokens.
         """

@@ -157,7 +157,7 @@ class Store:
         """End what rows are to compute, from the positions `first` on, where the store must see it end."""
 
     def num_most(self, num_rows: i64, num_tokens: i64) -> i64:
-        """Return a number of blocks that rows which write so many tokens together take at most. O(groups)."""
+        """Return the most blocks that rows take which write `num_tokens` tokens together. O(groups)."""
         return num_tokens // self.block_size + 2 * num_rows
 
     def num_to_save(self, row: i64, start: i64, end: i64) -> i64:

@@ -101,7 +101,7 @@ class ContentLedger(WordLedger):
         self.index.insert_scattered(blocks, contents, count)
 
     def make_part_room(self, count: i64) -> None:
-        """Let `find_parts` and `cache_parts` have room for so many parts."""
+        """Let `find_parts` and `cache_parts` have room for `count` parts."""
         self._spelled = Prompt(zeros_i64(int(ENTRY_WORDS * count)), 0, (), {})
         self.index.make_room(count)
 

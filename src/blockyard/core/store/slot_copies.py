@@ -44,7 +44,7 @@ class SlotCopies:
         """Return the copies, (from, to) one after another, to be carried out in this order. O(rows).
 
         is_begun: by row, whether its slot has a state, or is to get one here. A circle takes one copy more, by way of
-        a slot whose own content nobody needs. There is one: to make a circle a row was freed.
+        a slot whose own content is not needed. There is one: to make a circle a row was freed.
         """
         num_rows = i64(len(self._source))
         is_read = zeros_i64(int(num_rows))
@@ -87,7 +87,7 @@ class SlotCopies:
                     row = source
 
     def _follow(self, row: i64, copies: list[int], place: vec[i64], is_done: vec[i64]) -> None:
-        """Copy to a slot that nobody reads any more, then to the one that this lets go of, and so on."""
+        """Copy to a slot that is read no more, then to the one that this lets go of, and so on."""
         while is_done[row] == 0:
             source = self._source[row]
             copies += (int(place[source]), int(row))

@@ -81,7 +81,7 @@ class StateGroup:
         #: The next boundary of a row, as seen from a position.
         self._next = zeros_i64(rows)
         self._seen_from = zeros_i64(rows)
-        #: What a row computes before so many tokens comes from outside, states too: it is not cut there.
+        #: Tokens of a row that come from outside, with their states: it is not cut before their end.
         self._brought = zeros_i64(rows)
         #: No state of a row stands anywhere before so many tokens are computed, though some are.
         self._lacking = zeros_i64(rows)

@@ -62,7 +62,7 @@ class SharedRows:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), size, 0))
 
     def close_path(self) -> None:
-        """All have mapped the rows, so nobody needs it any more."""
+        """All have mapped the rows, so the path is needed no more."""
         os.close(self._descriptor)
 
 

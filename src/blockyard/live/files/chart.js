@@ -72,7 +72,7 @@ export class Chart {
     this.words.textContent = `Between ${count(least)} and ${count(most)} of ${count(usable)} blocks were held; ` +
       `${share(grown("hit"), grown("prompt"))} of ${count(grown("prompt"))} prompt tokens came from the cache; ` +
       `${times(grown("evicted"), "block was", "blocks were")} evicted, ${times(grown("preempted"), "sequence", "sequences")} preempted.` +
-      (unseen > 0 ? ` Nobody watched for ${Math.round(unseen)} s of it, of which nothing is known.` : "");
+      (unseen > 0 ? ` No page was open for ${Math.round(unseen)} s of it, of which nothing is known.` : "");
     this.writeCauses(totals);
   }
 

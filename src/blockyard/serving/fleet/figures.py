@@ -7,7 +7,8 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import reduce
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -21,6 +22,7 @@ from ...fleet.shared import SharedFleet
 from ...fleet.state import ReplicaStatus
 from ...live.frames import tenant_lines
 from ...metrics.families import share_metrics
+from ...parallel.cache_group import added_uses
 
 
 @dataclass(slots=True)
@@ -133,16 +135,11 @@ class TenantSums(Collector):
         self._asking = None
         if not told.cancelled() and told.exception() is None:  # a replica that has just died ends all answers
             uses = [each for each in told.result() if isinstance(each, tuple)]
-            self.uses = [_sum_of(each) for each in zip(*uses, strict=True)]
+            self.uses = [reduce(added_uses, each) for each in zip(*uses, strict=True)]
 
     def collect(self) -> Iterable[Metric]:
         """Return what was told last. O(tenants)."""
         return share_metrics(self._labels, self.uses)
-
-
-def _sum_of(uses: tuple[TenantUse, ...]) -> TenantUse:
-    names = ("num_held", "num_idle", "num_retained", "min_blocks", "share", "num_evicted_blocks")
-    return replace(uses[0], **{name: sum(getattr(use, name) for use in uses) for name in names})
 
 
 #: The label under which replicas that are gone are counted together.
