@@ -19,7 +19,19 @@ import numpy as np
 import pytest
 
 from blockyard import CacheSalt, InvalidArgument, LoRA, Span
-from blockyard.tiers import Cause, FileTier, Header, Job, NameChain, PlaceError, Tier, files, layout_id, object_names
+from blockyard.tiers import (
+    Cause,
+    FileTier,
+    Header,
+    Job,
+    NameChain,
+    PlaceError,
+    Tier,
+    files,
+    layout_id,
+    object_names,
+    open_tier,
+)
 from blockyard.tiers.file_io import PlainIO
 from blockyard.tiers.header import PAGE_BYTES, VERSION
 from blockyard.wire.message import pack
@@ -557,6 +569,19 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         FileTier(tmp_path / "file", 1)
     with pytest.raises(InvalidArgument, match="max_bytes"):
         FileTier(tmp_path, 0)
+    with pytest.raises(InvalidArgument, match="io is 'fast'; it must be plain or nixl"):
+        open_tier("--tier", f"file:{tmp_path},io=fast")
+
+
+@pytest.mark.skipif(bool(missing_for_nixl()), reason=missing_for_nixl())
+def test_plain_calls_and_nixl_share_a_folder(tmp_path: Path) -> None:
+    tiers = [open_tier("--tier", f"file:{tmp_path},bytes=1GiB,io={io}") for io in ("plain", "nixl")]
+    assert type(tiers[1]._io) is not PlainIO  # type: ignore[attr-defined]
+    for number, (writer, reader) in enumerate((tiers, tiers[::-1])):
+        numbers = list(range(10 * number, 10 * number + 10))
+        assert store(writer, numbers).is_done
+        assert load(reader, numbers) == {}
+    assert all(tier.close() for tier in tiers)
 
 
 def test_a_clock_that_jumped_changes_the_order_alone(tier: FileTier, tmp_path: Path) -> None:
