@@ -18,6 +18,7 @@ pytest.importorskip("zmq")
 import uvicorn
 from fastapi import FastAPI
 
+from blockyard.answers import TenantUse
 from blockyard.engine import Completion, FinishReason, GenerationResult
 from blockyard.fleet.shared import SharedFleet
 from blockyard.live.page import fleet_page
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 
 KEY, NONE = "secret", "\u2013"
 ROWS = "[...document.querySelectorAll('#replicas tbody tr')].map((row) => [...row.cells].map((cell) => cell.innerText))"
+USES = [TenantUse(name, "", 5, 30, 2, floor, None, None, None, 1, 40, 0) for name, floor in (("acme", 20), ("*", 0))]
 HOSTILE = "<img src=x onerror=alert(1)>\u202e"
 
 
@@ -58,7 +60,7 @@ def address() -> Iterator[str]:
 
     async def ask_all(what: str) -> list[dict[str, Any]]:
         assert what == "state"
-        return [fleet_state(fleet, figures, "my model")]
+        return [fleet_state(fleet, figures, "my model", USES)]
 
     app.include_router(fleet_routes(ask_all, KeyGuard(KEY)))
     lead_to_page(app, fleet_page())
@@ -87,6 +89,9 @@ def test_it_shows_replicas_claims_and_choices(address: str, tmp_path: Path) -> N
         assert rows[0] == ["first", "none", NONE, "3", "600", "600", "176", "160", "0 %", "1", "0"]
         assert rows[1] == ["second", "none", NONE, "0", "0", "0", "0", "0", NONE, "0", "1"]
         assert "behind 37 tokens" in page.evaluate("document.getElementById('totals').textContent")
+        tenants = page.evaluate(ROWS.replace("#replicas", "#tenant-lines"))
+        assert tenants == [["acme", "5", "30", "2", "20", "40"], ["*", "5", "30", "2", "0", "40"]]
+        assert page.evaluate("document.getElementById('tenants').checkVisibility()")
         said = page.evaluate("[...document.querySelectorAll('#choices summary')].map((each) => each.textContent)")
         assert [each.partition(" → ")[2] for each in said] == ["first, which has 0 tokens"] * 3
         assert "<img src=x" in said[0]
