@@ -25,11 +25,12 @@ from blockyard import InvalidArgument
 from blockyard.engine import Engine, RankError
 from blockyard.engine.model import quiet_transformers
 from blockyard.engine.ranks import group
+from blockyard.engine.ranks.sharing import RankCopies
 from blockyard.tiers import FileTier, KVBlocks, TierUse
 from blockyard.tiers.tier import BAD_OBJECT
 
 from ..support.hybrid_models import hybrid_model
-from ..support.patience import PATIENCE_SECONDS
+from ..support.patience import PATIENCE_SECONDS, wait_until
 from ..support.rank_loop import children, is_alive
 from ..support.seeds import run_seed
 from ..support.thread_ranks import ThreadPeers
@@ -224,6 +225,34 @@ def test_what_no_device_has_copied_yet_is_not_stored_and_no_step_waits(
     again = answer(engine)
     assert (again.token_ids, again.num_tier_cached_tokens) == (first.token_ids, 60)
     engine.close()
+
+
+@pytest.mark.parametrize("fails_at", [0, 3])
+def test_a_rank_whose_copy_fails_ends_all_and_what_it_had_to_copy_is_not_stored(
+    fails_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = iter(range(100))
+    begin = RankCopies._begin
+
+    def failing(*arguments: Any) -> Any:
+        if next(numbers) == fails_at:
+            raise MemoryError("no more")
+        return begin(*arguments)
+
+    monkeypatch.setattr(RankCopies, "_begin", failing)
+    model = tiny_model("llama-gqa")
+    engine = engine_on(model, tmp_path, ThreadPeers(2), max_num_seqs=4, max_num_batched_tokens=8)
+    with pytest.raises(RankError, match="rank 1 failed: MemoryError: no more"):
+        engine.generate([PROMPT], LONG)
+    offload = engine.offload
+    assert offload is not None
+    wait_until(lambda: not offload.settle(0.0) and offload.read().tiers[0].stats.num_stored == 2 * fails_at)
+    check(engine)
+    assert engine.cache.num_used_blocks == 0
+    engine.close()
+    monkeypatch.setattr(RankCopies, "_begin", begin)
+    expected = answer(Engine(model, num_blocks=60, block_size=4)).token_ids
+    assert served(model, tmp_path, 2, "tensor_parallel") == (expected, 8 * fails_at)
 
 
 def test_ranks_that_cannot_share_memory_and_small_buffers_are_refused(tmp_path: Path) -> None:
