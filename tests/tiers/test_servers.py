@@ -107,6 +107,20 @@ def test_bad_objects_are_misses_and_go(place: Place) -> None:
     assert tier.close()
 
 
+def test_an_empty_object_is_a_miss_and_goes(place: Place) -> None:
+    """Of Redis it is no object; Mooncake keeps none."""
+    tier = opened(place)
+    store(tier, [4])
+    if place.kind != "mooncake":
+        with place.behind(tier) as behind:
+            behind.put(name_of(4), b"")
+        assert load(tier, [4]) == {4: Cause.GONE if place.kind == "redis" else Cause.TRUNCATED}
+        wait_until(lambda: place.kind == "redis" or not list(tier.names()))
+    assert store(tier, [4]).is_done
+    assert load(tier, [4]) == {}
+    assert tier.close()
+
+
 @needs_redis
 def test_redis_without_memory_refuses_all_of_a_job(tmp_path: Path) -> None:
     from blockyard.tiers import RedisTier

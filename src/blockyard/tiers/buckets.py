@@ -72,13 +72,21 @@ class ObjectTier(WorkingTier):
         with self._errors():
             try:
                 if num_bytes is not None:
-                    return obstore.get_range(self._store, name.hex(), start=0, length=num_bytes)
+                    return self._beginning(name.hex(), num_bytes)
                 found = obstore.get(self._store, name.hex())
                 if found.meta["size"] > most:
                     return obstore.get_range(self._store, name.hex(), start=0, length=most + 1)
                 return found.bytes()
             except (NotFoundError, FileNotFoundError):
                 raise BadObject(Cause.ABSENT) from None
+
+    def _beginning(self, key: str, num_bytes: int) -> Any:
+        try:
+            return obstore.get_range(self._store, key, start=0, length=num_bytes)
+        except BaseError:  # an empty object has no beginning
+            if obstore.head(self._store, key)["size"] > 0:
+                raise
+            return b""
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
         sizes: list[int] = []
