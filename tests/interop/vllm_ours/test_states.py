@@ -102,6 +102,26 @@ def test_nothing_is_known_after_a_reset() -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("unit", [16, 64])
+def test_the_next_turn_goes_on_from_the_last_block_of_the_output(unit: int, asynchronous: bool) -> None:
+    """Stock keeps no state of an output, unless it keeps the end of every chunk; nor does "last"."""
+    hits = {}
+    for level, places in (("stock", []), ("names", ["last"]), ("names", ["ends"])):
+        options = {"options": {"state_places": places}} if places else {}
+        engine = WorkingEngine(level, 100, asynchronous, page=64, unit=unit, **options)
+        first = request_of("first", list(range(100)), 130)
+        engine.add(first)
+        engine.drain()
+        assert engine.hits == 0
+        engine.add(request_of("second", [*first.all_token_ids, *range(5000, 5010)], 4))
+        engine.drain()
+        hits[level, *places] = engine.hits
+        engine.require_empty()
+    before = 96 if unit == 16 else 64
+    assert hits == {("stock",): before, ("names", "last"): before, ("names", "ends"): 192}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("num_blocks", [60, 600])
 @pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize("seed", range(2))

@@ -112,16 +112,22 @@ def stops_of(request: Any) -> list[int]:
 
 
 class StateGroup(groups.MambaManager):
-    """In vLLM's manager of one kind of states, those at a stop are cached as vLLM caches one at a junction."""
+    """In vLLM's manager of one kind of states, those at a stop are cached as vLLM caches one at a junction.
+
+    So are those of an output where it crosses a block, if `keeps_ends`: the next step goes on in another block. Inside
+    a block each step writes over the state.
+    """
 
     shared_prefix_checkpoint: bool
+    keeps_ends = False
 
     def cache_blocks(
         self, request: Any, num_tokens: int, retention_interval: int | None = None, *, replay_boundaries: Sequence[int]
     ) -> None:
         """Cache the state after these tokens, where it is wanted."""
         before = request.shared_prefix_boundary, self.shared_prefix_checkpoint
-        if num_tokens in stops_of(request):
+        is_output = self.keeps_ends and num_tokens > request.num_prompt_tokens and num_tokens % self.block_size == 0
+        if is_output or num_tokens in stops_of(request):
             request.shared_prefix_boundary, self.shared_prefix_checkpoint = num_tokens, True
         try:
             super().cache_blocks(request, num_tokens, retention_interval, replay_boundaries=replay_boundaries)
@@ -177,6 +183,8 @@ def keep_states(names: Sequence[str], coordinator: Any, num_blocks: int) -> Stat
         raise ValueError(f"blockyard: state_places does not serve this model: {reason}")
     for manager in coordinator.single_type_managers:
         manager.__class__ = KEEPING[type(manager)]
+        if isinstance(manager, StateGroup):
+            manager.keeps_ends = "ends" in names
     pool, size = coordinator.block_pool, coordinator.scheduler_block_size
     unit = pool.hash_block_size if coordinator.enable_partial_hash_hits else size
     logger.info("blockyard: states are kept at %s, at multiples of %d tokens", ", ".join(names), unit)
