@@ -50,7 +50,8 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def engine_on(model: Any, folder: Path, peers: Any, way: str = "tensor_parallel", **options: Any) -> Engine:
-    given = {"num_blocks": 60, "block_size": 4, way: peers, **options}
+    """Its clock stands, so that no load is late."""
+    given = {"num_blocks": 60, "block_size": 4, way: peers, "clock": lambda: 0.0, **options}
     return Engine(model, **given, tiers=[FileTier(folder, 2**30)])
 
 
@@ -132,7 +133,7 @@ def test_other_weights_on_another_rank_alone_hit_nothing(tmp_path: Path) -> None
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.model.layers[0].self_attn.k_proj.weight.view(-1)[-1] += 1e-6
-    for models, num_hit in (([other], 0), ([model], 60)):
+    for models, num_hit in (([other], 0), ([copy.deepcopy(model)], 60)):
         engine = engine_on(model, tmp_path, ThreadPeers(2, models))
         result = answer(engine)
         assert (result.token_ids, result.num_tier_cached_tokens) == (expected, num_hit)
