@@ -17,7 +17,7 @@ PROMPT = list(range(30))
 class Two:
     """A sender and a receiver with a prompt computed, and the calls of a hand-over one by one."""
 
-    def __init__(self, has_states: bool = False) -> None:
+    def __init__(self, has_states: bool = False, is_warm: bool = False) -> None:
         groups = (LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=50)) if has_states else ()
         config = CacheConfig(num_blocks=40, block_size=4, max_num_seqs=6, watermark=0.0, groups=groups)
         self.prefill, self.decode = KVCacheManager(config), KVCacheManager(config)
@@ -26,12 +26,18 @@ class Two:
         self.sender = HandoffSender(self.prefill, peers[0], 5)
         self.receiver = HandoffReceiver(self.decode, peers[1], 5, lambda plan: None)
         self.receiver.connect(peers[0])
-        self.seq = self.prefill.allocate(PROMPT)
-        while (left := len(PROMPT) - int(self.prefill.num_computed_tokens(self.seq))) > 0:
-            count = int(self.prefill.reserve([self.seq]).num_scheduled[0])
-            self.prefill.commit([self.seq], count, [1] if count == left else None)
+        self.seq = self.compute(self.prefill, PROMPT)
+        if is_warm:  # it has keys and values of 28 tokens, and no state that the prompt can go on from
+            self.decode.free(self.compute(self.decode, PROMPT + [9] * 8))
         self.got: list[int] = []
         self.transfer: Transfer | Admission = Admission.LATER
+
+    def compute(self, cache: KVCacheManager, prompt: list[int]) -> int:
+        seq = cache.allocate(prompt)
+        while (left := len(prompt) - int(cache.num_computed_tokens(seq))) > 0:
+            count = int(cache.reserve([seq]).num_scheduled[0])
+            cache.commit([seq], count, [1] if count == left else None)
+        return seq
 
     def offer(self) -> None:
         self.made = self.sender.offer(self.seq, 0)
@@ -88,16 +94,19 @@ class Two:
     ],
     ids="-".join,
 )
-@pytest.mark.parametrize("has_states", [False, True])
-def test_an_interrupt_at_any_line_leaves_nothing_held(way: tuple[str, ...], has_states: bool) -> None:
+@pytest.mark.parametrize("kind", ["plain", "states", "states, warm"])
+def test_an_interrupt_at_any_line_leaves_nothing_held(way: tuple[str, ...], kind: str) -> None:
+    has_states, is_warm = kind != "plain", kind == "states, warm"
     if "drop_kept" in way and not has_states:
         return
     line, reached = 0, True
     while reached:
         line += 1
-        two = Two(has_states)
+        two = Two(has_states, is_warm)
         for name in way[:-1]:
             getattr(two, name)()
+        if isinstance(two.transfer, Transfer):
+            assert (two.transfer.start, two.transfer.kept) == (28 * is_warm, 28 * has_states)
         reached = Interrupter("blockyard/parallel", line).run(getattr(two, way[-1]))
         if reached and way[-1] == "finish":
             assert two.got == []
