@@ -154,11 +154,21 @@ class StatesOnADataPlane(World):
     def fork(self) -> int | None:
         known = {seq.handle for seq in self.seqs}
         result = super().fork()
+        self.note_children(known)
+        return result
+
+    def regroup(self) -> Any:
+        known = {seq.handle for seq in self.seqs}
+        result = super().regroup()
+        self.note_children(known)
+        return result
+
+    def note_children(self, known: set[int]) -> None:
+        """A fork of a sequence without a state has none either."""
         for seq in self.seqs:
             if seq.handle not in known:
                 alike = (self.lacking.get(each.handle, 0) for each in self.seqs if each.tokens == seq.tokens)
                 self.lacking[seq.handle] = max(alike)
-        return result
 
     def state_blocks(self) -> None:
         """What it finds is the state of these very tokens."""
