@@ -213,6 +213,127 @@ def test_a_reservation_that_is_replaced_leaves_no_state() -> None:
     assert serve(cache, memory, request) == 32
 
 
+# ---------------------------------------------------------------- the latest state of an output
+
+#: Nobody is told of parts; somebody is, of each; the policy decides about them one by one.
+KINDS = [{"track_misses": False}, {"track_misses": True}, {"track_misses": False, "state_order": "blocks"}]
+
+
+def answering(num_known: int, **fields: Any) -> tuple[KVCacheManager, int, list[int]]:
+    """A cache in which the sequence with these tokens is in its output, and all but one of them are computed."""
+    cache = hybrid(state_places=("ends",), **fields)
+    tokens = list(range(num_known))
+    seq = cache.allocate(tokens[:20])
+    cache.commit([seq], cache.reserve([seq]).num_scheduled)
+    cache.commit([seq], cache.reserve([seq]).num_scheduled, [20])
+    for token in tokens[21:]:
+        cache.commit([seq], cache.reserve([seq]).num_scheduled, [token])
+    return cache, seq, tokens
+
+
+@pytest.mark.parametrize("fields", KINDS)
+@pytest.mark.parametrize("state_blocks", [1, 3])
+def test_the_next_state_of_an_output_takes_the_blocks_of_the_one_before(
+    fields: dict[str, Any], state_blocks: int
+) -> None:
+    cache, seq, tokens = answering(48, state_blocks=state_blocks, **fields)
+    blocks = cache.state_blocks(tokens[:32]).tolist()
+    assert len(blocks) == state_blocks
+    for end in (48, 64, 80):
+        taken = cache.stats().num_allocated_blocks
+        plan = cache.reserve([seq])
+        assert plan.states.save_boundaries.tolist() == [end]
+        assert sorted(plan.states.save_blocks[0].tolist()) == sorted(blocks)
+        assert cache.stats().num_allocated_blocks == taken + state_blocks
+        # What is written over is found no more.
+        assert not len(cache.state_blocks(tokens[: end - 16]))
+        cache.check()
+        cache.commit([seq], 1, [end])
+        cache.check()
+        tokens.append(end)
+        assert cache.state_blocks(tokens[:end]).tolist() == plan.states.save_blocks[0].tolist()
+        for token in range(end + 1, end + 16):
+            cache.commit([seq], cache.reserve([seq]).num_scheduled, [token])
+            tokens.append(token)
+    assert cache.stats().num_replaced_states == 3
+    cache.free(seq)
+    cache.check()
+    assert cache.num_cached_tokens([*tokens, 0]) == 80
+
+
+@pytest.mark.parametrize("fields", KINDS)
+@pytest.mark.parametrize("end", ["failed", "dropped", "freed", "reset", "replaced"])
+def test_a_state_that_was_to_be_written_over_is_gone_where_the_step_fails(fields: dict[str, Any], end: str) -> None:
+    cache, seq, tokens = answering(48, **fields)
+    plan = cache.reserve([seq])
+    assert plan.states.save_boundaries.tolist() == [48]
+    if end == "replaced":
+        assert cache.reserve([seq]).states.save_boundaries.tolist() == [48]
+    if end == "reset":
+        cache.reset_prefix_cache()
+    if end == "freed":
+        cache.free(seq)
+    else:
+        if end == "dropped":
+            cache.drop_saves(seq)
+        cache.commit([seq], 0 if end == "failed" else 1)
+    cache.check()
+    # What is kept of an output in its next step is kept as ever.
+    assert len(cache.state_blocks(tokens[:48])) == (3 if end == "replaced" else 0)
+    assert not len(cache.state_blocks(tokens[:32]))
+    if end != "freed":
+        cache.commit([seq], cache.reserve([seq]).num_scheduled)
+        cache.check()
+        cache.free(seq)
+    cache.check()
+    assert cache.num_used_blocks == 0
+
+
+@pytest.mark.parametrize("fields", KINDS)
+def test_a_state_stays_where_the_step_may_end_before_the_next(fields: dict[str, Any]) -> None:
+    cache, seq, tokens = answering(47, **fields)
+    plan = cache.reserve([seq], [2])  # the second token is drafted
+    assert plan.states.save_boundaries.tolist() == [48]
+    before = cache.state_blocks(tokens[:32]).tolist()
+    assert len(before) == 3
+    assert not set(before) & set(plan.states.save_blocks[0].tolist())
+    cache.commit([seq], 1)
+    cache.free(seq)
+    cache.check()
+    assert cache.num_cached_tokens(tokens) == 32
+
+
+def test_a_state_that_another_prompt_hit_stays() -> None:
+    cache, seq, tokens = answering(48, track_misses=False)
+    other = cache.allocate([*tokens[:32], 7, 7])
+    assert cache.num_computed_tokens(other) == 32
+    cache.commit([other], cache.reserve([other]).num_scheduled)
+    before = cache.state_blocks(tokens[:32]).tolist()
+    plan = cache.reserve([seq])
+    assert not set(before) & set(plan.states.save_blocks[0].tolist())
+    cache.commit([seq], 1)
+    assert cache.state_blocks(tokens[:32]).tolist() == before
+    assert len(cache.state_blocks(tokens)) == 3
+    cache.free([seq, other])
+    cache.check()
+
+
+def test_in_a_full_pool_an_output_keeps_its_states_and_evicts_nothing_for_them() -> None:
+    cache, seq, tokens = answering(48, num_blocks=16, track_misses=False)
+    others = [cache.allocate([number, *range(20)]) for number in (100, 200)]
+    cache.commit(others, cache.reserve(others, [1, 1]).num_scheduled)
+    lease = cache.pool.get_new_blocks(cache.num_free_blocks - 3)
+    plan = cache.reserve([seq])
+    assert plan.all_fit
+    assert plan.states.save_boundaries.tolist() == [48]
+    assert cache.num_free_blocks == 0
+    cache.commit([seq], 1)
+    assert len(cache.state_blocks(tokens)) == 3
+    cache.check()
+    cache.pool.free_blocks(lease)
+    cache.free([seq, *others])
+
+
 # ---------------------------------------------------------------- forks, cuts, swaps
 
 

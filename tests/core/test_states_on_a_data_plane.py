@@ -189,9 +189,18 @@ class TenantsWithStates(TenantWorld, StatesOnADataPlane):
     """
 
     running: frozenset[str] = frozenset()
+    num_replaced = 0
+
+    def act(self, actor: Any) -> None:
+        self.num_replaced = self.cache.stats().num_replaced_states
+        super().act(actor)
 
     def compute(self, plan: Any, seqs: list[Seq]) -> None:
         self.running = frozenset(self.name_of(seq.keys) for seq in seqs)
+        # A state of an output that the next one takes the place of goes unasked.
+        num_replaced = self.cache.stats().num_replaced_states - self.num_replaced
+        num_gone = num_replaced * plan.states.save_blocks.shape[1]
+        self.watched.num_unasked = max(self.watched.num_unasked - num_gone, 0)
         super().compute(plan, seqs)
         self.running = frozenset()
 

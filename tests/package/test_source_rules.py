@@ -123,6 +123,7 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
     },
     "core/sequences/block_table.py": {"block": BLOCK_ID},
     "core/pool/fence.py": dict.fromkeys(["block", "before", "NULL_BLOCK"], BLOCK_ID),
+    "core/store/content_ledger.py": {"block": BLOCK_ID},
     "core/store/group_table.py": {"block": BLOCK_ID},
 }
 

@@ -121,7 +121,7 @@ class PrefixIndex:
         """
         found = self.roots.touch(extra_keys)
         if found == NO_CONTENT:
-            found = self._new_content()
+            found = self.new_content()
             forgotten = self.roots.remember(extra_keys, found)
             if self.log is not None:
                 self.log.root_made(found, extra_keys)
@@ -135,7 +135,8 @@ class PrefixIndex:
             return known
         return self.root(extra_keys)
 
-    def _new_content(self) -> i64:
+    def new_content(self) -> i64:
+        """Return a number that is no content's yet."""
         self._last_content += 1
         return self._last_content
 
@@ -511,7 +512,7 @@ class PrefixIndex:
             equal = self.equal_follower(self.rows.words, self.rows.start_of(block), before)
             slots[position] = tag * ID_SPAN + (block if equal == 0 else equal)
         if equal == 0:
-            self.identity[2 * block] = self._new_content()
+            self.identity[2 * block] = self.new_content()
             return block
         self.identity[2 * block] = self.identity[2 * equal]
         self.rings.join(equal, block)

@@ -200,6 +200,16 @@ class EvictionStack:
             if self._idle[i64(blocks[place])] != 0:
                 self.remove(i64(blocks[place]))
 
+    def move_state(self, blocks: vec[i32], start: i64, count: i64, number: i64, is_idle: bool, key: i64) -> bool:
+        """Say that the parts of a state are idle now, or are no longer; False where only `insert` or `remove` can."""
+        states = self.states
+        if states is None or states is not self.top:
+            return False
+        if not states.move(blocks, start, count, number, is_idle, key, self._idle):
+            return False
+        self.num_idle += count if is_idle else -count
+        return True
+
     def judge_again(self, block: i64, key: i64) -> None:
         """Tell the layers that an idle block is idle anew: what they know of it has changed."""
         depth = self._idle[block] - 1

@@ -138,6 +138,23 @@ class FreeQueue:
         self.num_empty -= count
         self.num_free -= count
 
+    def remove_chain(self, first: i32, last: i32, count: i64) -> None:
+        """Take `count` blocks out that cache something, and stand one behind another from `first` to `last`. O(1)."""
+        before = self.prev_free[i64(first)]
+        after = self.next_free[i64(last)]
+        self.next_free[i64(before)] = after
+        self.prev_free[i64(after)] = before
+        self.num_free -= count
+
+    def append_chain(self, first: i32, last: i32, count: i64) -> None:
+        """Make what `remove_chain` took out the last to be allocated. O(1)."""
+        before = self.prev_free[NULL_BLOCK]
+        self.next_free[i64(before)] = first
+        self.prev_free[i64(first)] = before
+        self.next_free[i64(last)] = i32(NULL_BLOCK)
+        self.prev_free[NULL_BLOCK] = last
+        self.num_free += count
+
     def put_back(self, block: i64) -> None:
         """Undo the latest `remove` that is not undone yet: `block` remembers its neighbours (Knuth's dancing links)."""
         self.next_free[i64(self.prev_free[block])] = i32(block)

@@ -7,10 +7,11 @@ from mypy_extensions import i32, i64
 
 from ...config import MAX_GROUPS
 from ...ids import NO_CONTENT, NULL_BLOCK
-from ..arrays import zeros_i32, zeros_i64
+from ..arrays import grown_i64, zeros_i32, zeros_i64
 from ..index.hashing import root_hash
 from ..index.prefix_index import PrefixIndex
 from ..index.prompt import Prompt
+from ..index.room import IndexRoom
 from ..pool.observer import PoolObserver
 from ..pool.word_ledger import WordLedger
 from ..watch.misses import MissLog, stored_name
@@ -34,6 +35,9 @@ class ContentLedger(WordLedger):
         self._entry = zeros_i64(int(ENTRY_WORDS))
         #: What parts of a content are spelled in.
         self._spelled = Prompt(zeros_i64(0), 0, (), {})
+        #: By first part, the number below 0 that the parts behind it are spelled with; empty where it is the content.
+        self._tails = zeros_i64(0)
+        self._renames = False
 
     def find_content(self, content: i64, group: i64) -> i64:
         """The oldest block that holds `content` for `group`, or 0. O(1) expected."""
@@ -100,34 +104,119 @@ class ContentLedger(WordLedger):
             contents[place] = -root
         self.index.insert_scattered(blocks, contents, count)
 
-    def make_part_room(self, count: i64) -> None:
-        """Let `find_parts` and `cache_parts` have room for `count` parts."""
-        self._spelled = Prompt(zeros_i64(int(ENTRY_WORDS * count)), 0, (), {})
-        self.index.make_room(count)
+    def make_part_room(self, count: i64, num_rows: i64, renames: bool) -> None:
+        """Let `find_parts` and `cache_parts` have room for `count` parts, and `load_contents` for one of each row.
 
-    def _spell(self, content: i64, group: i64, count: i64) -> Prompt:
-        """Return a prompt whose blocks are the parts of a content: each stands behind the one before."""
+        renames: the parts behind the first one are spelled with a number of their own, so that when that is cached as
+        another content, they are parts of it too. Without it each says what it is a part of.
+        """
+        self._spelled = Prompt(zeros_i64(int(ENTRY_WORDS * count)), 0, (), {})
+        self.index.make_room(max(count, num_rows))
+        self._renames = renames
+        self._tails = zeros_i64(self.num_blocks if renames and count > 1 else 0)
+
+    def make_index_room(self, num_blocks: int) -> IndexRoom:
+        """Make room for the numbers of parts too."""
+        if len(self._tails) > 0:
+            self._tails = grown_i64(self._tails, num_blocks)
+        return super().make_index_room(num_blocks)
+
+    def _spell(self, number: i64, group: i64, count: i64) -> Prompt:
+        """Return a prompt whose blocks are parts: each stands behind the one before."""
         words = self._spelled.words
         for part in range(count):
-            words[2 * part] = content
+            words[2 * part] = number
             words[2 * part + 1] = group + part
         return self._spelled
 
     def find_parts(self, content: i64, group: i64, count: i64) -> vec[i32]:
         """Return the blocks that hold a content in `count` parts, of groups `group`, `group + 1`, ..., as far as they
-        are cached. O(parts found); only the first one, and what does not lie side by side, is hashed for."""
-        if self.find_content(content, group) == NULL_BLOCK:
+        are cached. O(parts found); only the first two, and what does not lie side by side, are hashed for."""
+        block = self.find_content(content, group)
+        if block == NULL_BLOCK:
             return _NOTHING
-        return self.index.find_under(self._root, self._spell(content, group, count), count)
+        rest = _NOTHING
+        if count > 1:
+            tail = content if len(self._tails) == 0 else self._tails[block]
+            rest = self.index.find_under(self._root, self._spell(tail, group + 1, count - 1), count - 1)
+        found = zeros_i32(1 + len(rest))
+        found[0] = i32(block)
+        for place in range(i64(len(rest))):
+            found[place + 1] = rest[place]
+        return found
 
     def cache_parts(self, blocks: vec[i32], start: i64, count: i64, content: i64, group: i64) -> None:
         """Index `blocks[start:start + count]`, which are held and not indexed, as these parts. O(parts)."""
-        if count == 1:
-            self.cache_content(i64(blocks[start]), content, group)
+        self.cache_first_part(i64(blocks[start]), content, group)
+        tail = content
+        if len(self._tails) > 0:
+            tail = -self.index.new_content()
+            self._tails[i64(blocks[start])] = tail
+        if count > 1:
+            words = self._spell(tail, group + 1, count - 1).words
+            self.index.hash_run(words, 0, count - 1, root_hash(self._root))
+            self.index.insert_run(words, 0, count - 1, blocks, start + 1, self._root, NULL_BLOCK, 0)
+
+    def cache_first_part(self, block: i64, content: i64, group: i64) -> None:
+        """Index a block, which is held and not indexed, as the first part of a content, and no other. O(1) expected.
+
+        What stood behind it before is behind it still. Of a block that is one already another part is gone.
+        """
+        other = self.find_content(content, group)
+        if other != NULL_BLOCK:
+            self.uncache(other)
+        self.cache_content(block, content, group)
+
+    def load_contents(self, contents: vec[i64], count: i64, group: i64) -> i64:
+        """Read where the table has these contents, or would, before `find_content` does; the returned sum only keeps
+        that from being dropped."""
+        place = count - 1
+        while place >= 0:
+            self._entry[0] = contents[place]
+            self._entry[1] = group
+            # It writes what it returns to the first place.
+            self.index.hashes[place] = self.index.hash_words_at(self._entry, 0, self._root)
+            place -= 1
+        return self.index.load_homes(0, count)
+
+    def hold_state(self, blocks: vec[i32], start: i64, count: i64, number: i64) -> bool:
+        """Hold `blocks[start:start + count]`, the parts of a state that the shelf has as `number`, and let nothing find
+        it; the parts behind the first one stay cached.
+
+        False, and nothing has changed, unless all are idle, and one behind another in the queue. O(parts), little each.
+        """
+        last = start + count - 1
+        next_free = self.queue.next_free
+        for place in range(start, last):
+            if next_free[i64(blocks[place])] != blocks[place + 1]:
+                return False
+        if not self._renames or self.observer is not None or not self._move_state(blocks, start, count, number, False):
+            return False
+        self.queue.remove_chain(blocks[start], blocks[last], count)
+        self.num_allocated_blocks += count
+        self._note_peak()
+        self.index.remove(i64(blocks[start]))
+        self.num_losses += 1
+        return True
+
+    def give_back_state(self, row: i64, blocks: vec[i32], start: i64, count: i64, number: i64) -> None:
+        """Do `give_back_in_order` for a state that `hold_state` held, and whose first part is cached anew."""
+        is_held_on = self.num_retiring > 0 or (self.fence is not None and self.fence.is_open(row))
+        if is_held_on or not self._move_state(blocks, start, count, number, True):
+            self.give_back_in_order(row, blocks, start, count)
             return
-        words = self._spell(content, group, count).words
-        self.index.hash_run(words, 0, count, root_hash(self._root))
-        self.index.insert_run(words, 0, count, blocks, start, self._root, NULL_BLOCK, 0)
+        self.queue.append_chain(blocks[start], blocks[start + count - 1], count)
+        self.num_freed_blocks += count
+
+    def _move_state(self, blocks: vec[i32], start: i64, count: i64, number: i64, is_idle: bool) -> bool:
+        stack = self.stack
+        key = self.index.chain_hash[i64(blocks[start])]
+        if stack is None or not stack.move_state(blocks, start, count, number, is_idle, key):
+            return False
+        ref_cnt = self.ref_cnt
+        for place in range(start, start + count):
+            ref_cnt[i64(blocks[place])] = 0 if is_idle else 1
+        return True
 
     def cache_content(self, block: i64, content: i64, group: i64) -> None:
         """Index `block`, which is held and not indexed, as holding `content` for `group`. O(1) expected."""

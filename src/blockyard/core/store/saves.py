@@ -8,10 +8,12 @@ from ...errors import InvariantError
 from ..arrays import grown_i32, grown_i64, zeros_i32, zeros_i64
 
 NONE: Final[i64] = 0
-#: What a record is: in no list; blocks are held for it; done, and in the list of its row still.
+#: What a record is: in no list; done, and in the list of its row still; blocks are held for it; and cached, but for the
+#: first one: they are those of the state whose place it takes.
 APART: Final[i64] = 0
-OPEN: Final[i64] = 1
-DONE: Final[i64] = 2
+DONE: Final[i64] = 1
+OPEN: Final[i64] = 2
+OVER: Final[i64] = 3
 #: Records at first; there are twice as many whenever all are taken.
 FEWEST: Final = 64
 
@@ -19,8 +21,8 @@ FEWEST: Final = 64
 class Saves:
     """A record has the boundary, the content once it is known, and the blocks of one state. O(1) an operation.
 
-    The records of a row stand in a list, as they were added: each is `OPEN` while blocks are held for it, and `DONE`
-    until `unlink` takes it out. Then it is the latest state of its row's output, or `free` takes it back.
+    The records of a row stand in a list, as they were added: each is `OPEN` or `OVER` while blocks are held for it, and
+    `DONE` until `unlink` takes it out. Then it is the latest state of its row's output, or `free` takes it back.
     """
 
     def __init__(self, num_rows: int, num_parts: i64) -> None:
@@ -64,10 +66,14 @@ class Saves:
         """Let the record that `next_free` named, whose blocks are there, be the last of a row. It asks no memory."""
         number = self._free
         self._free = self.following[number]
+        self.content[number] = 0
+        self.list_again(row, number, boundary, OPEN)
+
+    def list_again(self, row: i64, number: i64, boundary: i64, status: i64) -> None:
+        """Let a record that stands in no list be the last of a row, with the blocks that it has."""
         self.following[number] = NONE
         self.boundary[number] = boundary
-        self.content[number] = 0
-        self.status[number] = OPEN
+        self.status[number] = status
         if self.first[row] == NONE:
             self.first[row] = number
         else:

@@ -15,14 +15,14 @@ from ..index.prompt import Hit, Prompt
 from ..policies.states.book import StateBook, Visit
 from ..policies.states.orders import make_order
 from ..policies.states.places import Places
-from ..policies.states.shelf import LATEST, StateShelf
+from ..policies.states.shelf import StateShelf
 from ..policies.states.state import JUNCTION, OUTPUT_END, PROMPT_END
 from ..policies.states.tree import ROOT
 from ..pool.ledger import BlockLedger
 from ..sequences.table import SequenceTable
 from .content_ledger import ContentLedger
 from .group_table import GroupTable
-from .saves import APART, DONE, NONE, OPEN, Saves
+from .saves import APART, DONE, NONE, OPEN, OVER, Saves
 from .slot_copies import SlotCopies
 from .transfers import Numbers, Transfers
 
@@ -45,7 +45,8 @@ class StateGroup:
     its boundary. So what holds for a block holds for it. A state is complete while all of its parts are cached.
 
     A hit holds the blocks of its state in `SequenceTable.copy_from` until the first step loads them. A save holds its
-    blocks in `saves` from the plan to the commit that reaches its boundary; they are cached then, and let go.
+    blocks in `saves` from the plan to the commit that reaches its boundary; they are cached then, and let go. Of an
+    output the latest state is kept: the next save takes its blocks, and nothing finds it from that plan on.
     """
 
     def __init__(
@@ -97,9 +98,13 @@ class StateGroup:
         self._unkept: list[list[int]] = [self._nothing] * rows
         #: What plans said to save, and is not known to be there.
         self.saves = Saves(rows, self.num_parts)
+        #: The rows of a batch with saves, and the contents before the first of each.
+        self._due = zeros_i64(rows)
+        self._due_contents = zeros_i64(rows)
         #: The blocks of one state, for a moment.
         self._one_state = zeros_i32(int(self.num_parts))
-        pool.make_part_room(self.num_parts)
+        is_told = config.track_misses or config.enable_kv_cache_events
+        pool.make_part_room(self.num_parts, config.max_num_seqs, self.shelf is not None and not is_told)
         #: The record of the latest kept state of a row's output, which the next one takes the place of; 0 for none.
         self._rolling = zeros_i64(rows)
         #: Without a shelf, the contents whose states a row hit or kept: they were of use up to its end.
@@ -322,10 +327,9 @@ class StateGroup:
         if latest != NONE:
             position = self.saves.boundary[latest]
             parts = self.parts_of(self.saves.content[latest])
-            if parts == self.saves.blocks_of(latest) and self._is_latest(parts):
+            if parts == self.saves.blocks_of(latest) and self._is_own(latest, i64(parts[0]), 0):
                 self._register(row, self.book.keep(visit, position, OUTPUT_END), parts)
-            self._forget_parts(latest)
-            self._end_rolling(row)
+            self._forget(row)
         self._remember_unkept(row, visit, position)
         computed = self.sequences.num_computed[row]
         if self.places.takes_output_end and computed - computed % self.alignment == self._last[row]:
@@ -375,10 +379,6 @@ class StateGroup:
         stack = self.pool.stack
         if stack is not None and self.pool.ref_cnt[block] == 0 and block < self.pool.num_blocks:
             stack.judge_again(block, self.pool.index.chain_hash[block])
-
-    def _is_latest(self, parts: list[int]) -> bool:
-        shelf = self.shelf
-        return shelf is not None and bool(parts) and shelf.part_of[i64(parts[0])] == LATEST
 
     def keep_tokens(self) -> None:
         """Move token blocks that states need to the end of their queue, before they are forgotten. O(1) amortised."""
@@ -454,6 +454,8 @@ class StateGroup:
         """End what each row is to compute, from `first` on, at its next boundary, and let rows take a second look that
         reach a boundary in this step, or have a save or a refusal left. O(batch), a compare for each other row.
 
+        A row of an output whose next token reaches the boundary asks for its save here, if nothing else keeps it.
+
         Raises `InvalidArgument` for one that would go on from a state that is not there.
         """
         self._asked.clear()
@@ -473,6 +475,12 @@ class StateGroup:
                 continue
             if start < self._lacking[row] and 0 < counts[place] < self._lacking[row] - start:
                 self._refuse(row, place, start, counts[place])
+            is_served = counts[place] == 1 and start < ready[row] and num_saves[row] == 0 and num_refused[row] == 0
+            if is_served and self._replaces(row, start + 1) and self.next_boundary(row, start) == start + 1:
+                # It has all that it needs: a second look would find that.
+                self._asked.add(row)
+                self._asked.add(start + 1)
+                continue
             if self._cuts_at(row, start) and 1 < counts[place] <= self.max_model_len - start:
                 counts[place] = min(counts[place], self.next_boundary(row, start) - start)
                 if counts[place] < following[row] - start and num_saves[row] == 0 and num_refused[row] == 0:
@@ -500,14 +508,32 @@ class StateGroup:
 
     def num_blocks_to_save(self, row: i64, start: i64, end: i64) -> i64:
         """Return the blocks that saving what these tokens pass takes."""
-        count: i64 = 0
         boundary = self._first_boundary(row, start)
+        count: i64 = -1 if boundary <= end and self._replaces(row, boundary) else 0
         while boundary <= end:
             count += 1
             if self._cuts_at(row, start):
                 break
             boundary = self.next_boundary(row, boundary)
         return self.num_parts * count
+
+    def _replaces(self, row: i64, boundary: i64) -> bool:
+        """Return whether a save at `boundary` takes the place of the one before in the output, and of its blocks. O(1).
+
+        Not where the step may end before the boundary: then the one before would be the last, and is gone.
+        """
+        old = self._rolling[row]
+        if old == NONE or boundary > self.sequences.num_tokens[row]:
+            return False
+        head = i64(self.saves.blocks[old * self.num_parts])
+        return self.pool.ref_cnt[head] == 0 and self._is_own(old, head, 0)
+
+    def _is_own(self, number: i64, block: i64, part: i64) -> bool:
+        """Return whether a block has a part of the latest state of an output still, and the book has not."""
+        if self.shelf is not None:
+            return self.shelf.part_of[block] == -number
+        is_there = self.pool.is_cached(block) and self.pool.content_of(block) == self.saves.content[number]
+        return is_there and self.pool.group_of(block) == FIRST_PART + part
 
     def num_to_drop(self, row: i64) -> i64:
         """Return the blocks of saves that `begin` lets go of: their step was not committed. O(saves)."""
@@ -566,21 +592,36 @@ class StateGroup:
             self._copies.clear()
 
     def _save(self, transfers: Transfers) -> None:
-        """Take blocks for what rows asked for, in order, until they run short."""
+        """Take blocks for what rows asked for, in order, as far as there are any.
+
+        Of an output it is those of the state before, which nothing finds from here on.
+        """
         saves = self.saves
         asked = self._asked
-        transfers.make_state_room(asked.count // 2 * (self.num_parts + 2))
+        parts = self.num_parts
+        transfers.make_state_room(asked.count // 2 * (parts + 2))
         for place in range(0, asked.count, 2):
-            if not self._has_room():
-                break
             row = i64(asked.items[place])
-            if self.pool.charge_row(row) < self.num_parts:
-                continue
-            first = saves.next_free() * self.num_parts
-            self.pool.acquire(saves.blocks, first, self.num_parts)
-            saves.add(row, i64(asked.items[place + 1]))
+            boundary = i64(asked.items[place + 1])
+            number = self._rolling[row]
+            replaces = self._replaces(row, boundary)
+            if replaces and self.pool.hold_state(saves.blocks, number * parts, parts, -number):
+                # The parts behind the first one stay cached.
+                self._rolling[row] = NONE
+                self.num_replaced += 1
+                saves.list_again(row, number, boundary, OVER)
+            else:
+                if self.pool.charge_row(row) < parts:
+                    continue
+                if replaces and self._forget(row):
+                    self.num_replaced += 1
+                if not self._has_room():
+                    continue
+                number = saves.next_free()
+                self.pool.acquire(saves.blocks, number * parts, parts)
+                saves.add(row, boundary)
             self.num_saved += 1
-            transfers.save_state(row, i64(asked.items[place + 1]), saves.blocks, first, self.num_parts)
+            transfers.save_state(row, boundary, saves.blocks, number * parts, parts)
         asked.clear()
 
     def _note_opened(self, transfers: Transfers) -> None:
@@ -606,10 +647,23 @@ class StateGroup:
         """Settle each of these rows. O(batch) where anything is saved, and what the saves take."""
         if self.saves.total == 0:
             return
-        num_saves = self.saves.num_of_row
+        saves = self.saves
+        count: i64 = 0
         for place in range(i64(len(rows))):
-            if num_saves[rows[place]] > 0:
-                self.settle(rows[place])
+            if saves.num_of_row[rows[place]] > 0:
+                self._due[count] = rows[place]
+                self._due_contents[count] = self._content_at(rows[place], saves.boundary[saves.first[rows[place]]])
+                count += 1
+        self.pool.load_contents(self._due_contents, count, FIRST_PART)
+        for place in range(count):
+            self.settle(self._due[place])
+
+    def _content_at(self, row: i64, boundary: i64) -> i64:
+        """Return the content before a boundary; none where it is not published, or gone."""
+        place = boundary // self.block_size
+        if place > self.sequences.num_published[row]:
+            return NO_CONTENT
+        return self.token_blocks.index.content_of(self.sequences.block_at(row, place - 1))
 
     def settle(self, row: i64) -> None:
         """Cache the saves whose boundaries are computed, and drop those that no open reservation reaches."""
@@ -622,7 +676,7 @@ class StateGroup:
             return
         number = saves.first[row]
         while number != NONE:
-            if saves.status[number] == OPEN and saves.boundary[number] <= computed:
+            if saves.status[number] >= OPEN and saves.boundary[number] <= computed:
                 self._keep(row, number)
             number = saves.following[number]
         self._drop(row, computed + ahead)
@@ -631,30 +685,32 @@ class StateGroup:
         """Cache one state, unless there is one."""
         saves = self.saves
         boundary = saves.boundary[number]
-        place = boundary // self.block_size
-        content = NO_CONTENT
-        if place <= self.sequences.num_published[row]:
-            content = self.token_blocks.index.content_of(self.sequences.block_at(row, place - 1))
-        if content == NO_CONTENT or self._has_state(content):
-            self._let_go(row, number)
+        content = self._content_at(row, boundary)
+        if content == NO_CONTENT or self.parts_of(content):
+            self._give_up(row, number)
             return
-        first = number * self.num_parts
-        self.pool.cache_parts(saves.blocks, first, self.num_parts, content, FIRST_PART)
         self.num_kept += 1
         saves.content[number] = content
         if self.shelf is None:
             self._used[row] = [*self._used[row], int(content)]
+        first = number * self.num_parts
         if boundary > self._last[row]:
-            self._replace(row, number)
+            # Of an output the last one is kept, and those that others hit.
+            self.num_replaced += 1 if self._forget(row) else 0
+            self._rolling[row] = number
+        if saves.status[number] == OVER:
+            saves.status[number] = DONE
+            self.pool.cache_first_part(i64(saves.blocks[first]), content, FIRST_PART)
+            self.pool.give_back_state(row, saves.blocks, first, self.num_parts, -number)
+            return
+        self.pool.cache_parts(saves.blocks, first, self.num_parts, content, FIRST_PART)
+        if self.shelf is not None and boundary > self._last[row]:
+            self.shelf.own_run(saves.blocks, first, self.num_parts, -number)
         elif self.shelf is not None:
             kind = self._kind_of(row, boundary)
             self._extend(row, self._visits[row])
             self._register(row, self.book.keep(self._visits[row], boundary, kind), saves.blocks_of(number))
         self._let_go(row, number)
-
-    def _has_state(self, content: i64) -> bool:
-        """Return whether all parts of the state behind a content are cached. O(parts)."""
-        return len(self.pool.find_parts(content, FIRST_PART, self.num_parts)) == self.num_parts
 
     def _kind_of(self, row: i64, boundary: i64) -> i64:
         for wanted in self._wanted[row]:
@@ -662,35 +718,29 @@ class StateGroup:
                 return i64(wanted) % KIND_SPAN
         return JUNCTION
 
-    def _replace(self, row: i64, number: i64) -> None:
-        """Forget the state before in the output, unless others hit it: of an output the last one is kept."""
+    def _forget(self, row: i64) -> bool:
+        """Uncache what the book does not have of the latest state of an output; say whether there was any."""
         saves = self.saves
-        old = self._rolling[row]
-        is_replaced = False
-        if old != NONE:
-            is_replaced = self._forget_parts(old)
-            if saves.status[old] == APART:
-                self._end_rolling(row)
-        self.num_replaced += 1 if is_replaced else 0
-        self._rolling[row] = number
-        if self.shelf is not None:
-            self.shelf.own_run(saves.blocks, number * self.num_parts, self.num_parts, LATEST)
-
-    def _forget_parts(self, number: i64) -> bool:
-        """Uncache the parts of a state that are there and that the book does not have; say whether there were any."""
-        saves = self.saves
+        number = self._rolling[row]
         first = number * self.num_parts
-        content = saves.content[number]
         count: i64 = 0
-        for place in range(first, first + self.num_parts):
-            block = i64(saves.blocks[place])
-            is_there = self.pool.is_cached(block) and self.pool.content_of(block) == content
-            if is_there and (self.shelf is None or self.shelf.part_of[block] == LATEST):
-                self._one_state[count] = saves.blocks[place]
+        for part in range(self.num_parts if number != NONE else 0):
+            if self._is_own(number, i64(saves.blocks[first + part]), part):
+                self._one_state[count] = saves.blocks[first + part]
                 count += 1
         if count > 0:
             self.pool.uncache_run(self._one_state, 0, count)
+        if number != NONE and saves.status[number] == APART:
+            self._end_rolling(row)
         return count > 0
+
+    def _give_up(self, row: i64, number: i64) -> None:
+        """Let go of a save that is pending."""
+        if self.saves.status[number] == OVER and self.shelf is not None:
+            first = number * self.num_parts
+            self.shelf.own_run(self.saves.blocks, first, 1, 0)
+            self.pool.uncache_run(self.saves.blocks, first + 1, self.num_parts - 1)
+        self._let_go(row, number)
 
     def _let_go(self, row: i64, number: i64) -> None:
         self.saves.status[number] = DONE
@@ -703,9 +753,9 @@ class StateGroup:
         number = saves.first[row]
         while number != NONE:
             after = saves.following[number]
-            if saves.status[number] == OPEN and saves.boundary[number] > reach:
-                self._let_go(row, number)
-            if saves.status[number] == OPEN:
+            if saves.status[number] >= OPEN and saves.boundary[number] > reach:
+                self._give_up(row, number)
+            if saves.status[number] >= OPEN:
                 before = number
             else:
                 saves.unlink(row, number, before)

@@ -8,7 +8,7 @@ from mypy_extensions import i32, i64
 from ....errors import InvariantError
 from ...arrays import clear_i64, grown_i64, zeros_i64
 from ..base import EvictionPolicy, Layer
-from .shelf import LATEST, NONE, StateShelf
+from .shelf import NONE, StateShelf
 
 #: Where a block is: not idle here, the policy's, or kept from it.
 ELSEWHERE: Final[i64] = 0
@@ -102,6 +102,27 @@ class StateLayer(Layer):
                 last = number
         self.num_kept -= taken
         return taken
+
+    def move(
+        self, blocks: vec[i32], start: i64, count: i64, number: i64, is_idle: bool, key: i64, depths: vec[i64]
+    ) -> bool:
+        """Take note that `blocks[start:start + count]` are idle now, or are no longer; False, and nothing has changed,
+        unless all are parts of state `number`, and were not, or were kept.
+
+        key: of the first one; the others have theirs. depths: as in `keep_run`.
+        """
+        where = self._where
+        part_of = self.shelf.part_of
+        before, after, depth = (ELSEWHERE, KEPT, 1) if is_idle else (KEPT, ELSEWHERE, 0)
+        for place in range(start, start + count):
+            if part_of[i64(blocks[place])] != number or where[i64(blocks[place])] != before:
+                return False
+        for place in range(start, start + count):
+            where[i64(blocks[place])] = after
+            depths[i64(blocks[place])] = depth
+        self.num_kept += count if is_idle else -count
+        self._key[i64(blocks[start])] = key
+        return True
 
     def _put_in(self, block: i64) -> None:
         self._where[block] = INNER
@@ -202,7 +223,7 @@ class StateLayer(Layer):
             number = self.shelf.part_of[block]
             if number > NONE and not self.book.is_kept(number):
                 raise InvariantError(f"states: block {block} is a part of state {number}, which went")
-            if number not in (NONE, LATEST) and self._where[block] == INNER:
+            if number > NONE and self._where[block] == INNER:
                 raise InvariantError(f"states: block {block} is a part of state {number}, and the policy's to choose")
         if inner != self.num_inner or kept != self.num_kept:
             raise InvariantError(f"states: {inner} blocks are the policy's and {kept} kept; the counts disagree")

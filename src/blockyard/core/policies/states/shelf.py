@@ -12,14 +12,13 @@ from .state import State
 from .tree import ROOT
 
 NONE: Final[i64] = 0
-#: A part of a state that the book does not know yet: the latest one in the output of a sequence that runs.
-LATEST: Final[i64] = -1
 
 
 class StateShelf(Shelf):
     """Blocks of keys and values stand at the nodes of the book's tree, the oldest of a node first.
 
-    part_of: by block, the number of the state that it is a part of, or `LATEST`; 0 for none. 56 bytes a block.
+    part_of: by block, the number of the state that it is a part of; one below 0 of a state that the book does not know
+    yet, the latest one in the output of a sequence that runs; 0 for none. 56 bytes a block.
     """
 
     def __init__(self, book: StateBook, num_blocks: int) -> None:
