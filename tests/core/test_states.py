@@ -11,6 +11,7 @@ import pytest
 from blockyard import (
     Admission,
     CacheConfig,
+    HintOutcome,
     InvalidArgument,
     InvariantError,
     KVCacheManager,
@@ -109,6 +110,26 @@ def test_the_next_turn_goes_on_from_the_end_of_the_answer() -> None:
     assert serve(cache, memory, Request([*again, 5, 6, 7], [1], [])) == 160
     # Of an output the last state is kept, of the prompt the last boundary: 96 and 160, and of the second turn's.
     assert serve(cache, memory, Request([*first.prompt, 9], [1], [])) == 96
+
+
+@pytest.mark.parametrize("order", ["lru", "value", "index"])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_states_of_a_session_that_is_over_go_first_and_shared_ones_stay(order: str, is_late: bool) -> None:
+    cache = hybrid(200, 10, state_order=order, state_places=("junction", "last"))
+    memory = StateMemory(cache)
+    system = list(range(160))
+    chats = {name: [*system, *range(1000 * key, 1000 * key + 320)] for key, name in enumerate("abc", 1)}
+    for name, tokens in chats.items():
+        assert serve(cache, memory, Request(tokens, [1], []), session=name) in (0, 160)
+    serve(cache, memory, Request([*chats["a"], 5], [1], []), session="a")  # of all chats the latest used
+    assert cache.hint("a", over=True) is HintOutcome.ACCEPTED
+    if is_late:  # taken back and said again
+        cache.hint("a")
+        cache.hint("a", over=True)
+    serve(cache, memory, Request(list(range(50_000, 50_000 + 16 * 85)), [1], []))
+    hits = {name: cache.num_cached_tokens([*tokens, 7]) for name, tokens in chats.items()}
+    assert hits == {"a": 160, "b": 464, "c": 464}
+    assert cache.stats().num_hinted_evictions >= 10
 
 
 def test_blocks_of_sixteen_stay_beside_states_of_any_size() -> None:

@@ -10,7 +10,7 @@ from mypy_extensions import i64
 
 from blockyard import InvalidArgument
 from blockyard.core.policies.states.book import StateBook
-from blockyard.core.policies.states.orders import NUM_AGES, NUM_CLASSES, LearnedStates, make_order
+from blockyard.core.policies.states.orders import FIRST_OVER, NUM_AGES, NUM_CLASSES, LearnedStates, make_order
 from blockyard.core.policies.states.places import Places
 from blockyard.core.policies.states.state import JUNCTION, OUTPUT_END, State
 from blockyard.lab.simulation.state_run import StateRun
@@ -233,13 +233,18 @@ def test_classes_that_nothing_was_seen_of_are_what_is_assumed_of_all() -> None:
             state.since = now
     order.learn(states, 40)
     seen = {int(order._row(state)) for state in states}
-    rows = [row for row in range(0, int(NUM_CLASSES * NUM_AGES), int(NUM_AGES)) if row not in seen]
-    first = order._chance[rows[0]]
+    unseen = [row for row in range(0, int(NUM_CLASSES * NUM_AGES), int(NUM_AGES)) if row not in seen]
+    first = order._chance[unseen[0]]
     assert 0 < first < 1
-    for row in rows:
-        chances = [order._chance[row + age] for age in range(int(NUM_AGES))]
-        assert chances == pytest.approx([first * 0.9**age for age in range(int(NUM_AGES))])
-        assert [order._index[row + age] for age in range(int(NUM_AGES))] == [
-            order._index[rows[0] + age] for age in range(int(NUM_AGES))
-        ]
+    first_over = int(FIRST_OVER * NUM_AGES)
+    for rows, chance in (
+        ([row for row in unseen if row < first_over], first),
+        ([row for row in unseen if row >= first_over], first / 10),  # of sessions that are said to be over
+    ):
+        for row in rows:
+            chances = [order._chance[row + age] for age in range(int(NUM_AGES))]
+            assert chances == pytest.approx([chance * 0.9**age for age in range(int(NUM_AGES))])
+            assert [order._index[row + age] for age in range(int(NUM_AGES))] == [
+                order._index[rows[0] + age] for age in range(int(NUM_AGES))
+            ]
     assert all(order._chance[row] != pytest.approx(first) for row in seen)

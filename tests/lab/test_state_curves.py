@@ -29,7 +29,8 @@ def small_load(draw: random.Random) -> StateLoad:
     requests = prefix_trace(draw.randrange(2**30), 6, branches=2, longest=4)
     keys = [np.array(request, np.int64) + 1 for request in requests]
     prompts = np.array([len(part) * SIZE + draw.randrange(SIZE) for part in keys])
-    return StateLoad("small", SIZE, np.concatenate(keys), np.cumsum([0, *map(len, keys)]), prompts)
+    sessions = np.arange(1, 1 + len(keys))
+    return StateLoad("small", SIZE, np.concatenate(keys), np.cumsum([0, *map(len, keys)]), prompts, sessions)
 
 
 def best_of_all(load: StateLoad, state_tokens: int, budget: int) -> int:
@@ -106,6 +107,17 @@ def test_a_trace_of_hash_ids_keeps_its_own_blocks_that_are_full() -> None:
     requests = [TraceRequest(0.0, 17, 1, np.array([5, 9])), TraceRequest(0.0, 32, 1, np.array([5, 8]))]
     load = read_state_load(ListedTrace(requests, 16))
     assert (load.tokens_a_block, load.keys.tolist(), load.starts.tolist()) == (16, [1, 1, 2], [0, 1, 3])
+    assert (load.sessions.tolist(), load.last_turns()) == ([1, 1], {1})
+
+
+@pytest.mark.parametrize("order", ["lru", "index"])
+def test_sessions_that_say_that_they_are_over_hit_more(order: str) -> None:
+    load = read_state_load(open_trace("chat:requests=400,seed=11"))
+    rules = [f"{order}:junction+ends", f"{order}:junction+ends+over"]
+    sizes = [load.working_set // 8, load.working_set // 4]
+    found = state_curves(load, rules, sizes, 40).num_hits
+    assert (found[rules[1]] > found[rules[0]]).all()
+    assert (found[rules[1]] <= found[OPTIMUM]).all()
 
 
 CHAT = "chat:requests=60,seed=3"

@@ -19,12 +19,20 @@ PLACES = [
 ]
 
 
-def replay(run: StateRun | StateReplay, requests: list[Request], *, tells: bool = False) -> list[int]:
+def replay(
+    run: StateRun | StateReplay, requests: list[Request], *, tells: bool = False, hints: random.Random | None = None
+) -> list[int]:
+    """hints: draws whose turn a request is, and which sessions are said to be over, truly or not."""
     keys, hits = Keys(), []
     for request in requests:
         num_prompt, told = len(request.prompt), request.told if tells else []
         found = keys.of(request.prompt + request.output)
-        hits.append(run.request(found, num_prompt, num_prompt + len(request.output), told, []))
+        session = 0
+        if hints is not None:
+            session = hints.choice([0, request.prompt[len(request.prompt) // 2] % 5 + 1])
+            if hints.random() < 0.4:
+                run.over(hints.randrange(1, 6))
+        hits.append(run.request(found, num_prompt, num_prompt + len(request.output), told, [], session))
     return hits
 
 
@@ -35,7 +43,12 @@ def compare(draw: random.Random, order: str, count: int) -> None:
         state_tokens, budget = draw.choice([16, 96, 800]), draw.choice([3200, 9600, 40_000])
         run = StateRun(order, places, state_tokens, budget, memory=1000)
         real = StateReplay(order, places, state_tokens, budget, room=2000)
-        assert replay(real, requests, tells=tells) == replay(run, requests, tells=tells), (places, state_tokens, budget)
+        seed = draw.choice([None, draw.randrange(2**30)])
+        simulated, found = (
+            replay(each, requests, tells=tells, hints=None if seed is None else random.Random(seed))
+            for each in (run, real)
+        )
+        assert found == simulated, (places, state_tokens, budget, seed)
         real.cache.check()
 
 

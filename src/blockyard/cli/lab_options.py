@@ -67,7 +67,8 @@ def _add_states(group: Any) -> None:
     group.add_argument(
         "--state-rules",
         metavar="LIST",
-        help="ORDER:PLACE+PLACE (docs/states.md), which state goes first and where they are kept; default: "
+        help="ORDER:PLACE+PLACE (docs/states.md), which state goes first and where they are kept, +over where sessions "
+        "say that they are over; default: "
         "lru:last,lru:junction+ends,index:junction+ends+pow2",
     )
 

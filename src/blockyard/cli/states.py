@@ -10,7 +10,7 @@ from ..arguments import require_int
 from ..config import MAX_MODEL_LEN
 from ..errors import InvalidArgument
 from ..lab import StateReplay, Trace
-from ..lab.curve.state_curves import MAX_STATE_TOKENS, STATE_RULES, count_state_hits, parse_state_rule
+from ..lab.curve.state_curves import MAX_STATE_TOKENS, STATE_RULES, count_state_hits, parse_state_rule, run_load
 from ..lab.policy_names import OPTIMUM, parse_sizes
 from ..lab.printing import fine_percent, short_number
 from ..lab.state_bound import StateLoad, read_state_load
@@ -84,9 +84,7 @@ def _cell(load: StateLoad, rule: str, state_tokens: int, blocks: int) -> dict[st
         return {**about, "hits": hits, "states": states}
     longest = min(int(load.prompts.max()), MAX_MODEL_LEN)
     run = StateReplay(*parse_state_rule(rule), state_tokens, budget, load.tokens_a_block, max_model_len=longest)
-    hits = 0
-    for number, tokens in enumerate(load.prompts.tolist()):
-        hits += run.request(load.keys_of(number), tokens, tokens, told=[], queued=[])
+    hits = run_load(load, rule, run)
     run.cache.check()
     rate = hits / load.num_tokens
     return {**about, "hits": hits, "hit_rate": rate, "states": run.num_written, "left_out": run.num_refused}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .references import UnknownContents, blocks_of
+from .references import SessionTeller, UnknownContents, blocks_of
 from .trace import Trace
 
 #: How often prices are moved at most, and after how many moves that brought nothing the steps become shorter.
@@ -26,6 +26,7 @@ class StateLoad:
     """It has the full blocks of a trace's prompts, in order; a request ends with its prompt: traces name no outputs.
 
     keys: (blocks,) int64, from 1; those of request r are keys[starts[r]:starts[r + 1]]. prompts: (R,) int64 tokens.
+    sessions: (R,) int64, from 1, as `SessionTeller` tells them.
     """
 
     name: str
@@ -33,6 +34,7 @@ class StateLoad:
     keys: NDArray[np.int64]
     starts: NDArray[np.int64]
     prompts: NDArray[np.int64]
+    sessions: NDArray[np.int64]
 
     @property
     def working_set(self) -> int:
@@ -43,6 +45,10 @@ class StateLoad:
     def num_tokens(self) -> int:
         """Returns the tokens of all prompts."""
         return int(self.prompts.sum())
+
+    def last_turns(self) -> set[int]:
+        """Return the requests that are the last of their sessions. O(requests)."""
+        return set({int(session): number for number, session in enumerate(self.sessions)}.values())
 
     def keys_of(self, request: int) -> NDArray[np.int64]:
         """Return the keys of a request's blocks."""
@@ -55,16 +61,18 @@ def read_state_load(trace: Trace, block_size: int = 16) -> StateLoad:
     O(blocks), in memory too. Raises `UnknownContents`, and what the reader raises.
     """
     size = trace.hash_block_size or block_size
-    found, prompts = [np.empty(0, np.int64)], []
+    found, prompts, sessions, teller = [np.empty(0, np.int64)], [], [], SessionTeller()
     for request in trace:
         ids = blocks_of(request, size)
         if ids is None:
             raise UnknownContents(f"{trace.name} says nothing of contents, so no prompt can hit another's states")
         found.append(ids[: request.num_prompt_tokens // size])
         prompts.append(request.num_prompt_tokens)
+        sessions.append(1 + teller.number(request.session, found[-1], len(found[-1])))
     starts = np.cumsum([len(ids) for ids in found])
     _, keys = np.unique(np.concatenate(found), return_inverse=True)
-    return StateLoad(trace.name, size, keys.astype(np.int64) + 1, starts, np.array(prompts, np.int64))
+    numbers = keys.astype(np.int64) + 1
+    return StateLoad(trace.name, size, numbers, starts, np.array(prompts, np.int64), np.array(sessions, np.int64))
 
 
 class StateBound:

@@ -70,7 +70,13 @@ class StateReplay:
         return flat
 
     def request(
-        self, keys: npt.NDArray[np.int64], num_prompt: int, num_total: int, told: list[int], queued: list[int]
+        self,
+        keys: npt.NDArray[np.int64],
+        num_prompt: int,
+        num_total: int,
+        told: list[int],
+        queued: list[int],
+        session: int = 0,
     ) -> int:
         """Return the tokens that a request hits; see `StateRun.request`. It runs from begin to end."""
         tokens = self._tokens(keys, max(num_prompt, num_total))
@@ -78,7 +84,9 @@ class StateReplay:
         waiting = [np.append(prompt[:position], (2**TOKEN_BITS - 1, 0)) for position in queued[:64]]
         boundaries = sorted({place for place in told if 0 < place <= num_prompt})
         try:
-            seq = self.cache.allocate(prompt, boundaries=boundaries, waiting=waiting)
+            seq = self.cache.allocate(
+                prompt, boundaries=boundaries, waiting=waiting, session=f"{session}" if session else None
+            )
         except (NeverFits, OutOfBlocks):
             self.num_refused += 1
             return 0
@@ -88,6 +96,10 @@ class StateReplay:
         if self.room > 0:
             self.cache.pool.free_blocks(self.cache.pool.get_new_blocks(self.room, "ballast"))
         return hit
+
+    def over(self, session: int) -> None:
+        """See `StateRun.over`."""
+        self.cache.hint(f"{session}", over=True)
 
     def _compute(self, seq: int, start: int, tokens: npt.NDArray[np.int64], num_prompt: int, num_total: int) -> None:
         """Run the prefill, then the output from boundary to boundary."""

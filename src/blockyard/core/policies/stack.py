@@ -12,7 +12,7 @@ from ..gate import Interruption
 from .base import EvictionPolicy, Layer
 from .layers.hinted import Hinted
 from .layers.retention import Retention, RetentionWatch
-from .layers.sessions import UNKNOWN, Sessions
+from .layers.sessions import OVER, UNKNOWN, Sessions
 from .layers.shares import Shares, TenantBook
 from .states.layer import StateLayer
 
@@ -352,7 +352,10 @@ class EvictionStack:
 
     def say(self, slot: i64, state: i64, back_at: float) -> None:
         """This is known of a session now, which may give the policy blocks back."""
+        was_over = self.sessions.is_over(slot)
         self.sessions.say(slot, state, back_at)
+        if self.states is not None and was_over != (state == OVER):
+            self.states.book.say(self.sessions.number(slot), not was_over)
         hints = self.hints
         if hints is not None:
             try:
@@ -377,7 +380,8 @@ class EvictionStack:
 
     def num_hinted_evictions(self) -> int:
         """Blocks that were evicted because of a hint."""
-        return 0 if self.hints is None else int(self.hints.num_evicted)
+        of_states = 0 if self.states is None else int(self.states.num_over)
+        return of_states + (0 if self.hints is None else int(self.hints.num_evicted))
 
     def check(self, idle: set[int]) -> None:
         """The policy was told of exactly the idle blocks, and is sound unless it has failed. O(num_blocks)."""
@@ -386,6 +390,8 @@ class EvictionStack:
             raise InvariantError(f"policy: it was told that {sorted(told)} are idle; {sorted(idle)} are")
         if self.num_idle != len(told):
             raise InvariantError(f"policy: {len(told)} blocks are idle, the count says {self.num_idle}")
+        if self.states is not None:
+            self.states.book.check_sessions(self.sessions)
         if not self.failure:
             self.top.check()
         elif self.retention is not None:

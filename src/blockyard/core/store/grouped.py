@@ -41,7 +41,7 @@ def num_token_blocks(config: CacheConfig) -> int:
     if any(group.sliding_window == 0 for group in config.layer_groups):
         held = min(held, 2 * stored)
     if config.state_group is not None:
-        # What states need is older than what was used last (`StateGroup.keep_tokens`).
+        # What states need is older than what was used last (`NeededTokens`).
         held += 2 * stored
     return min(1 + held + stored, MAX_BLOCKS)
 

@@ -16,12 +16,13 @@ from ..policies.states.book import StateBook, Visit
 from ..policies.states.orders import make_order
 from ..policies.states.places import Places
 from ..policies.states.shelf import StateShelf
-from ..policies.states.state import JUNCTION, OUTPUT_END, PROMPT_END
-from ..policies.states.tree import ROOT
+from ..policies.states.state import JUNCTION, NO_SESSION, OUTPUT_END, PROMPT_END, SHARED
+from ..policies.states.tree import NO_STATE, ROOT
 from ..pool.ledger import BlockLedger
-from ..sequences.table import SequenceTable
+from ..sequences.table import UNDONE, SequenceTable
 from .content_ledger import ContentLedger
 from .group_table import GroupTable
+from .needed_tokens import NeededTokens
 from .saves import APART, DONE, NONE, OPEN, OVER, Saves
 from .slot_copies import SlotCopies
 from .transfers import Numbers, Transfers
@@ -109,8 +110,7 @@ class StateGroup:
         self._rolling = zeros_i64(rows)
         #: Without a shelf, the contents whose states a row hit or kept: they were of use up to its end.
         self._used: list[list[int]] = [self._nothing] * rows
-        #: After how many token blocks taken those that states need are to be moved in their queue.
-        self._refresh_at: i64 = 0
+        self._tokens = NeededTokens(token_blocks, self.shelf)
         self._copies = SlotCopies(rows)
         #: What the plan that is made now saves: (row, boundary); and the rows whose slots it fills first.
         self._asked = Numbers()
@@ -335,8 +335,14 @@ class StateGroup:
         if self.places.takes_output_end and computed - computed % self.alignment == self._last[row]:
             self._note_short_output(row)
         positions = [(int(self.book.state(number).position), number) for number in self._kept[row]]
-        positions.sort(reverse=True)
-        self.book.leave(visit, [number for _, number in positions])
+        kept = [number for _, number in sorted(positions, reverse=True)]
+        tag = self.sequences.session[row]
+        sessions = self.pool.stack.sessions if self.pool.stack is not None else None
+        if sessions is not None and sessions.slot_of(tag) >= 0:
+            slot = sessions.slot_of(tag)
+            self.book.leave(visit, kept, sessions.number(slot), sessions.is_over(slot))
+        else:
+            self.book.leave(visit, kept, NO_SESSION if tag == UNDONE else SHARED)
 
     def _remember_unkept(self, row: i64, visit: Visit, latest: i64) -> None:
         """Tell the book of refused states as of ones that went at once: it learns what they would have hit."""
@@ -379,28 +385,6 @@ class StateGroup:
         stack = self.pool.stack
         if stack is not None and self.pool.ref_cnt[block] == 0 and block < self.pool.num_blocks:
             stack.judge_again(block, self.pool.index.chain_hash[block])
-
-    def keep_tokens(self) -> None:
-        """Move token blocks that states need to the end of their queue, before they are forgotten. O(1) amortised."""
-        ledger = self.token_blocks
-        shelf = self.shelf
-        if shelf is None or ledger.num_allocated_blocks < self._refresh_at:
-            return
-        tree = self.book.tree
-        num_moved: i64 = 0
-        node = i64(len(tree.key)) - 1
-        while node > ROOT:
-            block = shelf.token_at(node)
-            if tree.num_states[node] > 0 and block != NULL_BLOCK and self._is_idle_token(block, tree.key[node]):
-                ledger.queue.remove(block)
-                ledger.queue.append(block)
-                num_moved += 1
-            node -= 1
-        self._refresh_at = ledger.num_allocated_blocks + max((ledger.queue.num_free - num_moved) // 2, 1)
-
-    def _is_idle_token(self, block: i64, key: i64) -> bool:
-        index = self.token_blocks.index
-        return self.token_blocks.ref_cnt[block] == 0 and index.is_cached(block) and index.chain_hash[block] == key
 
     # The step.
 
@@ -580,7 +564,7 @@ class StateGroup:
 
     def save(self, transfers: Transfers) -> None:
         """Say what the plan copies, and what it saves as far as blocks are free: a save is no reason to refuse."""
-        self.keep_tokens()
+        self._tokens.keep()
         transfers.state_blocks = int(self.num_parts)
         if self._copies.count > 0:
             transfers.copy_states(self._copies.in_order(self._is_begun))
@@ -686,7 +670,7 @@ class StateGroup:
         saves = self.saves
         boundary = saves.boundary[number]
         content = self._content_at(row, boundary)
-        if content == NO_CONTENT or self.parts_of(content):
+        if content == NO_CONTENT or not self._makes_way(content):
             self._give_up(row, number)
             return
         self.num_kept += 1
@@ -711,6 +695,21 @@ class StateGroup:
             self._extend(row, self._visits[row])
             self._register(row, self.book.keep(self._visits[row], boundary, kind), saves.blocks_of(number))
         self._let_go(row, number)
+
+    def _makes_way(self, content: i64) -> bool:
+        """Return whether a content has no state; uncache one that the order let go, idle still. O(parts)."""
+        parts = self.pool.find_parts(content, FIRST_PART, self.num_parts)
+        if len(parts) < self.num_parts:
+            return True
+        shelf, stack = self.shelf, self.pool.stack
+        if shelf is None or stack is None:
+            return False
+        for part in range(self.num_parts):
+            block = i64(parts[part])
+            if shelf.part_of[block] != NO_STATE or self.pool.ref_cnt[block] > 0 or stack.is_retained(int(block)):
+                return False
+        self.pool.uncache_run(parts, 0, self.num_parts)
+        return True
 
     def _kind_of(self, row: i64, boundary: i64) -> i64:
         for wanted in self._wanted[row]:

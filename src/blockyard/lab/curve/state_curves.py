@@ -13,6 +13,7 @@ from ...errors import InvalidArgument
 from ..policy_names import OPTIMUM, SCHEDULE
 from ..simulation.state_run import StateRun
 from ..state_bound import StateBound, StateLoad
+from ..state_replay import StateReplay
 from ..sweep import run_all
 from .hit_rates import HitCurves, Knee, find_knee
 
@@ -20,11 +21,16 @@ from .hit_rates import HitCurves, Knee, find_knee
 MAX_STATE_TOKENS = 2**40
 #: What is compared unless rules are named: the last boundary under one LRU, a good simple rule, and the default.
 STATE_RULES = "lru:last,lru:junction+ends,index:junction+ends+pow2"
+#: Behind the places of a rule: each session says after its last turn that it is over (docs/hints.md).
+OVER = "+over"
 
 
 def parse_state_rule(text: str, orders: Sequence[str] = STATE_ORDERS) -> tuple[str, tuple[str, ...]]:
-    """Return the order and the places of a rule like "index:junction+ends+pow2". Raises `InvalidArgument`."""
-    order, _, places = text.partition(":")
+    """Return the order and the places of a rule like "index:junction+ends+pow2", which may end with `OVER`.
+
+    Raises `InvalidArgument`.
+    """
+    order, _, places = text.removesuffix(OVER).partition(":")
     if order not in orders:
         raise InvalidArgument(f"state rules have {text!r}; before the first colon stands one of {', '.join(orders)}")
     found = tuple(places.split("+"))
@@ -88,7 +94,15 @@ def count_state_hits(load: StateLoad, rule: str, state_tokens: int, budget: int)
         most, prices = bound.at(state_tokens, budget)
         return most, bound.schedule(state_tokens, budget, prices)
     run = StateRun(*parse_state_rule(rule), state_tokens, budget, load.tokens_a_block)
-    hits = 0
-    for number, tokens in enumerate(load.prompts.tolist()):
-        hits += run.request(load.keys_of(number), tokens, tokens, told=[], queued=[])
-    return hits, int(run.num_written)
+    return run_load(load, rule, run), int(run.num_written)
+
+
+def run_load(load: StateLoad, rule: str, run: StateRun | StateReplay) -> int:
+    """Send all requests through; returns the tokens that hit. Sessions say that they are over where the rule asks."""
+    hits, says_over = 0, rule.endswith(OVER)
+    last_turns = load.last_turns() if says_over else set()
+    for number, (tokens, session) in enumerate(zip(load.prompts.tolist(), load.sessions.tolist(), strict=True)):
+        hits += run.request(load.keys_of(number), tokens, tokens, [], [], session if says_over else 0)
+        if number in last_turns:
+            run.over(session)
+    return hits

@@ -9,13 +9,15 @@ from ...config import require_places
 from ...core.policies.states.book import StateBook, Visit
 from ...core.policies.states.orders import make_order
 from ...core.policies.states.places import Places
+from ...core.policies.states.state import SHARED
 
 
 class _Leaving:
     """This is what a request leaves when its results are there."""
 
-    def __init__(self, visit: Visit, positions: list[int], kinds: list[int]) -> None:
+    def __init__(self, visit: Visit, positions: list[int], kinds: list[int], session: i64) -> None:
         self.visit = visit
+        self.session = session
         self.positions = positions
         self.kinds = kinds
 
@@ -47,6 +49,7 @@ class StateRun:
         self.in_flight: i64 = in_flight
         self.num_written: i64 = 0
         self._running: list[_Leaving] = []
+        self._over: set[int] = set()
 
     def request(
         self,
@@ -55,20 +58,29 @@ class StateRun:
         num_total: int,
         told: list[int],
         queued: list[int],
+        session: int = 0,
     ) -> int:
         """Return the tokens that a request hits, named by the keys of its blocks, those of its output included.
 
         num_prompt, num_total: tokens of the prompt, and with the output. told, queued: positions in tokens, for those
-        rules.
+        rules. session: its number, for `over`; 0 for none.
         """
         last = i64(max(num_prompt - 1, 0)) // self.block_size * self.block_size
         total = i64(num_total) // self.block_size * self.block_size
         visit = self.book.visit(vec[i64](keys), i64(len(keys)), last)
+        if session in self._over:
+            self._over.remove(session)
+            self.book.say(session, False)
         self.places.find(visit.hit, visit.known, last, total, told, queued)
-        self._running.append(_Leaving(visit, self.places.positions, self.places.kinds))
+        self._running.append(_Leaving(visit, self.places.positions, self.places.kinds, session or SHARED))
         while len(self._running) >= self.in_flight:
             self._end(self._running.pop(0))
         return int(visit.hit)
+
+    def over(self, session: int) -> None:
+        """Say that a session does not come back: the states that it alone used go sooner (docs/hints.md)."""
+        self._over.add(session)
+        self.book.say(session, True)
 
     def _end(self, leaving: _Leaving) -> None:
         """Keep the states that were wanted, the longest prefix first, and then the budget."""
@@ -78,8 +90,7 @@ class StateRun:
             number = self.book.keep(leaving.visit, leaving.positions[place], leaving.kinds[place])
             if number > 0:
                 made.append(int(number))
-        self.book.use_again(leaving.visit)
-        self.book.settle()
+        self.book.leave(leaving.visit, made, leaving.session, int(leaving.session) in self._over)
         while self.book.num_held > self.budget:
             self.book.drop(self.book.lowest())
         for number in made:

@@ -131,6 +131,14 @@ class Sessions:
         slot = tag & SLOT_MASK
         return slot if self._first[slot] != 0 and tag >= self._first[slot] else -1
 
+    def number(self, slot: i64) -> i64:
+        """Return what no session before or after it has: the tag of its first sequence."""
+        return self._first[slot]
+
+    def is_over(self, slot: i64) -> bool:
+        """Return whether a session is said to be over."""
+        return self.state[slot] == OVER
+
     def is_latest(self, tag: i64) -> bool:
         """Return whether a tag is that of its session's newest sequence."""
         return tag > 0 and self._latest[tag & SLOT_MASK] == tag

@@ -7,8 +7,9 @@ from mypy_extensions import i64
 
 from ....errors import InvariantError
 from ...arrays import grown_i64, zeros_i64
+from ..layers.sessions import Sessions
 from .orders import RELEARNED_EVERY, StateOrder
-from .state import TOLD, State
+from .state import NO_SESSION, SHARED, TOLD, State
 from .tree import NO_STATE, ROOT, StateTree
 
 #: How many states that went are remembered for each that is kept, and how many anyway, before the oldest quarter goes.
@@ -269,7 +270,8 @@ class StateBook:
     def lowest(self) -> i64:
         """Return the state that goes first; one that is busy after all others. O(states). 0 where none is kept.
 
-        Of equals it is the longest prefix, and of equal ones of these the one that was used longest ago.
+        An order that does not learn has those first whose session is over. Of equals it is the longest prefix, and of
+        equal ones of these the one that was used longest ago.
         """
         if self._is_stale:
             self.rescore()
@@ -290,6 +292,8 @@ class StateBook:
     def _is_before(self, state: State, other: State) -> bool:
         if state.is_busy != other.is_busy:
             return other.is_busy
+        if state.is_over != other.is_over and not self.order.learns:
+            return state.is_over
         if state.score != other.score:
             return state.score < other.score
         if state.position != other.position:
@@ -320,7 +324,7 @@ class StateBook:
 
     def _inherit(self, heir: State, state: State) -> None:
         """Let the one above it take over what was expected of a state: its hits fall back there."""
-        if self.order.expects(state, self.now) > self.order.expects(heir, self.now):
+        if not state.is_over and self.order.expects(state, self.now) > self.order.expects(heir, self.now):
             self.order.note(heir, False, self.now)
             heir.kind = state.kind
             heir.num_hits = state.num_hits
@@ -344,15 +348,61 @@ class StateBook:
         if state.is_kept and visit.begun == self.now:
             self._use(state)
 
-    def leave(self, visit: Visit, kept: list[int]) -> None:
-        """A request ends that took these states, the longest prefix first: all were of use up to now."""
+    def leave(self, visit: Visit, kept: list[int], session: i64 = SHARED, is_over: bool = False) -> None:
+        """A request ends that took these states, the longest prefix first: all were of use up to now.
+
+        session, is_over: whose it is, if it has one (`NO_SESSION` for what was taken back), and what is said of it.
+        """
         for number in kept:
             state = self._states[number]
-            place = state.position // self.block_size - 1
-            if state.is_kept and place < visit.num_nodes and visit.nodes[place] == state.node:
+            if self._has(visit, state):
                 self._use(state)
+                self._mark(state, session, is_over)
+        state = self._states[visit.state]
+        if self._has(visit, state):
+            self._mark(state, session, is_over)
         self.use_again(visit)
         self.settle()
+
+    def _has(self, visit: Visit, state: State) -> bool:
+        """Return whether a state is kept, and on the way of a request."""
+        place = state.position // self.block_size - 1
+        return state.is_kept and place < visit.num_nodes and visit.nodes[place] == state.node
+
+    # Sessions.
+
+    def _mark(self, state: State, session: i64, is_over: bool) -> None:
+        """A session has used a state, which is its own as long as no other has."""
+        if session == NO_SESSION:
+            return
+        if state.session != NO_SESSION and state.session != session:
+            session = SHARED
+        state.session = session
+        self._set_over(state, is_over and session != SHARED)
+
+    def say(self, session: i64, is_over: bool) -> None:
+        """A session is over, or is not after all: that is known of the states that it alone used. O(states)."""
+        for state in self._known:
+            if state.session == session:
+                self._set_over(state, is_over)
+
+    def check_sessions(self, sessions: Sessions) -> None:
+        """Compare what is said of sessions with what is known of their states. O(states). Raises `InvariantError`."""
+        for state in self._known:
+            slot = sessions.slot_of(state.session)
+            if state.is_over != (slot >= 0 and sessions.is_over(slot)):
+                raise InvariantError(f"states: state {state.number} is said to be over, or not, unlike its session")
+
+    def _set_over(self, state: State, is_over: bool) -> None:
+        if state.is_over == is_over:
+            return
+        if self.order.learns:
+            # A new age of another class.
+            self.order.note(state, False, self.now)
+            state.since = self.now
+        state.is_over = is_over
+        self._is_stale = True
+        self._knows_floor = False
 
     def drop_all(self) -> None:
         """Let all go that are kept."""

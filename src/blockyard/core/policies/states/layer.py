@@ -29,6 +29,8 @@ class StateLayer(Layer):
         self.book = shelf.book
         self.num_inner: i64 = 0
         self.num_kept: i64 = 0
+        #: Blocks of states that went when their session was over.
+        self.num_over: i64 = 0
         self._where = zeros_i64(num_blocks)
         self._key = zeros_i64(num_blocks)
         self._depth = zeros_i64(num_blocks)
@@ -162,6 +164,8 @@ class StateLayer(Layer):
         """Let the state go that the book names; without one, whatever is idle."""
         number = self.book.lowest()
         if number != NONE:
+            state = self.book.state(number)
+            self.num_over += i64(len(state.parts)) if state.is_over else 0
             self.drop(number)
             return
         if self.num_kept == 0:

@@ -7,7 +7,7 @@ from mypy_extensions import i64
 
 from ....errors import InvalidArgument
 from ...arrays import zeros_float, zeros_i64
-from .state import KINDS, State
+from .state import KINDS, OVER, State
 
 #: Ages in requests at which buckets begin, each 1.5 times the one before; nothing is older than the last.
 EDGES: Final = (
@@ -41,6 +41,9 @@ LAST_LENGTH: Final[i64] = 8000
 NUM_HITS: Final[i64] = 3
 NUM_CHAINS: Final[i64] = 4
 NUM_CLASSES: Final[i64] = len(KINDS) * 12
+#: Classes from here on are of states whose session is over: hits are taken to be this much rarer until they are seen.
+FIRST_OVER: Final[i64] = OVER * 12
+DOUBT: Final[float] = 0.1
 #: What is assumed of an age weighs as much as this many states that were seen there.
 PRIOR: Final[float] = 10.0
 #: It is assumed to be this share of what was seen one bucket younger.
@@ -100,8 +103,9 @@ class LearnedStates(StateOrder):
     """The score is tokens saved a byte, by what is learned of the class of a state at its age: hits by time held, the
     best ratio over all ages to keep it to (Gittins' index).
 
-    A class is a kind, hits so far (0, 1, more), and the length of the chain of hits that led there (0, 1, 2 and 3,
-    more). What an age of a class has shown is trusted beside an assumption that weighs `PRIOR` states.
+    A class is a kind (one for all whose session is over), hits so far (0, 1, more), and the length of the chain of hits
+    that led there (0, 1, 2 and 3, more). What an age of a class has shown is trusted beside an assumption that weighs
+    `PRIOR` states.
     """
 
     learns = True
@@ -117,7 +121,8 @@ class LearnedStates(StateOrder):
         self._seen = zeros_float(cells)
         self._hit = zeros_float(cells)
         self._chance = zeros_float(cells)
-        self._index = vec[float]([1.0] * cells)
+        num_over = int(NUM_CLASSES - FIRST_OVER) * int(NUM_AGES)
+        self._index = vec[float]([1.0] * (cells - num_over) + [DOUBT] * num_over)
 
     def score(self, state: State, above: i64, now: i64) -> float:
         """Return the same as `ValueStates.score`, with what is learned."""
@@ -132,7 +137,8 @@ class LearnedStates(StateOrder):
         chain = state.chain
         if chain >= 2:
             chain = 2 if chain <= 3 else 3
-        return ((state.kind * NUM_HITS + min(state.num_hits, NUM_HITS - 1)) * NUM_CHAINS + chain) * NUM_AGES
+        kind = OVER if state.is_over else state.kind
+        return ((kind * NUM_HITS + min(state.num_hits, NUM_HITS - 1)) * NUM_CHAINS + chain) * NUM_AGES
 
     def _bucket(self, age: i64) -> i64:
         bucket: i64 = 0
@@ -174,8 +180,12 @@ class LearnedStates(StateOrder):
             all_seen += seen[number * NUM_AGES]
             all_hit += self._hit[number * NUM_AGES]
         # Of classes that nothing was seen of, one is learned and the others are like it.
+        assumed = all_hit / all_seen
         like: i64 = -1
         for number in range(NUM_CLASSES):
+            if number == FIRST_OVER:
+                assumed *= DOUBT
+                like = -1
             row = number * NUM_AGES
             if not self._was_seen(row, seen):
                 if like >= 0:
@@ -184,7 +194,7 @@ class LearnedStates(StateOrder):
                         self._index[row + age] = self._index[like + age]
                     continue
                 like = row
-            self._learn_class(row, seen, all_hit / all_seen)
+            self._learn_class(row, seen, assumed)
 
     def _was_seen(self, row: i64, seen: vec[float]) -> bool:
         for cell in range(row, row + NUM_AGES):

@@ -11,7 +11,12 @@ OUTPUT_END: Final[i64] = 2
 TOLD: Final[i64] = 3
 QUEUED: Final[i64] = 4
 REGULAR: Final[i64] = 5
-KINDS: Final = ("junction", "prompt end", "output end", "told", "queue", "regular")
+#: The class of states whose session is said to be over, whatever their kind.
+OVER: Final[i64] = 6
+KINDS: Final = ("junction", "prompt end", "output end", "told", "queue", "regular", "over")
+#: Of a state: no session has used it yet; several have, or requests without one.
+NO_SESSION: Final[i64] = 0
+SHARED: Final[i64] = -1
 
 
 class State:
@@ -24,6 +29,7 @@ class State:
     is_kept: whether the state is there. above: number of the next one up that is there, 0 for none.
     alone: tokens of keys and values that only it needs. place: where it is in the list of all.
     parts, is_busy: its blocks, where a pool has it (`StateShelf`), and whether they are held.
+    session, is_over: the session that alone has used it, and whether that is said to be over.
     """
 
     def __init__(self, number: i64, node: i64, position: i64, kind: i64) -> None:
@@ -42,6 +48,8 @@ class State:
         self.score: float = 0.0
         self.parts: list[int] = []
         self.is_busy = False
+        self.session: i64 = NO_SESSION
+        self.is_over = False
 
     def age(self, now: i64) -> i64:
         """Requests since it was last of use, this one included."""
