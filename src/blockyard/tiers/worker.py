@@ -585,7 +585,7 @@ class WorkingTier:
 
     def _watch(self, now: float) -> None:
         """Open the circuit of what hangs, and let go of the jobs that wait behind it; all of them where each thread
-        hangs. Wake threads that nobody woke, because of a Ctrl-C."""
+        hangs. Wake threads that a Ctrl-C kept from being woken."""
         if self._has_work():
             self._changed.notify_all()
         hanging = [(kind, begun) for kind, begun, _ in self._busy.values() if now - begun > self._slow_seconds]
