@@ -149,8 +149,9 @@ class StateBook:
         if place > 0 and not self._is_there(visit, place - 1):
             return
         if place == len(visit.nodes):
-            visit.nodes = grown_i64(visit.nodes, 2 * len(visit.nodes) + 1)
-            visit.keys = grown_i64(visit.keys, len(visit.nodes))
+            nodes = grown_i64(visit.nodes, 2 * len(visit.nodes) + 1)
+            visit.keys = grown_i64(visit.keys, len(nodes))
+            visit.nodes = nodes
         visit.keys[place] = key
         visit.nodes[place] = self.tree.add(key, visit.nodes[place - 1] if place > 0 else ROOT)
         visit.num_nodes += 1

@@ -53,9 +53,9 @@ class StateShelf(Shelf):
     def _make_room(self, node: i64) -> None:
         if node >= len(self._first):
             size = len(self.book.tree.key)
-            self._first = grown_i64(self._first, size)
-            self._last = grown_i64(self._last, size)
+            last = grown_i64(self._last, size)
             self._token = grown_i64(self._token, size)
+            self._first, self._last = grown_i64(self._first, size), last
 
     def put_tokens(self, visit: Visit, blocks: vec[i32], first: i64, count: i64) -> None:
         """The token blocks `blocks[first:first + count]` hold those of a request. O(blocks), and amortised O(nodes)."""

@@ -52,28 +52,28 @@ class StateTree:
         node = self._nodes.number(key)
         if node > 0:
             return node
-        node = self._free
-        if node != 0:
+        if self._free == 0 and self._num_made == len(self.key):
+            self._double()
+        node = self._free if self._free != 0 else self._num_made
+        self._nodes.remember(key, node)
+        if self._free != 0:
             self._free = self.parent[node]
         else:
-            if self._num_made == len(self.key):
-                self._double()
-            node = self._num_made
             self._num_made += 1
         self.key[node] = key
         self.parent[node] = parent
         self._num_children[parent] += 1
-        self._nodes.remember(key, node)
         return node
 
     def _double(self) -> None:
         size = 2 * len(self.key)
-        self.key = grown_i64(self.key, size)
         self.parent = grown_i64(self.parent, size)
         self._num_children = grown_i64(self._num_children, size)
         self.num_states = grown_i64(self.num_states, size)
         self._mixed = grown_i64(self._mixed, size)
         self.state = grown_i64(self.state, size)
+        # Its length says how many there are: without memory for all of them they are made room for again.
+        self.key = grown_i64(self.key, size)
 
     def walk(self, keys: vec[i64], count: i64, nodes: vec[i64]) -> i64:
         """Fill `nodes` with those of the first keys of a request; returns how many are remembered. O(keys) expected.
