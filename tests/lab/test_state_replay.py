@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import numpy as np
 import pytest
 
+from blockyard import InvalidArgument
 from blockyard.lab import StateReplay, StateRun
 
 from ..support import seeds
@@ -115,3 +118,26 @@ def test_of_64_prompts_that_begin_alike_all_but_the_first_hit(shared: int, uniqu
 def test_told_by_the_application_all_is_hit_from_the_second_request() -> None:
     real = StateReplay("index", PLACES[0], 3152, 400_000, max_model_len=4096)
     assert replay(real, pattern(1500, 700, 6), tells=True) == [0] + [1488] * 5
+
+
+@pytest.mark.parametrize("make", [StateRun, StateReplay])
+def test_a_session_is_a_number_from_1_on(make: Any) -> None:
+    """-1 stood for what several sessions have used: all of it was said to be over."""
+    run, keys = make("lru", PLACES[1], 16, 3200), np.arange(1, 5)
+
+    def request(session: Any) -> int:
+        return int(run.request(keys, 64, 64, [], [], session))
+
+    assert [request(1), request(2)] == [0, 48]
+    for session in (-1, 2**62 + 1, 2**70):
+        with pytest.raises(InvalidArgument, match=r"session is .*; it must be"):
+            run.over(session)
+        with pytest.raises(InvalidArgument, match=r"session is .*; it must be"):
+            request(session)
+    with pytest.raises(InvalidArgument, match="session is 0; it must be from 1 to"):
+        run.over(0)
+    if make is StateRun:
+        assert not [state for state in run.book._known if state.is_over]
+    for session in (2**62, 7):  # of which nothing is known
+        run.over(session)
+    assert request(2**62) == 48

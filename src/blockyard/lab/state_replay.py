@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from ..arguments import require_int
 from ..config import CacheConfig
 from ..core.manager import KVCacheManager
+from ..core.policies.states.state import MOST_SESSIONS
 from ..errors import NeverFits, OutOfBlocks
 from ..groups import LayerGroup
 
@@ -79,13 +81,14 @@ class StateReplay:
         session: int = 0,
     ) -> int:
         """Return the tokens that a request hits; see `StateRun.request`. It runs from begin to end."""
+        number = require_int("session", session, 0, MOST_SESSIONS)
         tokens = self._tokens(keys, max(num_prompt, num_total))
         prompt = tokens[:num_prompt]
         waiting = [np.append(prompt[:position], (2**TOKEN_BITS - 1, 0)) for position in queued[:64]]
         boundaries = sorted({place for place in told if 0 < place <= num_prompt})
         try:
             seq = self.cache.allocate(
-                prompt, boundaries=boundaries, waiting=waiting, session=f"{session}" if session else None
+                prompt, boundaries=boundaries, waiting=waiting, session=f"{number}" if number else None
             )
         except (NeverFits, OutOfBlocks):
             self.num_refused += 1
@@ -99,7 +102,7 @@ class StateReplay:
 
     def over(self, session: int) -> None:
         """See `StateRun.over`."""
-        self.cache.hint(f"{session}", over=True)
+        self.cache.hint(f"{require_int('session', session, 1, MOST_SESSIONS)}", over=True)
 
     def _compute(self, seq: int, start: int, tokens: npt.NDArray[np.int64], num_prompt: int, num_total: int) -> None:
         """Run the prefill, then the output from boundary to boundary."""

@@ -5,11 +5,12 @@ import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from ...arguments import require_int
 from ...config import require_places
 from ...core.policies.states.book import StateBook, Visit
 from ...core.policies.states.orders import make_order
 from ...core.policies.states.places import Places
-from ...core.policies.states.state import SHARED
+from ...core.policies.states.state import MOST_SESSIONS, SHARED
 
 
 class _Leaving:
@@ -63,8 +64,9 @@ class StateRun:
         """Return the tokens that a request hits, named by the keys of its blocks, those of its output included.
 
         num_prompt, num_total: tokens of the prompt, and with the output. told, queued: positions in tokens, for those
-        rules. session: its number, for `over`; 0 for none.
+        rules. session: its number, for `over`, up to 2**62; 0 for none. Raises `InvalidArgument` for another one.
         """
+        session = require_int("session", session, 0, MOST_SESSIONS)
         last = i64(max(num_prompt - 1, 0)) // self.block_size * self.block_size
         total = i64(num_total) // self.block_size * self.block_size
         visit = self.book.visit(vec[i64](keys), i64(len(keys)), last)
@@ -78,9 +80,13 @@ class StateRun:
         return int(visit.hit)
 
     def over(self, session: int) -> None:
-        """Say that a session does not come back: the states that it alone used go sooner (docs/hints.md)."""
-        self._over.add(session)
-        self.book.say(session, True)
+        """Say that a session does not come back: the states that it alone used go sooner (docs/hints.md). O(states).
+
+        session: from 1 to 2**62. Raises `InvalidArgument` for another one.
+        """
+        number = require_int("session", session, 1, MOST_SESSIONS)
+        self._over.add(number)
+        self.book.say(number, True)
 
     def _end(self, leaving: _Leaving) -> None:
         """Keep the states that were wanted, the longest prefix first, and then the budget."""

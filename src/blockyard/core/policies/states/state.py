@@ -17,6 +17,8 @@ KINDS: Final = ("junction", "prompt end", "output end", "told", "queue", "regula
 #: Of a state: no session has used it yet; several have, or requests without one.
 NO_SESSION: Final[i64] = 0
 SHARED: Final[i64] = -1
+#: Sessions of a simulation have numbers from 1 to this one.
+MOST_SESSIONS: Final = 2**62
 
 
 class State:
