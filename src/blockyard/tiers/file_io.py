@@ -15,9 +15,6 @@ _MOST_PIECES = 512
 class PlainIO:
     """Moves bytes by `preadv` and `pwritev`. Not the owner of files. Calls may come from several threads."""
 
-    #: Bytes that are read at once, and checksummed while the processor's own cache has them.
-    read_bytes = 2**18
-
     def read(self, file: int, parts: Sequence[memoryview], at: int) -> None:
         """Fills the pieces, one after another, from byte `at` on. Raises `BadObject` where the file ends before."""
         for left in _groups(parts):

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from ..arguments import require_int, shown
 from ..errors import InvalidArgument
 from .file_io import PlainIO
-from .header import PAGE_BYTES, BadObject, Checksum, Header, in_runs
+from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
 from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
 from .worker import PlaceError, Task, WorkingTier
@@ -133,11 +133,8 @@ class FileTier(WorkingTier):
                 task.require(position, header)
                 if size != PAGE_BYTES + header.length:
                     raise BadObject(Cause.TRUNCATED)
-                at, whole = PAGE_BYTES, Checksum()
-                for some in in_runs(task.parts[position], self._io.read_bytes):
-                    self._io.read(file, some, at)
-                    at += whole.add(some)
-                header.require_checksum(whole)
+                self._io.read(file, task.parts[position], PAGE_BYTES)
+                header.require_payload(task.parts[position])
                 with suppress(OSError):
                     os.utime(file)  # the order of last use, for the next start
         finally:

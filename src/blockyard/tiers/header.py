@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from typing import Any
@@ -97,52 +97,20 @@ class Header:
 
     def require_payload(self, parts: Sequence[memoryview]) -> None:
         """Raise `BadObject` unless these are the payload's bytes. O(bytes)."""
-        whole = Checksum()
-        if whole.add(parts) != self.length:
+        if sum(len(part) for part in parts) != self.length:
             raise BadObject(Cause.TRUNCATED)
-        self.require_checksum(whole)
-
-    def require_checksum(self, whole: Checksum) -> None:
-        """Raise `BadObject` unless this is the checksum of the payload."""
-        if whole.digest() != self.checksum:
+        if checksum_of(parts) != self.checksum:
             raise BadObject(Cause.DAMAGED)
-
-
-class Checksum:
-    """This takes the checksum of bytes that come one after another: XXH3, 128 bits."""
-
-    def __init__(self) -> None:
-        self._state = xxhash.xxh3_128()
-        self.digest = self._state.digest
-
-    def add(self, parts: Sequence[memoryview]) -> int:
-        """Take in the bytes that come next; returns how many. O(bytes)."""
-        for part in parts:
-            self._state.update(part)
-        return sum(map(len, parts))
 
 
 def checksum_of(parts: Sequence[memoryview]) -> bytes:
     """Returns the checksum of bytes that lie in one piece or in several: XXH3, 128 bits. O(bytes)."""
-    whole = Checksum()
-    whole.add(parts)
-    return whole.digest()
-
-
-def in_runs(parts: Sequence[memoryview], most: int) -> Iterator[list[memoryview]]:
-    """Goes over pieces in runs of at most `most` bytes, cut where a run is full. O(pieces and runs)."""
-    run: list[memoryview] = []
-    left = most
+    if len(parts) == 1:
+        return xxhash.xxh3_128_digest(parts[0])
+    whole = xxhash.xxh3_128()
     for part in parts:
-        first = 0
-        while len(part) - first >= left:
-            yield [*run, part[first : first + left]]
-            first, left, run = first + left, most, []
-        if first < len(part):
-            run.append(part[first:] if first else part)
-            left -= len(part) - first
-    if run:
-        yield run
+        whole.update(part)
+    return whole.digest()
 
 
 def require_whole(data: memoryview, name: bytes | None = None) -> Header:

@@ -15,7 +15,6 @@ import numpy as np
 
 from ..errors import MissingExtra
 from .file_io import PlainIO
-from .tier import MAX_OBJECT_BYTES
 
 try:
     from nixl._api import nixl_agent, nixl_agent_config
@@ -31,8 +30,6 @@ class NixlIO(PlainIO):
 
     Raises `MissingExtra` where the wheel has no POSIX plug-in.
     """
-
-    read_bytes = MAX_OBJECT_BYTES
 
     def __init__(self) -> None:
         logging.getLogger("nixl").setLevel(logging.WARNING)  # else each agent is announced on stdout
