@@ -115,10 +115,15 @@ def checksum_of(parts: Sequence[memoryview]) -> bytes:
 
 def require_whole(data: memoryview, name: bytes | None = None) -> Header:
     """Verify a whole object, page and payload; returns its header. O(bytes). Raises `BadObject`."""
-    header = Header.from_page(bytes(data[:PAGE_BYTES]))
+    return require_parts(bytes(data[:PAGE_BYTES]), [data[PAGE_BYTES:]], name)
+
+
+def require_parts(page: bytes, payload: Sequence[memoryview], name: bytes | None = None) -> Header:
+    """Do `require_whole` for an object whose page and payload lie apart."""
+    header = Header.from_page(page)
     if name is not None and header.name != name:
         raise BadObject(Cause.FOREIGN)
-    header.require_payload([data[PAGE_BYTES:]])
+    header.require_payload(payload)
     return header
 
 

@@ -16,7 +16,7 @@ from ..errors import InvalidArgument, PeerMismatch
 from ..wire.connection import ConnectionLost, SocketConnection
 from ..wire.message import Message, pack
 from .addresses import host_and_port
-from .header import PAGE_BYTES, BadObject, Header
+from .header import PAGE_BYTES, BadObject, require_parts
 from .peer import MOST_ASKED_BYTES, MOST_OBJECT_BYTES
 from .tier import Cause, Job, require_name, require_names
 from .worker import PlaceError, Task, WorkingTier
@@ -147,9 +147,7 @@ class PeerServer:
         connection.recv_into(PAGE_BYTES, place, MOST_OBJECT_BYTES)
         page, payload = come[0]
         try:
-            header = Header.from_page(page)
-            header.require(name, header.tokens, header.layout, header.length)
-            header.require_payload([payload])
+            header = require_parts(page, [payload], name)
         except BadObject as error:
             return error.cause.value
         if len(payload) > self._tier._index.max_bytes:
