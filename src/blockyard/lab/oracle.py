@@ -76,7 +76,7 @@ class HintOracle:
         if len(sessions) != len(references.starts) - 1:
             raise InvalidArgument("references have no sessions; read them with_sessions=True")
         now = _times(references.arrivals)
-        following = _next_turns(sessions)
+        following = next_turns(sessions)
         comes_back = following >= 0
         waits = np.where(comes_back, now[following] - now, 0)
         draws = np.random.default_rng(self.seed)
@@ -119,7 +119,7 @@ def _times(arrivals: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(len(arrivals), dtype=np.int64) * 1_000_000
 
 
-def _next_turns(sessions: NDArray[np.int64]) -> NDArray[np.int64]:
+def next_turns(sessions: NDArray[np.int64]) -> NDArray[np.int64]:
     """Find for each request the next one of its session, or -1. O(requests * log requests)."""
     order = np.argsort(sessions, kind="stable")
     following = np.full(len(sessions), -1, np.int64)
