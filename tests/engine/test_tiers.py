@@ -257,12 +257,7 @@ def test_random_traffic_over_faulty_tiers_gets_the_right_tokens(shape: str, roun
     seed = 300 + round_  # fixed, as in the world without tiers
     rng = np.random.default_rng(seed)
     model = hybrid_model("qwen3_next") if shape == "hybrid" else tiny_model(shape)
-    beginnings = [rng.integers(1, VOCAB_SIZE, 24).tolist() for _ in range(3)]
-    requests = [random_request(rng, beginnings) for _ in range(25)]
-    plenty = Engine(model, num_blocks=3000, block_size=4, enable_prefix_caching=False)
-    prompts, sampling = [prompt for prompt, _ in requests], [params for _, params in requests]
-    expected = [tokens_of(result) for result in plenty.generate(prompts, sampling)]
-    tiers = [FaultyTier(random.Random(seed), faults=0.03), FaultyTier(random.Random(seed + 1), "second")]
+    requests, expected, tiers = traffic(model, rng, seed)
     num_hits = 0
     for life in range(3):
         options = {**random_options(rng), "enable_prefix_caching": True}
@@ -271,10 +266,22 @@ def test_random_traffic_over_faulty_tiers_gets_the_right_tokens(shape: str, roun
             options |= {"num_blocks": 300, "speculation": None}
         engine = Engine(model, **options, tiers=uses, tier_buffer_bytes=int(rng.integers(10, 80)) * 4000)
         num_hits += run_life(engine, model, tiers, requests, expected, rng)
-        for tier in tiers:  # the process dies; what it stored stays
-            tier.jobs.clear()
-            tier.ended.clear()
+        for tier in tiers:
+            tier.end_process()
     assert num_hits > 0, f"seed {seed}"
+
+
+def traffic(
+    model: Any, rng: np.random.Generator, seed: int
+) -> tuple[list[tuple[list[int], SamplingParams]], list[list[list[int]]], list[FaultyTier]]:
+    """Random requests, their tokens on an engine without tiers, and two faulty tiers."""
+    beginnings = [rng.integers(1, VOCAB_SIZE, 24).tolist() for _ in range(3)]
+    requests = [random_request(rng, beginnings) for _ in range(25)]
+    plenty = Engine(model, num_blocks=3000, block_size=4, enable_prefix_caching=False)
+    prompts, sampling = [prompt for prompt, _ in requests], [params for _, params in requests]
+    expected = [tokens_of(result) for result in plenty.generate(prompts, sampling)]
+    tiers = [FaultyTier(random.Random(seed), faults=0.03), FaultyTier(random.Random(seed + 1), "second")]
+    return requests, expected, tiers
 
 
 def run_life(

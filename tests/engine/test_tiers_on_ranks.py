@@ -34,10 +34,10 @@ from ..support.patience import PATIENCE_SECONDS, wait_until
 from ..support.rank_loop import children, is_alive
 from ..support.seeds import run_seed
 from ..support.thread_ranks import ThreadPeers
-from ..support.tiny_models import VOCAB_SIZE, tiny_model
+from ..support.tiny_models import tiny_model
 from ..tiers.offload_world import FaultyTier
-from .test_engine_world import random_options, random_request, tokens_of
-from .test_tiers import LONG, PROMPT, answer, check, run_life
+from .test_engine_world import random_options
+from .test_tiers import LONG, PROMPT, answer, check, run_life, traffic
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="ranks share memory as Linux has it")
 
@@ -154,12 +154,7 @@ def test_random_traffic_over_faulty_tiers_gets_the_right_tokens(shape: str, way:
     rng = np.random.default_rng(seed)
     is_hybrid = shape == "qwen3_next"
     model = hybrid_model(shape) if is_hybrid else tiny_model(shape)
-    beginnings = [rng.integers(1, VOCAB_SIZE, 24).tolist() for _ in range(3)]
-    requests = [random_request(rng, beginnings) for _ in range(25)]
-    plenty = Engine(model, num_blocks=3000, block_size=4, enable_prefix_caching=False)
-    prompts, sampling = [prompt for prompt, _ in requests], [params for _, params in requests]
-    expected = [tokens_of(result) for result in plenty.generate(prompts, sampling)]
-    tiers = [FaultyTier(random.Random(seed), faults=0.03), FaultyTier(random.Random(seed + 1), "second")]
+    requests, expected, tiers = traffic(model, rng, seed)
     num_hits = 0
     for life in range(2):
         options = {**random_options(rng), "enable_prefix_caching": True}
@@ -171,9 +166,8 @@ def test_random_traffic_over_faulty_tiers_gets_the_right_tokens(shape: str, way:
             model, **options, **{way: peers}, tiers=uses, tier_buffer_bytes=int(rng.integers(20, 80)) * 8000
         )
         num_hits += run_life(engine, model, tiers, requests, expected, rng)
-        for tier in tiers:  # the process dies; what it stored stays
-            tier.jobs.clear()
-            tier.ended.clear()
+        for tier in tiers:
+            tier.end_process()
         engine.close()
         peers.require_ended()
     assert num_hits > 0

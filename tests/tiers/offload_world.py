@@ -144,6 +144,11 @@ class FaultyTier:
     def _fails(self) -> bool:
         return self.choose.random() < self.faults
 
+    def end_process(self) -> None:
+        """The process that uses it dies; what it stored stays."""
+        self.jobs.clear()
+        self.ended.clear()
+
     def store(self, job: Job) -> Cause | None:
         return self._take(job, False)
 
@@ -296,8 +301,7 @@ class OffloadWorld:
         self.states = SmallStates(self.blocks, 5, self.state_bytes) if self.state_bytes else None
         self.cpu = np.full((12, self.block_size), -1, np.int64)
         for tier in self.tiers:
-            tier.jobs.clear()
-            tier.ended.clear()
+            tier.end_process()
         uses = [TierUse(tier, self.write) for tier in self.tiers]
         self.offload = Offload(
             self.cache,
