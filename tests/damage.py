@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, LoRA, Span
-from blockyard.parallel import HeadShards, Offer, OfferId, PeerInfo, PeerMismatch
-from blockyard.steps import DivergedRank, PlanReceiver, PlanSender
+from blockyard import CacheConfig, CacheSalt, KVCacheManager, LayerGroup, LoRA, Span
+from blockyard.parallel import HeadShards, Offer, OfferId, PeerInfo
+from blockyard.steps import PlanReceiver, PlanSender
 
+from .support.damaged_bytes import DAMAGES, REFUSED
 from .support.seeds import run_seed
 
 CONFIG = CacheConfig(num_blocks=40, block_size=4, max_num_seqs=8, max_model_len=64)
 HYBRID = CacheConfig(40, groups=(LayerGroup(4, token_bytes=64), LayerGroup(4, kind="state", state_bytes=512)))
-REFUSED = (InvalidArgument, PeerMismatch, DivergedRank)
 
 
 def offers(draw: random.Random) -> bytes:
@@ -68,44 +68,6 @@ KINDS: list[tuple[Callable[[random.Random], bytes], Callable[[bytes], Any]]] = [
     (releases, lambda data: OfferId.from_bytes("release", data)),
     (plans, lambda data: PlanReceiver(CONFIG).from_bytes(data)),
 ]
-
-
-def flipped(draw: random.Random, data: bytes, _: bytes) -> bytes:
-    """One bit to several."""
-    changed = bytearray(data)
-    for _bit in range(draw.choice((1, 1, 1, 2, 3, 8))):
-        changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
-    return bytes(changed)
-
-
-def cut(draw: random.Random, data: bytes, _: bytes) -> bytes:
-    """From the end, the beginning, or the middle."""
-    first = draw.randrange(len(data))
-    last = draw.randrange(first, len(data)) + 1
-    return draw.choice((data[:first], data[last:], data[:first] + data[last:]))
-
-
-def extended(draw: random.Random, data: bytes, _: bytes) -> bytes:
-    """At the end, or within."""
-    place = draw.choice((len(data), draw.randrange(len(data))))
-    return data[:place] + draw.randbytes(draw.randrange(1, 20)) + data[place:]
-
-
-def swapped(draw: random.Random, data: bytes, _: bytes) -> bytes:
-    """Two words in each other's place."""
-    one, two = (4 * draw.randrange(len(data) // 4) for _ in range(2))
-    words = bytearray(data)
-    words[one : one + 4], words[two : two + 4] = data[two : two + 4], data[one : one + 4]
-    return bytes(words)
-
-
-def spliced(draw: random.Random, data: bytes, other: bytes) -> bytes:
-    """The head of one message on the rest of another."""
-    place = draw.randrange(min(len(data), len(other)))
-    return data[:place] + other[place:]
-
-
-DAMAGES = (flipped, cut, extended, swapped, spliced)
 
 
 def run(num_messages: int, seed: int) -> Counter[str]:

@@ -36,7 +36,7 @@ from blockyard.parallel import (
     fetch,
 )
 
-from . import damage
+from .support import damaged_bytes as damage
 from .support.seeds import run_seed
 
 LEASE = 40

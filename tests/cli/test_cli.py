@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +11,10 @@ import pytest
 import blockyard
 from blockyard.cli.main import main
 
-from ..support.places import child_environment
+from ..support.commands import run_without_torch, sentence
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-
-WITHOUT_TORCH = (
-    "import sys\n"
-    "for name in ('torch', 'transformers', 'rich'): sys.modules[name] = None\n"
-    "from blockyard.cli.main import main\n"
-    "sys.exit(main(sys.argv[1:]))\n"
-)
-
-
-def run_without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, *arguments],
-        capture_output=True,
-        text=True,
-        env=child_environment(),
-        timeout=120,
-    )
-
-
-def sentence(text: str) -> str:
-    """The one line that an error prints."""
-    assert text.startswith("blockyard: ")
-    assert text.count("\n") == 1, text
-    return text
 
 
 # ---------------------------------------------------------------- without the engine's extra

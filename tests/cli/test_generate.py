@@ -10,7 +10,7 @@ import pytest
 
 from blockyard.cli.main import main
 
-from .test_cli import run_without_torch, sentence
+from ..support.commands import run_without_torch, sentence
 
 pytest.importorskip("torch")
 

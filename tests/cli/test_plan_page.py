@@ -16,7 +16,7 @@ from blockyard.lab.planning.memory import GIB
 from blockyard.lab.traces import open_trace
 from blockyard.sizing import KVCacheSpec, model_config
 
-from ..lab.test_page import Page
+from ..support.lab_page import Page
 from ..support.made_curves import HOSTILE
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from blockyard import InvalidArgument
-from blockyard.cli.tenants import say_who_is_refused, tenant_keys, tenants_asked
+from blockyard.cli.tenant_keys import say_who_is_refused, tenant_keys
+from blockyard.cli.tenants import tenants_asked
 from blockyard.tenants import OTHERS, Tenant, TenantGroup
 
 

@@ -27,13 +27,13 @@ from blockyard.errors import PeerMismatch
 from blockyard.steps import DivergedRank, PlanReceiver, PlanSender, StepBuffers
 from blockyard.wire.message import Message, pack, split
 
-from .. import damage
+from ..support import damaged_bytes as damage
 from ..support.checked import Checked, prompt
 from ..support.interrupter import Interrupter
 from ..support.seeds import draws, run_seed
+from ..support.states_world import World as StateWorld
+from ..support.states_world import config as state_config
 from ..world import World
-from .test_states_world import World as StateWorld
-from .test_states_world import config as state_config
 
 NAMES = (
     "rows",

@@ -24,8 +24,8 @@ from blockyard import (
 from blockyard.tenants import OTHERS, Tenant, TenantGroup
 
 from ..support.seeds import draws, run_seed
-from .test_states_world import World as StateWorld
-from .test_states_world import config as state_config
+from ..support.states_world import World as StateWorld
+from ..support.states_world import config as state_config
 
 #: What the adversary's pools have: keys and values in one group, or in two, one of them with a window; and states.
 KINDS = ("plain", "plain", "windows", "states", "states and windows")

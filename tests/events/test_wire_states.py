@@ -15,10 +15,10 @@ from blockyard.events.publishing.feed import Feed
 from blockyard.events.tables.content_table import ContentTable
 from blockyard.events.wire import STATE_KIND, BlockRemoved, BlockStored, decode_batch
 
-from ..core.test_states_world import World as StateWorld
-from ..core.test_states_world import config as state_config
 from ..support import seeds
 from ..support.state_memory import StateMemory, compute
+from ..support.states_world import World as StateWorld
+from ..support.states_world import config as state_config
 from ..support.told import Told
 from ..wires import Compared
 from .wires import Wire

@@ -17,9 +17,10 @@ from blockyard.lab.replay.page import write_run_page
 from blockyard.lab.replay.timeline import MAX_SPANS, SUMS, TimelineRecorder
 from blockyard.lab.traces import open_trace
 
+from ..support.lab_page import Page
 from ..support.made_curves import HOSTILE
 from ..support.seeds import run_seed
-from .test_page import CHROMIUM, Page
+from .test_page import CHROMIUM
 
 BUSY = ServiceModel(speedup=3)
 

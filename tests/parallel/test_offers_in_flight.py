@@ -15,9 +15,9 @@ import numpy as np
 from blockyard import BlockyardError, CacheConfig, CacheSalt, KVCacheManager, LayerGroup, StepPlan
 from blockyard.parallel import HandoffSender, HeadShards, Offer, PeerInfo, StaleOffer
 
-from ..core.test_states_world import World
 from ..support import seeds
 from ..support.state_memory import StateMemory
+from ..support.states_world import World
 
 TTL = 60
 

@@ -15,8 +15,8 @@ import blockyard
 from blockyard import Admission, BlockyardError, InvalidArgument
 from blockyard.parallel import HandoffReceiver, HandoffSender, HeadShards, Offer, PeerInfo, StaleOffer, Transfer
 
-from ..core.test_states_on_a_data_plane import StatesOnADataPlane
 from ..support import seeds
+from ..support.states_on_a_data_plane import StatesOnADataPlane
 from ..support.world_memory import NOTHING, Seq
 
 TTL = 60

@@ -27,7 +27,7 @@ from ..sizing import KVCacheSpec
 from ..sizing.layers import dtype_bytes
 from .model_loading import DEMO_NAME, engine_arguments
 from .serve import api_key_of
-from .tenants import say_who_is_refused, tenant_keys
+from .tenant_keys import say_who_is_refused, tenant_keys
 
 if TYPE_CHECKING:
     from ..serving import ServerOptions

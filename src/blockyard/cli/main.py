@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 from .. import __version__
 from .._build import build_name
 from ..errors import BlockyardError, MissingExtra
-from .engine_options import add_demo_options, add_fleet_serve_options, add_generate_options, add_serve_options
+from .engine_options import add_demo_options, add_generate_options
 from .lab_options import add_curve_options, add_fleet_options, add_plan_options, add_replay_options
+from .serve_options import add_fleet_serve_options, add_serve_options
 from .tier import add_tier_options
 from .watch import add_watch_options
 

@@ -21,7 +21,6 @@ from ..errors import InvalidArgument, ModelError
 from ..sizing.shards import MAX_RANKS
 from .engine_options import ENGINE_OPTIONS
 from .tenants import tenants_asked
-from .tier import tier_use
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -58,8 +57,10 @@ def _tiers(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the engine's tiers, opened: a folder is read while the model loads."""
     if not options.tier:
         return {}
+    from ..tiers import open_tier_use
+
     buffer_bytes = parse_memory("--tier-buffer", options.tier_buffer)
-    return {"tiers": [tier_use("--tier", text) for text in options.tier], "tier_buffer_bytes": buffer_bytes}
+    return {"tiers": [open_tier_use("--tier", text) for text in options.tier], "tier_buffer_bytes": buffer_bytes}
 
 
 def _pool_bytes(text: str | None) -> int | None:

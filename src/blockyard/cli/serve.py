@@ -19,7 +19,7 @@ from ..serving.http.listening import open_sockets
 from ..serving.jobs.status_line import require_status_seconds
 from ..serving.otlp import otlp_tracer
 from .model_loading import engine_arguments, engine_of, follow_torchrun
-from .tenants import key_in, say_who_is_refused, tenant_keys
+from .tenant_keys import key_in, say_who_is_refused, tenant_keys
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from ..tiers import Header, TierUse, WorkingTier
+    from ..tiers import Header, WorkingTier
 
 _DESCRIPTION = """\
 Look into a tier: files, Redis, a bucket or a Mooncake Store that engines keep keys and values in (docs/tiers.md).
@@ -35,7 +35,6 @@ examples:
   blockyard tier copy file:kv-objects s3://bucket/path,endpoint=http://127.0.0.1:9000
 """
 _NAME = re.compile(r"[0-9a-f]{32}")
-_WRITE = re.compile(r",write=([^,]*)")
 
 
 def add_tier_options(commands: Any) -> None:
@@ -60,19 +59,6 @@ def add_tier_options(commands: Any) -> None:
     parser.add_argument("--layout", metavar="HEX", help="list, drop: only objects of this layout")
     parser.add_argument("--all", action="store_true", help="drop: all objects")
     parser.add_argument("--drop", action="store_true", help="verify: remove bad objects")
-
-
-def tier_use(name: str, text: str) -> TierUse:
-    """Open the tier that an option of an engine's command names; behind it may stand write=, a write policy.
-
-    Raises as `open_tier`, before the place is touched.
-    """
-    from ..tiers import TierUse, open_tier
-    from ..tiers.uses import require_write_policy
-
-    found = _WRITE.findall(text)
-    write = require_write_policy(f"{name}'s write", found[-1] if found else "through")
-    return TierUse(open_tier(name, _WRITE.sub("", text)), write)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from .header import BadObject, Header, NameChain, layout_id, object_names
 from .offload import Offload
 from .peer import PeerTier
 from .peer_server import PeerServer
-from .places import open_tier
+from .places import open_tier, open_tier_use
 from .snapshot import Snapshot
 from .tier import Cause, First, Job, Outcome, Prefix, Tier, TierStats
 from .uses import OffloadReading, TierReading, TierUse
@@ -83,6 +83,7 @@ __all__ = [
     "layout_id",
     "object_names",
     "open_tier",
+    "open_tier_use",
 ]
 
 _LATER = {

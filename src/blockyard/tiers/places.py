@@ -9,11 +9,13 @@ from ..amounts import parse_memory
 from ..errors import InvalidArgument
 from .files import FileTier
 from .peer import PeerTier
+from .uses import TierUse, require_write_policy
 
 if TYPE_CHECKING:
     from .worker import WorkingTier
 
 _OPTION = re.compile(r",(\w+)=([^,]*)")
+_WRITE = re.compile(r",write=([^,]*)")
 #: What may follow a place, after a comma, by its scheme.
 _OPTIONS = {"file": {"bytes", "policy", "io"}, "s3": {"endpoint", "region"}, "mooncake": {"lent", "admin"}}
 
@@ -57,6 +59,16 @@ def open_tier(name: str, text: str, *, evicts: bool = True, **more: Any) -> Work
         return PeerTier(place, **more)
     schemes = "file:, redis://, unix://, s3://, gs://, az://, mooncake:// or peer:"
     raise InvalidArgument(f"{name} is {text!r}; it must begin with {schemes}")
+
+
+def open_tier_use(name: str, text: str) -> TierUse:
+    """Open the tier that an option of an engine's command names, with its write policy: file:/var/kv,write=back.
+
+    Raises as `open_tier`, before the tier's storage is touched.
+    """
+    found = _WRITE.findall(text)
+    write = require_write_policy(f"{name}'s write", found[-1] if found else "through")
+    return TierUse(open_tier(name, _WRITE.sub("", text)), write)
 
 
 def address_of(text: str) -> str:
