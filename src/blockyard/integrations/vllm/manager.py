@@ -19,7 +19,7 @@ from vllm.v1.request import RequestStatus
 from ... import BlockLease, BlockPool, ExtraKey
 from .misses import StepMisses
 from .options import Options
-from .token_pool import TokenPool, extra_keys_of, tokens_of
+from .token_pool import RequestKeys, TokenPool, request_keys, tokens_of
 from .views import BlockIds, CachedCounts, TablesView
 
 ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
@@ -103,7 +103,7 @@ class KVCacheManager(stock.KVCacheManager):
         )
         self.misses = StepMisses(options.miss_causes, self.block_size) if options.miss_causes else None
         self.leases: dict[str, BlockLease] = {}
-        self.keys: dict[str, tuple[ExtraKey, ...]] = {}
+        self.keys: dict[str, RequestKeys] = {}
         self.block_pool: Any = TokenPool(
             self.pool, enable_caching, enable_kv_cache_events, metrics_collector, self.misses
         )
@@ -185,10 +185,10 @@ class KVCacheManager(stock.KVCacheManager):
         return BlockIds(self.block_pool, ids) if ids else self.empty_kv_cache_blocks
 
     def _keys(self, request: Any) -> tuple[ExtraKey, ...]:
-        keys = self.keys.get(request.request_id)
-        if keys is None:
-            keys = self.keys[request.request_id] = extra_keys_of(request, self.block_size)
-        return keys
+        made = self.keys.get(request.request_id)
+        if made is None or not made.are_of(request):
+            made = self.keys[request.request_id] = request_keys(request, self.block_size)
+        return made.keys
 
     def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
         """A request is admitted: its prompt tokens and hits are counted, and why the others were not found."""
@@ -221,9 +221,15 @@ class KVCacheManager(stock.KVCacheManager):
         end = after + num_lookahead_tokens
         if end > longest:
             end = longest
-        if lease is not None and num_new_tokens and end <= len(lease) * self.block_size and not reserved_blocks:
+        watermark = self.watermark_blocks and self._watermark(request, has_scheduled_reqs)
+        if (
+            lease is not None
+            and num_new_tokens
+            and end <= len(lease) * self.block_size
+            and not (reserved_blocks or watermark)
+        ):
             # Most steps of most requests: there is room.
-            if full_sequence_must_fit and not self._fits_whole(request, lease, has_scheduled_reqs):
+            if full_sequence_must_fit and not self._fits_whole(request, lease):
                 return None
             # A cheap question first: `num_tokens` is a property, and rarely is a block full.
             if not delay_cache_blocks and after >= (lease.num_cached_blocks + 1) * self.block_size:
@@ -233,27 +239,23 @@ class KVCacheManager(stock.KVCacheManager):
             raise ValueError("num_new_tokens must be greater than 0 when there are no computed tokens to adopt")
         hits = new_computed_blocks if lease is None and new_computed_blocks else self.empty_kv_cache_blocks
         missing = -(-end // self.block_size) - (len(hits.ids) if lease is None else len(lease))
-        if missing > 0 or lease is None or reserved_blocks:
-            is_admission = request.status in ADMITTED
-            watermark = self.watermark_blocks if has_scheduled_reqs and is_admission else 0
-            free = self.pool.num_free_blocks - watermark
-            if full_sequence_must_fit:
-                whole = min(request.num_tokens, longest)
-                if self._num_needed(lease, whole, hits.ids) > free:
-                    return None
-            if self._num_needed(lease, end, hits.ids) > free - reserved_blocks:
-                return None
-        elif full_sequence_must_fit and not self._fits_whole(request, lease, has_scheduled_reqs):
+        free = self.pool.num_free_blocks - watermark
+        if full_sequence_must_fit and self._num_needed(lease, min(request.num_tokens, longest), hits.ids) > free:
+            return None
+        if self._num_needed(lease, end, hits.ids) > free - reserved_blocks:
             return None
         new = self._take(request, lease, hits, missing)
         if not delay_cache_blocks:
             self._cache(request, self.leases[request.request_id], min(after, request.num_tokens))
         return self._as_blocks(new)
 
-    def _fits_whole(self, request: Any, lease: BlockLease, has_scheduled_reqs: bool) -> bool:
-        watermark = self.watermark_blocks if has_scheduled_reqs and request.status in ADMITTED else 0
-        needed = self._num_needed(lease, min(request.num_tokens, self.max_model_len), [])
-        return needed + watermark <= self.pool.num_free_blocks
+    def _watermark(self, request: Any, has_scheduled_reqs: bool) -> int:
+        """Return how many blocks must stay free when a request is admitted beside others. O(1)."""
+        return self.watermark_blocks if has_scheduled_reqs and request.status in ADMITTED else 0
+
+    def _fits_whole(self, request: Any, lease: BlockLease) -> bool:
+        whole = min(request.num_tokens, self.max_model_len)
+        return self._num_needed(lease, whole, []) <= self.pool.num_free_blocks
 
     def _num_needed(self, lease: BlockLease | None, num_tokens: int, hits: list[int]) -> int:
         """Return how many free blocks go: new ones, and hits that nothing holds."""

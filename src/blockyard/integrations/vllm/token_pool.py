@@ -7,7 +7,7 @@ What vLLM's requests have besides tokens (adapter, salt, images, embeddings) bec
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.distributed.kv_events import MEDIUM_GPU, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import (
@@ -34,29 +34,62 @@ def tokens_of(request: Any, start: int, stop: int) -> list[int]:
     return tokens
 
 
-def extra_keys_of(request: Any, block_size: int) -> tuple[ExtraKey, ...]:
-    """Return the request's adapter, cache salt, images and embeddings."""
+class RequestKeys(NamedTuple):
+    """A request's extra keys, and what they were made of.
+
+    vLLM changes requests after they were added: the next input of a streaming session brings more images.
+    """
+
+    keys: tuple[ExtraKey, ...]
+    lora_request: Any
+    cache_salt: str | None
+    prompt_embeds: Any
+    num_features: int
+
+    def are_of(self, request: Any) -> bool:
+        """Return whether the request still has what the keys were made of."""
+        return (
+            self.num_features == len(request.mm_features or ())
+            and self.lora_request is request.lora_request
+            and self.cache_salt == request.cache_salt
+            and self.prompt_embeds is request.prompt_embeds
+        )
+
+
+def request_keys(request: Any, block_size: int) -> RequestKeys:
+    """Return the request's adapter, cache salt, images and embeddings, each once. O(images + blocks of embeddings)."""
     keys: list[ExtraKey] = []
+    features = request.mm_features or ()
     if request.lora_request:
-        keys.append(LoRA(request.lora_request.name, request.lora_request.path or ""))
+        keys.append(LoRA(_accepted(request.lora_request.name), _accepted(request.lora_request.path or "")))
     if request.cache_salt:
-        keys.append(CacheSalt(request.cache_salt))
-    for feature in request.mm_features or ():
-        place = feature.mm_position
-        keys.append(Span(feature.identifier, place.offset, place.length, "mm"))
+        keys.append(CacheSalt(_accepted(request.cache_salt)))
+    for feature in features:
+        position = feature.mm_position
+        content = _accepted(feature.identifier) or "\0"
+        keys.append(Span(content, position.offset, max(1, position.length), "mm"))
     if request.prompt_embeds is not None:
         keys += _embeddings(request, block_size)
-    return tuple(keys)
+    once = tuple(dict.fromkeys(keys))
+    return RequestKeys(once, request.lora_request, request.cache_salt, request.prompt_embeds, len(features))
+
+
+def _accepted(text: str) -> str:
+    """Return the text, or its code units in hexadecimal if it is not valid Unicode, which the pool refuses."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "\0" + text.encode("utf-16-be", "surrogatepass").hex()
+    return text
 
 
 def _embeddings(request: Any, block_size: int) -> list[Span]:
-    """Return a span for each full block: vLLM makes a digest of a block's embeddings."""
-    spans = []
-    for block in range(len(request.prompt_embeds) // block_size):
-        start = block * block_size
+    """Return a span for each block that has embeddings: vLLM makes a digest of a block's embeddings."""
+    spans, count = [], len(request.prompt_embeds)
+    for start in range(0, count, block_size):
         extra, _ = generate_block_hash_extra_keys(request, start, start + block_size, 0)
         digest = next(key[1] for key in extra or () if key[0] == "prompt_embeds")
-        spans.append(Span(digest.hex(), start, block_size, "prompt_embeds"))
+        spans.append(Span(digest.hex(), start, min(block_size, count - start), "prompt_embeds"))
     return spans
 
 
