@@ -275,6 +275,7 @@ LAYERS = {
     "live": 9,
     "lab": 10,
     "serving": 10,
+    "extending": 11,
     "integrations": 11,
     "cli": 11,
     "__main__": 12,

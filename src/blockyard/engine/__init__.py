@@ -44,13 +44,12 @@ from .sampling import SamplingParams
 
 if TYPE_CHECKING:
     from .engine import Engine
+    from .memory.account import CPU_KV_BYTES
+    from .memory.finding import available_bytes
     from .model import demo_model_path
 
-for _name in ("torch", "transformers"):
-    if find_spec(_name) is None:
-        raise MissingExtra(f"blockyard.engine needs {_name}: pip install 'blockyard[engine]'")
-
 __all__ = [
+    "CPU_KV_BYTES",
     "Completion",
     "Engine",
     "FinishReason",
@@ -62,14 +61,23 @@ __all__ = [
     "SamplingParams",
     "StepReport",
     "TokenLogprob",
+    "available_bytes",
     "demo_model_path",
 ]
 
 #: What takes seconds to import is imported when it is first asked for, so that wrong options are told at once.
-_PLACES = {"Engine": ".engine", "demo_model_path": ".model"}
+_PLACES = {
+    "CPU_KV_BYTES": ".memory.account",
+    "Engine": ".engine",
+    "available_bytes": ".memory.finding",
+    "demo_model_path": ".model",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for needed in ("torch", "transformers"):
+        if find_spec(needed) is None:
+            raise MissingExtra(f"blockyard.engine needs {needed}: pip install 'blockyard[engine]'")
     return getattr(import_module(_PLACES[name], __name__), name)

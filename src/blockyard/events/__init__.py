@@ -1,12 +1,22 @@
-"""KV events: what a cache holds, told to routers and other consumers, and kept by them (extra `events`)."""
+"""KV events: what a cache holds, published to routers and other consumers, and followed by them.
+
+`blockyard.events.tables` needs numpy alone. Publishing and following need the extra `events`, and import it when one of
+their names is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from ..errors import PublisherError
 from ..kv_events import BlockChanges, KVCacheEvents, PublisherStats
-from .following.matches import Match, Matches
-from .following.mirror import Mirror
-from .following.stream import Trust
-from .following.subscriber import Subscriber
-from .publishing.publisher import KVEventPublisher
+
+if TYPE_CHECKING:
+    from .following.matches import Match, Matches
+    from .following.mirror import Mirror
+    from .following.stream import Trust
+    from .following.subscriber import Subscriber
+    from .publishing.publisher import KVEventPublisher, require_bindable
+    from .sockets import require_endpoint
 
 __all__ = [
     "BlockChanges",
@@ -19,4 +29,24 @@ __all__ = [
     "PublisherStats",
     "Subscriber",
     "Trust",
+    "require_bindable",
+    "require_endpoint",
 ]
+
+_LATER = {
+    "KVEventPublisher": ".publishing.publisher",
+    "Match": ".following.matches",
+    "Matches": ".following.matches",
+    "Mirror": ".following.mirror",
+    "Subscriber": ".following.subscriber",
+    "Trust": ".following.stream",
+    "require_bindable": ".publishing.publisher",
+    "require_endpoint": ".sockets",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name that needs the extra when it is first used."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name], __name__), name)

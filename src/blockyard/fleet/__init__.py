@@ -21,15 +21,31 @@ from .router import Choice, Router, Why
 from .shares import Shares
 
 if TYPE_CHECKING:
-    from .state import Fleet
+    from .state import Addresses, Fleet, ReplicaStatus
 
-__all__ = ["Ask", "Candidates", "Choice", "Cost", "Fleet", "PlainCost", "Router", "Shares", "Why", "make_cost"]
+from .costs import COSTS
+
+__all__ = [
+    "COSTS",
+    "Addresses",
+    "Ask",
+    "Candidates",
+    "Choice",
+    "Cost",
+    "Fleet",
+    "PlainCost",
+    "ReplicaStatus",
+    "Router",
+    "Shares",
+    "Why",
+    "make_cost",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Fleet` when it is first asked for: it needs the extra `events`, and the lab does not."""
-    if name != "Fleet":
+    """Import what follows replicas by their events when it is first used: it needs the extra `events`."""
+    if name not in ("Addresses", "Fleet", "ReplicaStatus"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .state import Fleet
+    from . import state
 
-    return Fleet
+    return getattr(state, name)

@@ -28,10 +28,12 @@ except ImportError as error:
     raise MissingExtra("blockyard.metrics needs prometheus_client: pip install 'blockyard[metrics]'") from error
 
 from .collector import CacheCollector, KVEventCollector
+from .families import share_metrics
 from .reading import BlockStates, CacheReading, PoolCounts
-from .tenants import TenantTokens, tenant_of
+from .tenants import MAX_SHOWN, TenantTokens, tenant_of
 
 __all__ = [
+    "MAX_SHOWN",
     "BlockStates",
     "CacheCollector",
     "CacheReading",
@@ -40,6 +42,7 @@ __all__ = [
     "TenantTokens",
     "alert_rules_path",
     "dashboard_path",
+    "share_metrics",
     "tenant_of",
 ]
 

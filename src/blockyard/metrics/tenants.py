@@ -13,6 +13,7 @@ from ..answers import MissCauses
 from ..arguments import require_int, require_str, require_unicode
 from ..keys import CacheSalt, ExtraKey, LoRA
 
+#: Largest number of tenants that are shown by name.
 MAX_SHOWN = 100
 #: Candidates that are followed for each tenant that is shown.
 _FOLLOWED_EACH = 8

@@ -7,7 +7,7 @@
 """
 
 from ..errors import HandoffError, PeerMismatch, StaleOffer
-from .cache_group import CacheGroup, Placement
+from .cache_group import CacheGroup, Placement, added_uses
 from .local import LocalBlocks, fetch
 from .multi_pool import MultiBlockPool, MultiLease
 from .offer import Offer, OfferId
@@ -35,6 +35,7 @@ __all__ = [
     "TokenRuns",
     "Transfer",
     "TransferPlan",
+    "added_uses",
     "fetch",
     "head_runs",
     "require_compatible",

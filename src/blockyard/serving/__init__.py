@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from .http.server import Server, ServerOptions
     from .jobs.engine_thread import EngineThread
 
-for _name in ("fastapi", "prometheus_client", "uvicorn"):
-    if find_spec(_name) is None:
-        raise MissingExtra(f"blockyard.serving needs {_name}: pip install 'blockyard[serve]'")
-
 __all__ = ["ApiError", "EngineThread", "Server", "ServerLimits", "ServerOptions", "create_app"]
 
 #: What takes seconds to import is imported when it is first asked for, so that wrong options are told at once.
@@ -48,4 +44,7 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for needed in ("fastapi", "prometheus_client", "uvicorn"):
+        if find_spec(needed) is None:
+            raise MissingExtra(f"blockyard.serving needs {needed}: pip install 'blockyard[serve]'")
     return getattr(import_module(_PLACES[name], __name__), name)

@@ -10,14 +10,16 @@ from .activations import StepMemory, step_memory
 from .advice import BlockSizeAdvice, CacheBudgetAdvice, advise_block_size, advise_cache_budget
 from .gpus import Gpu, gpu_names, known_gpu
 from .known_models import KnownModel, known_model, model_config, model_names
-from .layers import AttentionLayer, StateLayer, StatePart
-from .memory import MemoryProfile, num_cpu_blocks, num_gpu_blocks, profile
+from .layers import AttentionLayer, StateLayer, StatePart, dtype_bytes
+from .memory import MemoryProfile, num_cpu_blocks, num_gpu_blocks, profile, require_utilization
 from .shape import ModelShape
-from .shards import Shard
-from .spec import KVCacheSpec, PageGroup
+from .shards import MAX_RANKS, Shard
+from .spec import MAX_BYTES, KVCacheSpec, PageGroup
 from .weights import count_parameters
 
 __all__ = [
+    "MAX_BYTES",
+    "MAX_RANKS",
     "AttentionLayer",
     "BlockSizeAdvice",
     "CacheBudgetAdvice",
@@ -34,6 +36,7 @@ __all__ = [
     "advise_block_size",
     "advise_cache_budget",
     "count_parameters",
+    "dtype_bytes",
     "gpu_names",
     "known_gpu",
     "known_model",
@@ -42,5 +45,6 @@ __all__ = [
     "num_cpu_blocks",
     "num_gpu_blocks",
     "profile",
+    "require_utilization",
     "step_memory",
 ]

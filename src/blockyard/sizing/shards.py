@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ..arguments import require_int, shown
 from ..errors import InvalidArgument
 
+#: Largest number of ranks that share a model.
 MAX_RANKS = 4096
 
 

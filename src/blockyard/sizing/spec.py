@@ -110,6 +110,7 @@ def _kind_name(window: int) -> str:
     return f"window {window}" if window else "full"
 
 
+#: Largest number of bytes that a size may be.
 MAX_BYTES = 2**62
 
 

@@ -2,7 +2,7 @@
 
     from blockyard.storage import KVCache, KVLayout, Shard
 
-Needs torch: `pip install 'blockyard[engine]'`.
+Needs torch: `pip install 'blockyard[storage]'`.
 """
 
 from ..errors import MissingExtra
@@ -10,18 +10,19 @@ from ..errors import MissingExtra
 try:
     import torch as _torch  # noqa: F401  # asked for here, so that its absence is said in one sentence
 except ImportError as error:
-    raise MissingExtra("blockyard.storage needs torch: pip install 'blockyard[engine]'") from error
+    raise MissingExtra("blockyard.storage needs torch: pip install 'blockyard[storage]'") from error
 
 from ..sizing import Shard
-from .addresses import SlotAddresses, TableAddresses
-from .context_shards import ContextShard
+from .addresses import SlotAddresses, TableAddresses, int_array, require_range
+from .context_shards import ContextShard, IntArray
 from .kv_cache import KVCache
 from .layout import KVLayout
 from .moves import MoveLists
-from .states import SlotLists, StateSlots, StateTensor
+from .states import SlotLists, StateSlots, StateTensor, state_bytes
 
 __all__ = [
     "ContextShard",
+    "IntArray",
     "KVCache",
     "KVLayout",
     "MoveLists",
@@ -31,4 +32,7 @@ __all__ = [
     "StateSlots",
     "StateTensor",
     "TableAddresses",
+    "int_array",
+    "require_range",
+    "state_bytes",
 ]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..arguments import require_int
 from ..groups import MAX_GROUP_BLOCK_SIZE
 
+#: A one-dimensional array of 64-bit integers.
 IntArray = NDArray[np.int64]
 
 

@@ -52,17 +52,24 @@ if TYPE_CHECKING:
     from .redis import RedisTier
     from .state_objects import StateObjects
 
+from .index import ObjectIndex
+from .memory import Blocks, IsDone, States
+from .uses import require_write_policy
+
 __all__ = [
     "BadObject",
+    "Blocks",
     "Cause",
     "Ended",
     "FileTier",
     "First",
     "Header",
+    "IsDone",
     "Job",
     "KVBlocks",
     "MooncakeTier",
     "NameChain",
+    "ObjectIndex",
     "ObjectTier",
     "Offload",
     "OffloadReading",
@@ -74,6 +81,7 @@ __all__ = [
     "RedisTier",
     "Snapshot",
     "StateObjects",
+    "States",
     "Tier",
     "TierDoor",
     "TierReading",
@@ -84,6 +92,7 @@ __all__ = [
     "object_names",
     "open_tier",
     "open_tier_use",
+    "require_write_policy",
 ]
 
 _LATER = {

@@ -17,3 +17,16 @@ Who may refuse a message, and why. A message is checked as a whole before any of
     parallel.receiver         an offer of a peer not known, or of before       PeerMismatch,     all: no block was taken
                                                                                StaleOffer
 """
+
+from .connection import Connection, ConnectionLost, SocketConnection
+from .message import VERSION, Message, pack, read
+
+__all__ = [
+    "VERSION",
+    "Connection",
+    "ConnectionLost",
+    "Message",
+    "SocketConnection",
+    "pack",
+    "read",
+]

@@ -14,6 +14,7 @@ from .by_hits import Dynamo, LlmD, LMetric, ProductionStack
 from .by_trees import AIBrix, Preble, RayAffinity, SGLang
 from .robust import Robust
 
+#: Costs that `make_cost` knows, by name.
 COSTS: dict[str, Callable[..., Cost]] = {
     "robust": Robust,
     "dynamo": Dynamo,
