@@ -41,11 +41,17 @@ def main() -> None:
 
         at_end = left == plan.num_scheduled
         sampled = [chooser.randrange(1000) if end else -1 for end in at_end]
+        is_forked = num_forked == 0 and bool(at_end[:1].any())  # a second answer to the first request
+        if is_forked:
+            sampled[0] = -1  # a fork has its parent's tokens: the answers get theirs afterwards
         short_of_blocks = bool((plan.status == SeqStatus.NO_BLOCKS).any())
         cache.commit(seqs, plan.num_scheduled, sampled)
 
-        if num_forked == 0 and seqs and at_end[0]:  # a second answer to the first request, whose blocks it shares
-            running[cache.fork(seqs[0])[0]] = running[seqs[0]]
+        if is_forked:  # the blocks are shared; each answer samples its own first token from the same logits
+            answers = [seqs[0], *cache.fork(seqs[0])]
+            cache.append(answers, [chooser.randrange(1000) for _ in answers])
+            print(f"one prompt, answers that begin with {[int(cache.token_ids(seq)[-1]) for seq in answers]}")
+            running[answers[1]] = running[seqs[0]]
             num_forked += 1
         for seq in [seq for seq in running if cache.num_tokens(seq) >= running[seq]]:
             cache.free(seq)

@@ -126,6 +126,13 @@ def test_the_engine_loop_without_a_model_preempts_and_leaks_nothing(capsys: pyte
     assert "0 blocks leaked" in printed
 
 
+def test_answers_of_the_engine_loop_begin_with_tokens_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "engine_loop.py"), run_name="__main__")
+    begun = re.search(r"answers that begin with \[(\d+), (\d+)\]", capsys.readouterr().out)
+    assert begun is not None
+    assert begun[1] != begun[2]
+
+
 # ---------------------------------------------------------------- names in the tables of "coming from"
 
 
