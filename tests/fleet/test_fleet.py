@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import CacheConfig, KVCacheManager, LoRA
+from blockyard import CacheConfig, KVCacheManager, LayerGroup, LoRA, Span
 from blockyard.errors import InvalidArgument
+from blockyard.keys import ExtraKey
 
 pytest.importorskip("zmq")
 pytest.importorskip("msgspec")
@@ -31,8 +32,10 @@ BLOCK_SIZE = 16
 class Engine:
     """A manager and its publisher: what a router hears of an engine."""
 
-    def __init__(self, num_blocks: int = 200) -> None:
-        config = CacheConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE, enable_kv_cache_events=True)
+    def __init__(
+        self, num_blocks: int = 200, groups: tuple[LayerGroup, ...] = (LayerGroup(BLOCK_SIZE),), **fields: Any
+    ) -> None:
+        config = CacheConfig(num_blocks=num_blocks, groups=groups, enable_kv_cache_events=True, **fields)
         self.cache = KVCacheManager(config)
         self.publisher = KVEventPublisher(self.cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=0.02)
 
@@ -40,12 +43,15 @@ class Engine:
     def addresses(self) -> tuple[str, str]:
         return self.publisher.endpoint, self.publisher.replay_endpoint
 
-    def answer(self, tokens: Any, keys: tuple[LoRA, ...] = ()) -> int:
-        """Compute a prompt; returns the tokens of it that hit."""
+    def answer(self, tokens: Any, keys: tuple[ExtraKey, ...] = (), num_new: int = 1) -> int:
+        """Compute a prompt and decode `num_new` tokens; returns the tokens of the prompt that hit."""
         seq = self.cache.allocate(tokens, extra_keys=keys)
         num_hit = self.cache.num_computed_tokens(seq)
-        self.cache.reserve([seq], len(tokens) - num_hit)
-        self.cache.commit([seq], len(tokens) - num_hit, [7])
+        while self.cache.num_tokens(seq) < len(tokens) + num_new:
+            plan = self.cache.reserve([seq])
+            assert plan.all_fit
+            is_last = int(plan.num_computed[0] + plan.num_scheduled[0]) == self.cache.num_tokens(seq)
+            self.cache.commit([seq], plan.num_scheduled, [7 if is_last else -1])
         self.cache.free(seq)
         self.publisher.publish()
         return num_hit
@@ -122,11 +128,47 @@ def test_lists_and_arrays_of_any_integers_are_the_same_prompt(fleet: Fleet, engi
         fleet.done("request")
 
 
-def test_of_a_whole_prompt_all_but_the_last_token_is_claimed(fleet: Fleet, engines: list[Engine]) -> None:
-    """How much of the last block an engine computes again is its own affair."""
+def test_hit_of_a_whole_prompt_ends_before_the_block_of_its_last_token(fleet: Fleet, engines: list[Engine]) -> None:
+    picture = (Span("cat", 300, 20),)
     engines[0].answer(PROMPT)
-    until(fleet, knows(fleet, "engine-0", 320))
-    assert fleet.choose("whole", PROMPT[:320]).num_tokens == 319
+    engines[1].answer(PROMPT, picture)
+    until(fleet, lambda: fleet.hits(PROMPT) == {"engine-0": 320, "engine-1": 288})
+    for keys, replica in (((), "engine-0"), (picture, "engine-1")):
+        choice = fleet.choose("whole", PROMPT[:320], extra_keys=keys)
+        assert (choice.replica, choice.num_tokens, choice.problem) == (replica, 304, "")
+        assert fleet.hits(PROMPT[:320], keys)[replica] == 304
+        assert engines[int(replica[-1])].answer(PROMPT[:320], keys) == 304
+        fleet.done("whole")
+
+
+WINDOW = (LayerGroup(4), LayerGroup(4, sliding_window=5))
+STATE = (LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=16))
+
+
+@pytest.mark.parametrize(
+    ("groups", "length", "num_new"),
+    [(WINDOW, 32, 8), (WINDOW[1:], 32, 3), (STATE, 40, 1)],
+    ids=["window", "windows alone", "state"],
+)
+def test_claim_is_what_windows_and_states_can_give(groups: tuple[LayerGroup, ...], length: int, num_new: int) -> None:
+    """No window or state is left before the prompt's last token: its hit is far shorter than all tokens but that."""
+    fields = {"state_places": ("every:32",)} if groups is STATE else {}
+    engine, prompt = Engine(40, groups, **fields), PROMPT[:32]
+    cache, num_cut = engine.cache, 0
+    engine.answer(PROMPT[:length], num_new=num_new)
+    with Fleet() as fleet:
+        fleet.follow("engine", *engine.addresses)
+        until(fleet, lambda: fleet.is_believed("engine"))
+        for number in range(40):
+            lengths = range(1, 33)
+            expected = [int(cache.num_cached_tokens(prompt[:n])) for n in lengths]
+            num_cut += expected[-1] < 28 and int(cache.num_cached_tokens(PROMPT[:33])) == 32
+            engine.publisher.publish()
+            until(fleet, lambda: [fleet.hits(prompt[:n]).get("engine", 0) for n in lengths] == expected)  # noqa: B023
+            assert fleet.choose("request", prompt).num_tokens == expected[-1]
+            engine.answer(np.arange(1000 * number + 500, 1000 * number + 508))
+    engine.publisher.close()
+    assert num_cut
 
 
 def test_an_adapter_has_its_own_hits(fleet: Fleet, engines: list[Engine]) -> None:

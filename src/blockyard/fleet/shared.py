@@ -95,7 +95,7 @@ class SharedFleet:
             return self.fleet.status()
 
     def hits(self, prompts: Sequence[Any], extra_keys: Any = ()) -> list[dict[str, int]]:
-        """Return for each prompt how many leading tokens each replica has, of those that have any."""
+        """Return for each prompt how many leading tokens each replica can give, of those that have any."""
         with self._lock:
             self.fleet.poll()
             return [self.fleet.hits(prompt, extra_keys) for prompt in prompts]

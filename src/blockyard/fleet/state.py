@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..arguments import require_int, require_number, shown
 from ..core.tokens import integer_array
 from ..errors import BlockyardError, InvalidArgument
-from ..events import Mirror, Subscriber, Trust
+from ..events import Matches, Mirror, Subscriber, Trust
 from ..keys import canonical_keys
 from .asking import Ask, Bools, Cost, Ints
 from .book import HELD, REQUESTS, UNCACHED, is_name
@@ -173,8 +173,12 @@ class Fleet:
         choice.problem = choice.problem or problem
         return choice
 
+    def _match(self, tokens: NDArray[np.int32], keys: Any) -> Matches:
+        """Match all tokens but the last, which is always computed."""
+        return self.mirror.match(tokens, keys, num_tokens=max(len(tokens) - 1, 0))
+
     def _hits(self, tokens: NDArray[np.int32], keys: Any) -> tuple[Ints, Ints]:
-        found = self.mirror.match(tokens, keys)
+        found = self._match(tokens, keys)
         workers = found.workers
         if workers != self._workers:
             rows = self.router.book.rows
@@ -182,7 +186,6 @@ class Fleet:
         # One place more, where the tokens of workers go that are no replicas.
         hits: Ints = np.zeros((2, len(self.router.book.rows) + 1), np.int64)
         hits[0, self._rows], hits[1, self._rows] = found.num_tokens, found.num_gpu_tokens
-        np.minimum(hits, max(len(tokens) - 1, 0), out=hits)  # the last token is always computed
         return hits[0, :-1], hits[1, :-1]
 
     def _shunned(self) -> list[str]:
@@ -244,8 +247,13 @@ class Fleet:
         return found
 
     def hits(self, token_ids: Any, extra_keys: Any = ()) -> dict[str, int]:
-        """Return how many leading tokens of a prompt each replica is said to have, believed or not. O(blocks)."""
-        return {name: match.num_tokens for name, match in self.mirror.match(token_ids, extra_keys).items()}
+        """Return how many leading tokens of a prompt each replica can give, believed or not. O(blocks).
+
+        They end before the last token, as `KVCacheManager.num_cached_tokens` does. Raises `InvalidArgument` for bad
+        tokens or keys.
+        """
+        found = self._match(_as_int32(token_ids), extra_keys)
+        return {name: match.num_tokens for name, match in found.items()}
 
     def check(self) -> None:
         """Raise `AssertionError` unless load and prompts in flight are those of the requests that are booked."""

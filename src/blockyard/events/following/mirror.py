@@ -309,8 +309,12 @@ class Mirror:
 
     # What is asked.
 
-    def match(self, token_ids: Any, extra_keys: Any = ()) -> Matches:
+    def match(self, token_ids: Any, extra_keys: Any = (), *, num_tokens: int | None = None) -> Matches:
         """Return for each worker that has any the leading tokens of a prompt that it has. O(blocks found + workers).
+
+        num_tokens: how many of the prompt's tokens may be matched; None: all. A cache always computes the last token of
+        a prompt, so what it can give is matched with `len(token_ids) - 1`. Cutting the answer instead may leave a
+        length at which a sliding window or a state cannot be resumed.
 
         With layer groups: as many tokens as all of them have, and of a sliding window its last tokens, which takes
         O(blocks of the window) for each worker that has one, at most O(blocks found) for each of its groups.
@@ -319,17 +323,22 @@ class Mirror:
         keys = canonical_keys(extra_keys)
         if not isinstance(token_ids, (list, tuple)):
             token_ids = integer_array("token_ids", token_ids)
-        if not self._tries:
+        require_spans_within(spans_of(keys), len(token_ids))
+        asked = token_ids
+        if num_tokens is not None:
+            asked = token_ids[: require_int("num_tokens", num_tokens, 0, len(token_ids))]
+        tries = self._tries if len(asked) else {}
+        if not tries:
             pack_tokens(token_ids, 1)  # to refuse what is refused where something is known
         layout = self._layout = self._layout or self._laid_out()
         if self._trusts is None:
             self._trusts = tuple([state.order.trust for state in self._workers.values()])
         best = Lengths(len(layout.rows))
         found = {}
-        for size, trie in self._tries.items():
-            paths = self._paths(size, trie, token_ids, keys)
+        for size, trie in tries.items():
+            paths = self._paths(size, trie, asked, keys)
             found[size] = [_Found(path, trie.match(path, layout.holders[size], best)) for path in paths]
-        for row, state in layout.others:
+        for row, state in layout.others if tries else ():
             best.raise_to(row, *self._match_groups(state, found))
         return Matches(layout.rows, best, self._trusts)
 
@@ -350,7 +359,6 @@ class Mirror:
         if not keys:
             return [trie.find_path(token_ids, (), {})]
         num_blocks = len(token_ids) // size
-        require_spans_within(spans_of(keys), len(token_ids))
         spans = spans_by_block(spans_of(keys), size, num_blocks)
         forms = [(plain_keys(keys), spans), _untagged_form(plain_keys(keys), spans, num_blocks)]
         return [trie.find_path(token_ids, request, by_block) for request, by_block in forms]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .loads import Job, Load
-from .replica import Pool
+from .loads import Load
+from .replica import Pool, num_usable
 
 #: Moves that a search tries at most.
 MAX_MOVES = 10**6
@@ -19,16 +19,11 @@ def endless_pool(load: Load) -> int:
     seen: set[int] = set()
     total = 0
     for job in load.jobs:
-        num_full = job.num_prompt // load.block_size
-        num_hit = next((place for place in range(num_full) if job.ids[place] not in seen), num_full)
-        total += _missing(job, num_hit, load.block_size)
+        usable = job.ids[: num_usable(job.num_prompt, load.block_size)]
+        num_hit = next((place for place, name in enumerate(usable) if name not in seen), len(usable))
+        total += job.num_prompt - num_hit * load.block_size
         seen.update(job.ids)
     return total
-
-
-def _missing(job: Job, num_hit: int, block_size: int) -> int:
-    """Return the prompt tokens to compute after a hit of `num_hit` blocks: the last token always is."""
-    return job.num_prompt - min(num_hit * block_size, job.num_prompt - 1)
 
 
 class AssignmentSearch:
@@ -66,8 +61,8 @@ class AssignmentSearch:
         for number in self._order:
             job = self._load.jobs[number]
             if self._place[self._group_of[number]] == replica and len(job.ids) <= self._num_blocks:
-                num_hit = min(pool.num_seen(job.ids), job.num_prompt // size)
-                total += _missing(job, num_hit, size)
+                num_hit = pool.num_seen(job.ids[: num_usable(job.num_prompt, size)])
+                total += job.num_prompt - num_hit * size
                 pool.hold(job.ids)
                 pool.seen.update(job.ids)
                 pool.release(job.ids)

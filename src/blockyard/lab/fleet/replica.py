@@ -21,6 +21,11 @@ class Speed:
     max_num_batched_tokens: int = 8192
 
 
+def num_usable(num_prompt: int, block_size: int) -> int:
+    """Return the blocks of a prompt that can hit: a hit ends before the last token, which is always computed."""
+    return (num_prompt - 1) // block_size
+
+
 class Pool:
     """Keeps blocks by the names of their contents: held by requests, or idle in the order in which they are evicted.
 
@@ -172,9 +177,9 @@ class Engine:
 
     def _admit(self, turn: Turn) -> int:
         """Hold its blocks; return the tokens of its prompt that have to be computed."""
-        num_full = self.pool.num_seen(turn.job.ids)
+        num_hit = self.pool.num_seen(turn.job.ids[: num_usable(turn.num_prompt, self.block_size)])
         self.pool.hold(turn.job.ids)
-        missing = turn.num_prompt - min(num_full * self.block_size, turn.num_prompt - 1)
+        missing = turn.num_prompt - num_hit * self.block_size
         self.num_computed += missing
         return missing
 

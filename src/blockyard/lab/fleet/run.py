@@ -13,7 +13,7 @@ from ...arguments import require_int
 from ...errors import InvalidArgument
 from ...fleet import Ask, Cost, Router
 from .loads import Load
-from .replica import Engine, Pool, Speed, Turn
+from .replica import Engine, Pool, Speed, Turn, num_usable
 
 MAX_REPLICAS, MAX_BLOCKS = 4096, 2**24
 
@@ -132,8 +132,8 @@ class FleetRun:
             self._follow(turn.number, now)
             return
         ids = job.ids[: turn.num_prompt // size]
-        hits = np.array([self.engines[name].pool.num_seen(ids) for name in names], np.int64) * size
-        hits = np.minimum(hits, turn.num_prompt - 1)
+        usable = ids[: num_usable(turn.num_prompt, size)]
+        hits = np.array([self.engines[name].pool.num_seen(usable) for name in names], np.int64) * size
         ask = Ask(str(turn.number), turn.num_prompt, turn.num_left, job.session, ids, size, now)
         among = [name for name in names if name not in self._draining] if self._draining else None
         choice = self.router.choose(ask, hits, hits, np.ones(len(names), np.bool_), among)

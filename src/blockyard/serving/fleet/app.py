@@ -146,11 +146,10 @@ class Front:
 
     async def _compared(self, prompts: list[NDArray[np.int32]]) -> dict[str, Any]:
         """Ask all replicas what they hold of the last prompts."""
-        # One token more: a cache says of a whole prompt what can be used of it, and the last is computed anyway. The
-        # mirror is not asked for that token: where an answer begins with it, it may fill a block that is held.
+        # One token more: of a whole prompt both say what can be used of it, which ends before the last token.
         longer = [np.append(prompt, prompt[-1]) for prompt in prompts]
         told = await self._handle.broadcast("inspect", longer).results_async(timeout_s=_LOOK_SECONDS)
-        claims = self._fleet.hits(prompts)
+        claims = self._fleet.hits(longer)
         self._fleet.check()
         differences = [
             {"replica": name, "prompt": number, "held": held[number], "mirror": claim.get(name, 0)}
