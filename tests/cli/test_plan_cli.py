@@ -319,7 +319,7 @@ def test_what_is_wrong_is_one_sentence(
 
 def test_folders_that_say_too_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bare = folder_of(tmp_path / "bare", known_model("jamba-v0.1").config)
-    fields = folder_of(tmp_path / "fields", {"torch_dtype": "bfloat16"}, model=1)
+    fields = folder_of(tmp_path / "fields", {"model_type": "llama", "torch_dtype": "bfloat16"}, model=1)
     typed = folder_of(tmp_path / "typed", LLAMA, model=1)
     (tmp_path / "empty").mkdir()
     for arguments, message in (

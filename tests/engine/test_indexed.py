@@ -166,10 +166,10 @@ def test_published_bytes() -> None:
     [
         (
             {"model_type": "minimax_m3_vl_text", "index_topk": None, "index_topk_blocks": 16},
-            "index_topk_blocks is 16; such a model cannot",
+            "kv_lora_rank is .*; it can change what a layer keeps",
         ),
-        ({"model_type": "deepseek_v4", "index_topk": 512}, "index_topk is 512; such a model cannot be counted"),
-        ({"index_topk_freq": 4}, "indexer_types is missing; index_topk_freq is 4"),
+        ({"model_type": "deepseek_v4", "index_topk": 512}, "model_type is 'deepseek_v4'; what the layers of such a"),
+        ({"index_topk_freq": 4}, "index_topk_freq is 4; it can change what a layer keeps"),
         ({"index_head_dim": None}, "index_head_dim is missing"),
         ({"index_head_dim": 0}, "index_head_dim is 0; it must be from 1"),
     ],

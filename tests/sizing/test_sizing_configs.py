@@ -23,7 +23,14 @@ from ..support.model_configs import (
     QWEN_3_NEXT_80B,
 )
 
-PLAIN: dict[str, Any] = {"num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 32, "dtype": "float32"}
+PLAIN: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "hidden_size": 32,
+    "dtype": "float32",
+}
+OLMO: dict[str, Any] = {**PLAIN, "model_type": "olmo3"}
 
 
 def without(config: dict[str, Any], name: str) -> dict[str, Any]:
@@ -62,15 +69,18 @@ def test_a_nested_object_is_read_inside() -> None:
 
 
 def test_older_names_of_fields() -> None:
-    spec = KVCacheSpec.from_config({"n_layer": 4, "n_head": 4, "n_embd": 32, "torch_dtype": "float32"})
+    spec = KVCacheSpec.from_config(
+        {"model_type": "gpt2", "n_layer": 4, "n_head": 4, "n_embd": 32, "torch_dtype": "float32"}
+    )
     assert spec == KVCacheSpec.from_config(PLAIN)
     # 4 layers * 2 * 4 heads * 8 * 4 bytes: without KV heads of their own there are as many as query heads.
     assert spec.bytes_per_token == 1_024
 
 
 def test_values_of_another_size_than_keys() -> None:
-    # 4 layers * 4 heads * (8 + 6) * 4 bytes.
-    assert KVCacheSpec.from_config({**PLAIN, "v_head_dim": 6}).bytes_per_token == 896
+    config = {**PLAIN, "model_type": "mimo_v2_flash", "head_dim": 8, "v_head_dim": 6, "num_key_value_heads": 2}
+    # 4 layers: a full one of 2 heads and 3 sliding ones of 4, each * (8 + 6) * 4 bytes.
+    assert KVCacheSpec.from_config(config).bytes_per_token == (2 + 3 * 4) * 14 * 4
 
 
 def test_a_files_faults_are_told(tmp_path: Path) -> None:
@@ -95,25 +105,34 @@ def test_what_is_no_config_is_refused(config: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "expected"),
+    ("model_type", "fields", "expected"),
     [
-        ({"layer_types": ["full_attention", "sliding_attention"] * 2, "sliding_window": 8}, "FSFS"),
-        ({"model_type": "mistral", "sliding_window": 8}, "SSSS"),
-        ({"model_type": "mistral", "sliding_window": None}, "FFFF"),
-        ({"sliding_window": 8, "sliding_window_pattern": 3}, "SSFS"),
-        ({"sliding_window": 8, "sliding_window_pattern": "LLG"}, "SSFS"),
-        ({"sliding_window": None, "sliding_window_pattern": 3}, "FFFF"),
-        ({"model_type": "gemma2", "sliding_window": 8}, "SFSF"),
-        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}, "FFFS"),
-        ({"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 3}, "FFFF"),
-        ({"attention_chunk_size": 8, "no_rope_layers": [1, 0, 0, 1]}, "SFFS"),
-        ({"attention_chunk_size": 8}, "SSSF"),
-        ({"layer_types": ["conv", "full_attention", "mlp", "moe"], "conv_L_cache": 3}, "-F--"),
-        ({"num_kv_shared_layers": 2}, "FF--"),
+        ("olmo3", {"layer_types": ["full_attention", "sliding_attention"] * 2, "sliding_window": 8}, "FSFS"),
+        ("mistral", {"sliding_window": 8}, "SSSS"),
+        ("mistral", {"sliding_window": None}, "FFFF"),
+        ("cohere2", {"sliding_window": 8, "sliding_window_pattern": 3}, "SSFS"),
+        ("exaone4", {"sliding_window": 8, "sliding_window_pattern": "LLG"}, "SSFS"),
+        ("cohere2", {"sliding_window": None, "sliding_window_pattern": 3}, "FFFF"),
+        ("gemma2", {"sliding_window": 8, "head_dim": 8, "num_key_value_heads": 4}, "SFSF"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}, "FFFS"),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 3}, "FFFF"),
+        ("llama4_text", {"attention_chunk_size": 8, "no_rope_layers": [1, 0, 0, 1]}, "SFFS"),
+        ("llama4_text", {"attention_chunk_size": 8}, "SSSF"),
+        ("lfm2", {"layer_types": ["conv", "full_attention", "mlp", "moe"], "conv_L_cache": 3}, "-F--"),
+        ("gemma3n_text", {"num_kv_shared_layers": 2, "sliding_window": 8}, "SS--"),
+        ("gemma4_text", {"sliding_window": 8}, "SSSF"),
+        ("cwm", {"sliding_window": 8}, "FSSS"),
+        ("muse_glimmer_text", {"sliding_window": 8, "num_hidden_layers": 6}, "SFSSSF"),
+        ("mimo_v2_flash", {"sliding_window": 8, "num_hidden_layers": 7}, "FSSSSFS"),
+        ("mimo_v2_flash", {"sliding_window": 8, "hybrid_layer_pattern": [0, 1, 1, 0]}, "FSSF"),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 8}, "FFFS"),
+        ("dots1", {"sliding_window": 8, "max_window_layers": 2}, "FFSS"),
+        ("bailing_moe_linear", {"layer_group_size": 3, "num_hidden_layers": 8}, "--F--FFF"),
     ],
 )
-def test_which_layers_slide(fields: dict[str, Any], expected: str) -> None:
-    assert kinds({**PLAIN, **fields}) == expected
+def test_which_layers_slide(model_type: str, fields: dict[str, Any], expected: str) -> None:
+    heads = {"num_key_value_heads": 2, "hidden_size": 64}
+    assert kinds({**PLAIN, **heads, "model_type": model_type, **fields}) == expected
 
 
 def test_gemma_3_leaves_out_its_pattern() -> None:
@@ -121,7 +140,8 @@ def test_gemma_3_leaves_out_its_pattern() -> None:
 
 
 def test_a_short_convolution_keeps_the_tokens_before_the_current_one() -> None:
-    config = {**PLAIN, "layer_types": ["conv"] * 3 + ["full_attention"], "conv_L_cache": 3}
+    layers = {"layer_types": ["conv"] * 3 + ["full_attention"], "conv_L_cache": 3, "num_key_value_heads": 4}
+    config = {**PLAIN, "model_type": "lfm2", **layers}
     # 3 layers * 32 channels * 2 tokens * 4 bytes.
     assert KVCacheSpec.from_config(config).state_bytes_per_sequence == 768
 
@@ -218,28 +238,33 @@ def test_bytes_of_transformers_objects(name: str, sizes: dict[str, Any], token: 
         ({**PLAIN, "head_dim": 2.5}, "head_dim is 2.5"),
         ({**PLAIN, "hidden_size": 33}, "head_dim is missing, and hidden_size, 33"),
         ({**PLAIN, "sliding_window": -1, "model_type": "mistral"}, "sliding_window is -1"),
-        ({**PLAIN, "sliding_window": 8, "model_type": "novel"}, "sliding_window is 8, and neither layer_types"),
-        ({**PLAIN, "sliding_window": 8, "sliding_window_pattern": "LX"}, "sliding_window_pattern is 'LX'"),
-        ({**PLAIN, "use_sliding_window": 1, "sliding_window": 8}, "use_sliding_window is 1"),
-        ({**PLAIN, "use_sliding_window": True, "sliding_window": 8}, "max_window_layers is missing"),
-        ({**PLAIN, "layer_types": ["full_attention"]}, "layer_types has 1 entries; num_hidden_layers is 4"),
-        ({**PLAIN, "layer_types": ["full_attention"] * 3 + ["warp"]}, r"layer_types\[3\] is 'warp'"),
-        ({**PLAIN, "layer_types": ["sliding_attention"] * 4}, "sliding_window is missing"),
-        ({**PLAIN, "layer_types": 4}, "layer_types is 4"),
-        ({**PLAIN, "layer_types": ["full_attention", "mamba"] * 2}, "layer 1 keeps a state"),
-        ({**PLAIN, "layer_types": ["mlp"] * 4}, "layers is empty"),
-        ({**PLAIN, "attention_chunk_size": 8, "no_rope_layers": [1]}, "no_rope_layers has 1 entries"),
-        ({**PLAIN, "num_kv_shared_layers": 4}, "num_kv_shared_layers is 4"),
+        ({**PLAIN, "model_type": "novel"}, "model_type is 'novel'; what the layers of such a model keep is not known"),
+        (without(PLAIN, "model_type"), "model_type is missing"),
+        ({**PLAIN, "sliding_window": 8}, "sliding_window is 8; it can change what a layer keeps"),
+        ({**PLAIN, "model_type": "exaone4", "sliding_window_pattern": "LX"}, "sliding_window_pattern is 'LX'"),
+        ({**PLAIN, "model_type": "qwen2", "use_sliding_window": 1, "sliding_window": 8}, "use_sliding_window is 1"),
+        (
+            {**PLAIN, "model_type": "qwen2", "use_sliding_window": True, "max_window_layers": None},
+            "max_window_layers is missing",
+        ),
+        ({**OLMO, "layer_types": ["full_attention"]}, "layer_types has 1 entries; num_hidden_layers is 4"),
+        ({**OLMO, "layer_types": ["full_attention"] * 3 + ["warp"]}, r"layer_types\[3\] is 'warp'"),
+        ({**OLMO, "layer_types": ["sliding_attention"] * 4, "sliding_window": None}, "sliding_window is missing"),
+        ({**OLMO, "layer_types": 4}, "layer_types is 4"),
+        ({**OLMO, "layer_types": ["full_attention", "mamba"] * 2}, "layer 1 keeps a state"),
+        ({**OLMO, "layer_types": ["mlp"] * 4}, "layers is empty"),
+        ({**PLAIN, "model_type": "llama4_text", "no_rope_layers": [1]}, "no_rope_layers has 1 entries"),
+        ({**PLAIN, "model_type": "gemma3n_text", "num_kv_shared_layers": 4}, "num_kv_shared_layers is 4"),
         ({**PLAIN, "per_layer_config": 3}, "per_layer_config is 3"),
         ({**PLAIN, "is_encoder_decoder": True}, "is_encoder_decoder is True"),
         ({**PLAIN, "cross_attention_layers": [1]}, "cross_attention_layers is"),
-        ({**PLAIN, "model_type": "zamba2"}, "model_type is 'zamba2'"),
+        ({**PLAIN, "model_type": "zamba"}, "model_type is 'zamba'"),
         ({**DEEPSEEK_V3, "index_topk": 2048}, "index_topk is 2048"),
-        (without(DEEPSEEK_V3, "qk_rope_head_dim"), "qk_rope_head_dim is missing"),
-        (without(BAMBA_9B, "attn_layer_indices"), "layer_types is missing; mamba_d_state says"),
-        (without(BAMBA_9B, "mamba_n_groups"), "mamba_n_groups is missing"),
-        (without(QWEN_3_NEXT_80B, "linear_key_head_dim"), "linear_key_head_dim is missing"),
-        (without({**GPT_OSS_20B, "dtype": "bfloat16"}, "sliding_window"), "sliding_window is missing"),
+        ({**DEEPSEEK_V3, "qk_rope_head_dim": None}, "qk_rope_head_dim is missing"),
+        (without(BAMBA_9B, "attn_layer_indices"), "attn_layer_indices is missing, and so is layer_types"),
+        ({**BAMBA_9B, "mamba_n_groups": None}, "mamba_n_groups is missing"),
+        ({**QWEN_3_NEXT_80B, "linear_conv_kernel_dim": None}, "linear_conv_kernel_dim is missing"),
+        ({**GPT_OSS_20B, "sliding_window": None}, "sliding_window is missing"),
         ({**QWEN_2_5_7B, "num_hidden_layers": True}, "num_hidden_layers is True"),
     ],
 )

@@ -182,7 +182,8 @@ def test_tensors_have_exactly_these_bytes() -> None:
     rng = random.Random(run_seed())
     for _ in range(40):
         heads, layers, head_size = rng.randint(1, 4), rng.randint(1, 5), rng.choice([4, 8, 10])
-        config = {"num_hidden_layers": layers, "num_attention_heads": 2 * heads, "num_key_value_heads": heads}
+        config = {"model_type": "llama", "num_hidden_layers": layers, "num_attention_heads": 2 * heads}
+        config["num_key_value_heads"] = heads
         dtype, block_size, num_blocks = rng.choice(["float32", "float16"]), rng.choice([1, 4, 16]), rng.randint(2, 9)
         spec = KVCacheSpec.from_config({**config, "head_dim": head_size}, dtype=dtype, block_size=block_size)
         cache = KVCache(num_blocks, block_size, layers, heads, head_size, dtype=getattr(torch, dtype))

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from copy import copy
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..arguments import require_int, shown
 from ..errors import InvalidArgument, ModelError
 
+if TYPE_CHECKING:
+    from .family import Family
+
 MAX_FIELD = 2**30
 #: Where configs of models of text and more keep the part that describes the text layers.
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
+#: Sizes that a file always holds, unless it is a part of another: there a size that is the class's default is left out.
+_ALWAYS_HELD = frozenset({"num_hidden_layers", "num_attention_heads", "hidden_size"})
 
 
 class ConfigFields:
@@ -35,7 +41,7 @@ class ConfigFields:
         return next((value for name in names if (value := self._one(name)) is not None), None)
 
     def outer(self, *names: str) -> object:
-        """Does as `get`, and if it finds nothing, the field of the config around the text config."""
+        """Return the first of the fields that is present here, else in the config around the text config, or None."""
         value = self.get(*names)
         if value is not None:
             return value
@@ -46,7 +52,7 @@ class ConfigFields:
 
         It maps the numbers of layers to fields, or is a sequence with a config for each layer.
         """
-        own = _of_layer(self.get("per_layer_config"), index)
+        own = _of_layer(_field(self._sources[-1], "per_layer_config"), index)
         if own is None or own is self._sources[-1]:
             return self
         layer = copy(self)
@@ -61,7 +67,7 @@ class ConfigFields:
         for name in names:
             value = self._one(name)
             if value is not None:
-                return require_int(name, value, low, high)
+                return require_int(self.spelled(name), value, low, high)
         if default is None:
             also = f" (nor {', '.join(names[1:])})" if names[1:] else ""
             raise InvalidArgument(
@@ -74,7 +80,7 @@ class ConfigFields:
         """Return whether the field is present and true. Raises `InvalidArgument` if it is neither true nor false."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise InvalidArgument(f"{name} is {shown(value)}; it must be true or false")
+            raise InvalidArgument(f"{self.spelled(name)} is {shown(value)}; it must be true or false")
         return value is True
 
     def items(self, name: str) -> list[object] | None:
@@ -83,17 +89,96 @@ class ConfigFields:
         if value is None:
             return None
         if not isinstance(value, (list, tuple)):
-            raise InvalidArgument(f"{name} is {shown(value)}; it must be a list")
+            raise InvalidArgument(f"{self.spelled(name)} is {shown(value)}; it must be a list")
         return list(value)
+
+    def spelled(self, name: str) -> str:
+        """Return the name under which the config has a field."""
+        return name
 
     @property
     def model_type(self) -> str:
         """Return the name of the architecture, or an empty string."""
-        value = self.get("model_type")
-        return value if isinstance(value, str) else ""
+        return _text(_field(self._sources[-1], "model_type"))
+
+    @property
+    def outer_model_type(self) -> str:
+        """Return the name of the architecture around the text layers; that of the model itself if nothing is."""
+        return _text(_field(self._outer, "model_type"))
+
+    @property
+    def architectures(self) -> list[str]:
+        """Return the names of the classes that the config, or the one around it, says it is made for."""
+        for source in (self._sources[-1], self._outer):
+            names = _field(source, "architectures")
+            if isinstance(names, (list, tuple)) and names:
+                return [name for name in names if isinstance(name, str)]
+        return []
+
+    @property
+    def is_nested(self) -> bool:
+        """Return whether the text layers stand in a config of their own inside another."""
+        return self._sources[-1] is not self._outer
+
+    def present(self) -> dict[str, object]:
+        """Return all fields of the text layers, those that single layers have of their own included. O(fields)."""
+        inner = self._sources[-1]
+        fields = dict(_all_fields(inner))
+        every = fields.pop("per_layer_config", None)
+        for own in every.values() if isinstance(every, Mapping) else ():
+            fields |= {name: value for name, value in _all_fields(own).items() if name not in fields}
+        return fields
 
     def _one(self, name: str) -> object:
         return next((value for source in self._sources if (value := _field(source, name)) is not None), None)
+
+
+class FamilyFields(ConfigFields):
+    """The fields that a family of models reads, under the names and with the defaults that it has for them.
+
+    A field that is absent has the default of the family's class, one that is null is None. Any other field is None,
+    whatever the config holds: the class does not read it.
+    """
+
+    def __init__(self, fields: ConfigFields, family: Family) -> None:
+        self._outer = fields._outer
+        self._sources = fields._sources
+        self._family = family
+
+    def fixed(self, name: str, default: Any) -> Any:
+        """Return what the family's class does whatever the config says; `default` if it is nothing special."""
+        return self._family.fixed.get(name, default)
+
+    @property
+    def read_names(self) -> Set[str]:
+        """Return the names of the fields that the family reads."""
+        return self._family.reads.keys()
+
+    @property
+    def has_layer_configs(self) -> bool:
+        """Return whether the config has fields for single layers."""
+        return bool(_field(self._sources[-1], "per_layer_config"))
+
+    def spelled(self, name: str) -> str:
+        """Return the name under which the config has a field, the family's own name if it is absent."""
+        for source in self._sources:
+            for spelling in self._family.names_of(name):
+                if _field(source, spelling) is not None:
+                    return spelling
+        return name
+
+    def _one(self, name: str) -> object:
+        if name not in self._family.reads:
+            return None
+        for source in self._sources:
+            for spelling in self._family.names_of(name):
+                if _has(source, spelling):
+                    value = _field(source, spelling)
+                    if value is not None or spelling == self._family.names_of(name)[-1]:
+                        return value
+        if name in _ALWAYS_HELD and not self.is_nested:
+            return None
+        return self._family.reads[name]
 
 
 def _field(config: object, name: str) -> object:
@@ -101,6 +186,20 @@ def _field(config: object, name: str) -> object:
         value: object = config.get(name)
         return value
     return getattr(config, name, None)
+
+
+def _has(config: object, name: str) -> bool:
+    return name in config if isinstance(config, Mapping) else hasattr(config, name)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _all_fields(config: object) -> Mapping[str, object]:
+    """Return the fields of a mapping, or the public attributes of an object."""
+    fields = config if isinstance(config, Mapping) else vars(config)
+    return {name: value for name, value in fields.items() if isinstance(name, str) and name[:1] != "_"}
 
 
 def _nested(config: object) -> object:
@@ -127,8 +226,10 @@ def _loaded(config: object) -> object:
 
 
 def _read(path: Path) -> object:
-    """Return the object in a config.json, or in the one of a model's folder."""
+    """Return the object in a config.json, or in the one of a model's folder, or in Mistral's params.json there."""
     file = path / "config.json" if path.is_dir() else path
+    if path.is_dir() and not file.exists() and (path / "params.json").exists():
+        file = path / "params.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -6,359 +6,335 @@ from collections.abc import Mapping
 
 from ..arguments import require_int, shown
 from ..errors import InvalidArgument
-from .fields import ConfigFields
-from .layers import AttentionLayer, StateLayer, StatePart
+from .families import find_family, wrapped_model_type
+from .family import Family
+from .field_names import can_change_cache, is_off
+from .fields import ConfigFields, FamilyFields
+from .layer_rules import (
+    CHUNKED,
+    CONVOLUTION,
+    FULL,
+    HYBRID,
+    INDEXED,
+    MAX_LAYERS,
+    SLIDING,
+    STATE,
+    exactly,
+    layer_kinds,
+    num_listed_layers,
+)
+from .layers import AttentionLayer, StateLayer
+from .state_layers import convolution
 
-FULL, SLIDING, CHUNKED = "full", "sliding", "chunked"
-STATE, CONVOLUTION, HYBRID, NOTHING = "state", "convolution", "hybrid", "nothing"
-#: The names that configs give to kinds of layers.
-_KINDS = {
-    "full_attention": FULL,
-    "attention": FULL,
-    "indexed_attention": FULL,
-    "*": FULL,
-    "sliding_attention": SLIDING,
-    "chunked_attention": CHUNKED,
-    "linear_attention": STATE,
-    "mamba": STATE,
-    "M": STATE,
-    "hybrid": HYBRID,
-    "conv": CONVOLUTION,
-    "mlp": NOTHING,
-    "moe": NOTHING,
-    "-": NOTHING,
-    "E": NOTHING,
-}
-#: Models in which every n-th layer is full and the others slide, and whose configs may leave n out.
-_PATTERN_DEFAULTS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2}
-#: Models in which every n-th layer has attention and the others a state, and whose configs may leave n out.
-_INTERVAL_DEFAULTS = {"qwen3_next": 4, "qwen3_5_text": 4, "qwen3_5_moe_text": 4}
-#: Fields that only models with states have.
-_STATE_FIELDS = ("linear_num_value_heads", "mamba_d_state", "ssm_state_size", "conv_L_cache")
-#: Fields that list the layers' types.
-_TYPE_FIELDS = ("layer_types", "layers_block_type", "hybrid_override_pattern")
-#: Models in which every layer slides when the config has a sliding_window and no layer_types.
-_ALL_SLIDE = {"mistral", "mixtral", "phi3", "phi4_multimodal", "phimoe", "starcoder2", "doge"}
-
-
-def layer_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Return the kind of each layer, `num_layers` of them.
-
-    A list of types counts first, then a rule. A config with a sliding window and neither is refused unless its model
-    is known to slide in every layer, because guessing would promise memory that is not there. O(layers).
-    Raises `InvalidArgument` naming the field.
-    """
-    for name in _TYPE_FIELDS:
-        types = _types(fields, name)
-        if types is not None:
-            return _named_kinds(name, types, num_layers)
-    return _ruled_kinds(fields, num_layers)
-
-
-def num_listed_layers(fields: ConfigFields) -> int | None:
-    """Return layers of the first list of layer types that there is; None without one."""
-    lists = (_types(fields, name) for name in _TYPE_FIELDS)
-    return next((len(types) for types in lists if types is not None), None)
-
-
-def _types(fields: ConfigFields, name: str) -> list[object] | None:
-    value = fields.get(name)
-    return list(value) if isinstance(value, str) else fields.items(name)
-
-
-def _named_kinds(name: str, types: list[object], num_layers: int) -> list[str]:
-    if len(types) != num_layers:
-        raise InvalidArgument(f"{name} has {len(types)} entries; num_hidden_layers is {num_layers}")
-    for index, value in enumerate(types):
-        if not isinstance(value, str) or value not in _KINDS:
-            raise InvalidArgument(
-                f"{name}[{index}] is {shown(value)}; what such a layer keeps is unknown. Known: {', '.join(_KINDS)}"
-            )
-    return [_KINDS[str(value)] for value in types]
-
-
-def _ruled_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
-    if fields.get("attn_layer_period") is not None:  # Jamba
-        period, offset = fields.count("attn_layer_period"), fields.count("attn_layer_offset", low=0)
-        return [FULL if index % period == offset else STATE for index in range(num_layers)]
-    interval = fields.count("full_attention_interval", default=_INTERVAL_DEFAULTS.get(fields.model_type, 0))
-    if interval:
-        return _every(interval, FULL, STATE, num_layers)
-    if fields.model_type == "falcon_h1":
-        return [HYBRID] * num_layers
-    for name, other in (("attn_layer_indices", STATE), ("full_attn_idxs", CONVOLUTION)):  # Bamba, LFM2
-        indices = fields.items(name)
-        if indices is not None:
-            return [FULL if index in indices else other for index in range(num_layers)]
-    _refuse_unplaced_states(fields)
-    if fields.get("attention_chunk_size") is not None:  # Llama 4
-        return _chunked_kinds(fields, num_layers)
-    return _window_kinds(fields, num_layers)
-
-
-def _refuse_unplaced_states(fields: ConfigFields) -> None:
-    for name in _STATE_FIELDS:
-        if fields.get(name) is not None:
-            raise InvalidArgument(
-                f"layer_types is missing; {name} says that layers keep a state, and nothing says which layers do"
-            )
-
-
-def _chunked_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Layers with rotary embeddings attend within their chunk; those without attend to everything."""
-    rotary = fields.items("no_rope_layers")  # the field holds 1 where a layer has rotary embeddings
-    if rotary:
-        if len(rotary) != num_layers:
-            raise InvalidArgument(f"no_rope_layers has {len(rotary)} entries; num_hidden_layers is {num_layers}")
-        return [CHUNKED if has_rotary else FULL for has_rotary in rotary]
-    return _every(fields.count("no_rope_layer_interval", default=4), FULL, CHUNKED, num_layers)
-
-
-def _window_kinds(fields: ConfigFields, num_layers: int) -> list[str]:
-    slides = fields.get("sliding_window") is not None
-    if fields.get("use_sliding_window") is not None:  # Qwen2 and Qwen3: the last layers slide, when switched on
-        first = fields.count("max_window_layers", low=0) if slides and fields.flag("use_sliding_window") else num_layers
-        return [SLIDING if index >= first else FULL for index in range(num_layers)]
-    pattern = _pattern(fields)
-    if not slides:
-        return [FULL] * num_layers
-    if isinstance(pattern, str):
-        return [SLIDING if pattern[index % len(pattern)] == "L" else FULL for index in range(num_layers)]
-    if pattern:
-        return _every(pattern, FULL, SLIDING, num_layers)
-    if fields.model_type in _ALL_SLIDE:
-        return [SLIDING] * num_layers
-    raise InvalidArgument(
-        f"sliding_window is {shown(fields.get('sliding_window'))}, and neither layer_types nor sliding_window_pattern "
-        f"says in which layers (model_type is {shown(fields.model_type)}); add layer_types, or set sliding_window to "
-        f"None"
-    )
-
-
-def _pattern(fields: ConfigFields) -> int | str:
-    """Return every how many layers one is full, a string of L (local) and G (global), or 0 if nothing says it."""
-    names = ("sliding_window_pattern", "_sliding_window_pattern")
-    value = fields.get(*names)
-    if isinstance(value, str):
-        if not value or set(value) - {"L", "G"}:
-            raise InvalidArgument(f"sliding_window_pattern is {shown(value)}; it must be a number, or letters L and G")
-        return value
-    return fields.count(*names, default=_PATTERN_DEFAULTS.get(fields.model_type, 0))
-
-
-def _every(interval: int, last: str, others: str, num_layers: int) -> list[str]:
-    """Put `last` in every `interval`-th layer, `others` before it."""
-    return [others if (index + 1) % interval else last for index in range(num_layers)]
-
-
-def convolution_state(fields: ConfigFields, index: int) -> StateLayer:
-    """LFM2's short convolution: the last tokens' hidden states, gated."""
-    columns = fields.count("conv_L_cache") - 1
-    return StateLayer(index, "convolution", (StatePart("convolution", fields.count("hidden_size"), columns),))
-
-
-def recurrent_state(fields: ConfigFields, index: int) -> StateLayer:
-    """Return the state of a linear-attention or Mamba layer, recognised by the fields that give its sizes.
-
-    Gated DeltaNet (arXiv 2412.06464; Qwen3-Next), Mamba-2 (arXiv 2405.21060; Bamba, Granite 4, Nemotron-H, Falcon-H1),
-    Mamba (arXiv 2312.00752; Jamba). Raises `InvalidArgument` for any other: its bytes cannot be known. O(1).
-    """
-    if fields.get("linear_num_value_heads") is not None:
-        return _gated_delta_net(fields, index)
-    if fields.get("mamba_n_heads", "mamba_num_heads") is not None:
-        return _mamba2(fields, index)
-    if fields.get("mamba_d_state") is not None:
-        return _mamba(fields, index)
-    raise InvalidArgument(
-        f"layer {index} keeps a state (linear attention or Mamba), and none of linear_num_value_heads, mamba_n_heads, "
-        f"mamba_num_heads and mamba_d_state says how large (model_type is {shown(fields.model_type)}); it cannot be "
-        f"counted"
-    )
-
-
-def _gated_delta_net(fields: ConfigFields, index: int) -> StateLayer:
-    columns = fields.count("linear_conv_kernel_dim") - 1
-    key_heads, key_size = fields.count("linear_num_key_heads"), fields.count("linear_key_head_dim")
-    value_heads, value_size = fields.count("linear_num_value_heads"), fields.count("linear_value_head_dim")
-    parts = (
-        StatePart("convolution of queries and keys", key_heads, 2 * key_size * columns),
-        StatePart("convolution of values", value_heads, value_size * columns),
-        StatePart("recurrent state", value_heads, key_size * value_size, is_recurrent=True),
-    )
-    return StateLayer(index, "gated delta net", parts)
-
-
-def _mamba2(fields: ConfigFields, index: int) -> StateLayer:
-    heads = fields.count("mamba_n_heads", "mamba_num_heads")
-    head_size, state_size = _mamba2_head_size(fields, heads), fields.count("mamba_d_state", "ssm_state_size")
-    groups = fields.count("mamba_n_groups", "n_groups")
-    columns = fields.count("mamba_d_conv", "conv_kernel") - 1
-    parts = (
-        StatePart("convolution of inputs", heads, head_size * columns),
-        StatePart("convolution of B and C", groups, 2 * state_size * columns),
-        StatePart("recurrent state", heads, head_size * state_size, is_recurrent=True),
-    )
-    return StateLayer(index, "mamba2", parts)
-
-
-def _mamba2_head_size(fields: ConfigFields, heads: int) -> int:
-    given = fields.get("mamba_d_head", "mamba_head_dim")
-    if given is not None and given != "auto":
-        return fields.count("mamba_d_head", "mamba_head_dim")
-    channels = fields.count("mamba_expand", "expand") * fields.count("hidden_size")
-    if channels % heads:
-        raise InvalidArgument(f"mamba_n_heads is {heads}; it must divide mamba_expand * hidden_size, {channels}")
-    return channels // heads
-
-
-def _mamba(fields: ConfigFields, index: int) -> StateLayer:
-    channels = fields.count("mamba_expand") * fields.count("hidden_size")
-    parts = (
-        StatePart("convolution of inputs", channels, fields.count("mamba_d_conv") - 1),
-        StatePart("recurrent state", channels, fields.count("mamba_d_state"), is_recurrent=True),
-    )
-    return StateLayer(index, "mamba", parts)
-
-
-#: Ten times those of the deepest models; each is an object here.
-_MAX_LAYERS = 4096
-_NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_NUM_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-_NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
-_HIDDEN_SIZE = ("hidden_size", "n_embd", "d_model")
-_HEAD_SIZE = ("head_dim", "attention_head_dim", "kv_channels", "d_kv")
-#: Fields that change what a layer keeps in a way that is not counted here.
-_UNKNOWN_FIELDS = {
+#: Fields that no family reads, since they change what a layer keeps in a way that is not counted here.
+_NOT_COUNTED = {
     "is_encoder_decoder": "the decoder also keeps keys and values of the encoder",
     "cross_attention_layers": "these layers keep keys and values of another input",
+    "add_cross_attention": "the layers also keep keys and values of another input",
     "use_cla": "layers share keys and values in a pattern",
     "block_configs": "layers differ in their attention",
     "num_key_value_heads_per_layer": "layers differ in their attention",
-    "attn_type_list": "the sizes of its linear attention are not in the config",
-    "linear_attn_config": "the state of its linear attention is not known here",
-    "swa_num_key_value_heads": "sliding layers have sizes of their own",
-    "swa_head_dim": "sliding layers have sizes of their own",
-    "use_bidirectional_attention": "a bidirectional model keeps nothing from step to step",
-}
-#: Models of sparse attention whose index keeps one key a token, and others by the field that says they select.
-_INDEXED_MODELS = {"deepseek_v32", "glm_moe_dsa"}
-_INDEX_FIELDS = ("index_topk", "index_topk_blocks")
-#: Model types whose layers keep something else than their fields say.
-_UNKNOWN_MODELS = {
-    "longcat_flash": "each layer has two attentions",
-    "recurrent_gemma": "its recurrent layers are not known here",
-    "zamba": "its shared attention is not known here",
-    "zamba2": "its shared attention is not known here",
 }
 #: Kinds with keys and values, and kinds with a state; a hybrid layer has both.
-_WITH_KEYS = {FULL, SLIDING, CHUNKED, HYBRID}
+_WITH_KEYS = {FULL, SLIDING, CHUNKED, HYBRID, INDEXED}
 _WITH_STATE = {STATE, CONVOLUTION, HYBRID}
-#: What published config.json files of a model leave out, because it is the default of its class.
-_OMITTED: dict[str, dict[str, int]] = {
-    "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
-}
+#: Keys of MiniMax M3's `sparse_attention_config` that change nothing of what is kept.
+_SPARSE_HARMLESS = frozenset(
+    [
+        "sparse_num_index_heads",
+        "sparse_block_size",
+        "sparse_topk_blocks",
+        "sparse_local_block",
+        "sparse_init_block",
+        "sparse_score_type",
+        "use_sparse_attention",
+        "sparse_attention_freq",
+        "sparse_index_dim",
+    ]
+)
 
 
 def read_layers(fields: ConfigFields) -> tuple[tuple[AttentionLayer, ...], tuple[StateLayer, ...]]:
     """Return the layers that keep keys and values, and those that keep a state. O(layers).
 
-    Raises `InvalidArgument` naming the field that is missing, out of range, or not understood.
+    Raises `InvalidArgument` naming the field that is missing, out of range, or not understood; `model_type` if the
+    family is not known.
     """
-    _refuse_unknown(fields)
-    num_layers = fields.count(*_NUM_LAYERS, default=num_listed_layers(fields), high=_MAX_LAYERS)
-    kinds = layer_kinds(fields, num_layers)
-    num_own = num_layers - _num_shared(fields, num_layers)
-    attention = [_attention_layer(fields, i, kinds[i]) for i in range(num_own) if kinds[i] in _WITH_KEYS]
-    states = [_state_layer(fields, i, kind) for i, kind in enumerate(kinds) if kind in _WITH_STATE]
+    for name, reason in _NOT_COUNTED.items():
+        if not is_off(fields.get(name)):
+            raise InvalidArgument(f"{name} is {shown(fields.get(name))}; such a model cannot be counted: {reason}")
+    family = family_of(fields)
+    known = FamilyFields(fields, family)
+    _require_understood(fields, family)
+    num_layers = _num_layers(known)
+    kinds = layer_kinds(known, num_layers, family.rule)
+    num_own = num_layers - _num_shared(known, num_layers)
+    attention = [
+        layer
+        for index in range(num_own)
+        if kinds[index] in _WITH_KEYS
+        for layer in _attention_layers(known, index, kinds[index], num_layers)
+    ]
+    states = [_state_layer(known, family, i, kind) for i, kind in enumerate(kinds) if kind in _WITH_STATE]
     return tuple(attention), tuple(states)
 
 
-def _refuse_unknown(fields: ConfigFields) -> None:
-    for name, reason in _UNKNOWN_FIELDS.items():
-        value = fields.get(name)
-        if value is not None and value is not False and value != []:
-            raise InvalidArgument(f"{name} is {shown(value)}; such a model cannot be counted: {reason}")
-    for name in _INDEX_FIELDS:
-        if fields.get(name) is not None and fields.model_type not in _INDEXED_MODELS:
+def family_of(fields: ConfigFields) -> Family:
+    """Return the family of a config. Raises `InvalidArgument` naming its `model_type` if it is not known. O(1)."""
+    if fields.outer_model_type and not _is_known(fields.outer_model_type) and fields.is_nested:
+        raise InvalidArgument(_unknown_type(fields.outer_model_type))
+    if fields.is_nested and not fields.model_type:
+        family = find_family(*fields.architectures, wrapped_model_type(fields.outer_model_type) or "")
+    elif fields.model_type or fields.architectures:
+        family = find_family(fields.model_type, wrapped_model_type(fields.model_type) or "", *fields.architectures)
+    else:
+        is_params = all(fields.get(name) is not None for name in ("dim", "n_layers", "n_heads"))
+        family = find_family("params.json") if is_params else None
+    if family is None:
+        raise InvalidArgument(_unknown_type(fields.model_type))
+    return family
+
+
+def _is_known(model_type: str) -> bool:
+    """Return whether the text layers in a config of this type are known to be all that keeps keys and values."""
+    return wrapped_model_type(model_type) is not None or find_family(model_type) is not None
+
+
+def _unknown_type(model_type: str) -> str:
+    given = f"model_type is {shown(model_type)}" if model_type else "model_type is missing, or empty"
+    return (
+        f"{given}; what the layers of such a model keep is not known. Give the layers yourself, as in "
+        f"KVCacheSpec(layers=(AttentionLayer(0, num_kv_heads, key_size, value_size), ...)), or "
+        f"KVCacheSpec.uniform(num_layers, num_kv_heads, head_size)"
+    )
+
+
+def _require_understood(fields: ConfigFields, family: Family) -> None:
+    """Raise `InvalidArgument` for a field that can change the cache and that the family does not read."""
+    present = fields.present()
+    for name, value in present.items():
+        if family.reads_field(name) or name in family.harmless or is_off(value):
+            continue
+        if can_change_cache(name):
             raise InvalidArgument(
-                f"{name} is {shown(fields.get(name))}; such a model cannot be counted: what its sparse attention keeps "
-                f"beside keys and values is known of {' and '.join(sorted(_INDEXED_MODELS))} alone"
+                f"{name} is {shown(value)}; it can change what a layer keeps, and is not known of model_type "
+                f"{family.model_types[0]!r}. If it changes nothing, leave it out of the config that is sized"
             )
-    reason = _UNKNOWN_MODELS.get(fields.model_type, "")
-    if reason:
-        raise InvalidArgument(f"model_type is {shown(fields.model_type)}; such a model cannot be counted: {reason}")
+    for name in family.reads:
+        values = [present[spelling] for spelling in family.names_of(name) if present.get(spelling) is not None]
+        if any(value != values[0] for value in values):
+            spelled = " and ".join(spelling for spelling in family.names_of(name) if present.get(spelling) is not None)
+            raise InvalidArgument(
+                f"{spelled} are {' and '.join(map(shown, values))}; they must be equal, or one absent"
+            )
+    if "is_decoder" in family.reads and not FamilyFields(fields, family).flag("is_decoder"):
+        raise InvalidArgument("is_decoder is not true; an encoder keeps nothing from step to step")
+    both_ways = fields.get("use_bidirectional_attention")
+    if "use_bidirectional_attention" in family.reads and both_ways not in (None, False, "vision"):
+        # Gemma 4's "vision" is about the tokens of an image among themselves: they are kept as all others are.
+        raise InvalidArgument(
+            f"use_bidirectional_attention is {shown(both_ways)}; a model that attends to later tokens keeps nothing "
+            f"from step to step"
+        )
 
 
-def _num_shared(fields: ConfigFields, num_layers: int) -> int:
+def _num_layers(fields: FamilyFields) -> int:
+    listed = num_listed_layers(fields)
+    if fields.fixed("is_listed", False) and listed is not None:  # Nemotron-H ignores a number beside its list
+        return require_int("num_hidden_layers", listed, 1, MAX_LAYERS)
+    return fields.count("num_hidden_layers", default=listed, high=MAX_LAYERS)
+
+
+def _num_shared(fields: FamilyFields, num_layers: int) -> int:
     """The last layers of Gemma 3n and Gemma 4 read the keys and values of earlier ones and keep none."""
     return require_int(
         "num_kv_shared_layers", fields.count("num_kv_shared_layers", low=0, default=0), 0, num_layers - 1
     )
 
 
-def _state_layer(fields: ConfigFields, index: int, kind: str) -> StateLayer:
-    return convolution_state(fields, index) if kind == CONVOLUTION else recurrent_state(fields, index)
-
-
-def _attention_layer(fields: ConfigFields, index: int, kind: str) -> AttentionLayer:
-    fields = fields.of_layer(index)
-    window = _window(fields, kind)
-    if fields.get("kv_lora_rank") is not None:
-        latent = fields.count("kv_lora_rank") + fields.count("qk_rope_head_dim", low=0)
-        return AttentionLayer(index, 1, latent, 0, window, is_latent=True, index_size=_index_size(fields, index))
-    key_size = _head_size(fields, kind)
-    value_size = fields.count("v_head_dim", default=key_size)
-    return AttentionLayer(index, _num_kv_heads(fields, kind), key_size, value_size, window)
-
-
-def _index_size(fields: ConfigFields, index: int) -> int:
-    """Return the elements of an index key; none in layers that take the selection of an earlier one (GLM 5)."""
-    if fields.get("index_topk") is None:
-        return 0
-    kinds = fields.items("indexer_types")
-    if kinds is None and fields.count("index_topk_freq", default=1) > 1:
+def _state_layer(fields: FamilyFields, family: Family, index: int, kind: str) -> StateLayer:
+    if kind == CONVOLUTION:
+        return convolution(fields, index)
+    if family.state is None:
         raise InvalidArgument(
-            f"indexer_types is missing; index_topk_freq is {shown(fields.get('index_topk_freq'))}: some layers take "
-            f"the selection of another, and nothing says which (transformers.AutoConfig fills it in)"
+            f"layer {index} keeps a state (linear attention or Mamba); no such layer is known of model_type "
+            f"{family.model_types[0]!r}"
         )
-    if kinds is not None and index < len(kinds) and kinds[index] == "shared":
+    return family.state(fields, index)
+
+
+def _attention_layers(fields: FamilyFields, index: int, kind: str, num_layers: int) -> list[AttentionLayer]:
+    """Return the attentions of a layer: one, or the two of LongCat's, numbered through the model."""
+    count = fields.fixed("attentions_per_layer", 1)
+    return [_attention_layer(fields, index, kind, count * index + part, num_layers) for part in range(count)]
+
+
+def _attention_layer(model: FamilyFields, index: int, kind: str, number: int, num_layers: int) -> AttentionLayer:
+    fields = model.of_layer(index)
+    assert isinstance(fields, FamilyFields)
+    window = _window(fields, kind)
+    if _is_latent(fields):
+        rope = fields.count("qk_rope_head_dim", low=0)
+        latent = fields.count("kv_lora_rank") + rope
+        size = _index_size(fields, index, num_layers)
+        is_sparse = "index_head_dim" in fields.read_names
+        return AttentionLayer(number, 1, latent, 0, window, True, size, rope if is_sparse else 0)
+    key_size = _head_size(fields, kind)
+    value_size = _value_size(fields, kind, key_size)
+    index_size = _sparse_size(fields) if kind == INDEXED else 0
+    return AttentionLayer(number, _num_kv_heads(fields, kind), key_size, value_size, window, index_size=index_size)
+
+
+def _is_latent(fields: FamilyFields) -> bool:
+    if "kv_lora_rank" not in fields.read_names:
+        return False
+    if "use_mla" in fields.read_names and not fields.flag("use_mla"):  # DeepSeek-OCR, deepseek-vl2-tiny
+        return False
+    return fields.get("kv_lora_rank") is not None or "head_dim" not in fields.read_names
+
+
+def _index_size(fields: FamilyFields, index: int, num_layers: int) -> int:
+    """Return the elements of an index key; none in layers that take the selection of an earlier one (GLM 5)."""
+    if "index_head_dim" not in fields.read_names:
         return 0
-    return fields.count("index_head_dim")
+    return 0 if _shares_index(fields, index, num_layers) else fields.count("index_head_dim")
 
 
-def _window(fields: ConfigFields, kind: str) -> int:
+def _shares_index(fields: FamilyFields, index: int, num_layers: int) -> bool:
+    listed = fields.items("indexer_types")
+    if listed is None and fields.get("index_topk_pattern") is not None:
+        pattern = fields.get("index_topk_pattern")
+        listed = list(pattern) if isinstance(pattern, str) else fields.items("index_topk_pattern")
+    if listed is not None:
+        value = exactly("indexer_types", listed, num_layers)[index]
+        if value not in ("full", "shared", "F", "S"):
+            raise InvalidArgument(f"indexer_types[{index}] is {shown(value)}; it must be 'full' or 'shared'")
+        return value in ("shared", "S")
+    every = fields.count("index_topk_freq", default=fields.fixed("index_freq", 1))
+    offset = fields.count("index_skip_topk_offset", low=0, default=fields.fixed("index_offset", 2))
+    return max(index - offset + 1, 0) % every != 0
+
+
+def _sparse_size(fields: FamilyFields) -> int:
+    """Return the elements of MiniMax M3's index key: `index_head_dim`, or what its nested config calls it."""
+    nested = fields.get("sparse_attention_config")
+    if not isinstance(nested, Mapping):
+        return fields.count("index_head_dim")
+    if nested.get("sparse_disable_index_value") is not None:
+        kept = nested["sparse_disable_index_value"]
+        if not isinstance(kept, (list, tuple)) or not all(kept[i] for i, on in enumerate(_freq(nested)) if on):
+            raise InvalidArgument(
+                f"sparse_attention_config.sparse_disable_index_value is {shown(kept)}; it must be 1 for every sparse "
+                f"layer: what a layer with index values keeps is not known"
+            )
+    for name, value in nested.items():
+        if name not in _SPARSE_HARMLESS | {"sparse_disable_index_value"} and not is_off(value):
+            raise InvalidArgument(f"sparse_attention_config.{name} is {shown(value)}; it is not known")
+    return ConfigFields(nested).count("sparse_index_dim", default=fields.count("index_head_dim"))
+
+
+def _freq(nested: Mapping[str, object]) -> list[object]:
+    listed = nested.get("sparse_attention_freq")
+    return list(listed) if isinstance(listed, (list, tuple)) else []
+
+
+def _window(fields: FamilyFields, kind: str) -> int:
+    if kind == SLIDING and "local_attention" in fields.read_names:  # ModernBERT names both sides of a token
+        return fields.count("local_attention", low=2) // 2
     if kind == SLIDING:
         return fields.count("sliding_window")
     # A token of a chunk attends to at most the chunk: a window of its size is the most that is kept.
     return fields.count("attention_chunk_size") if kind == CHUNKED else 0
 
 
-def _num_kv_heads(fields: ConfigFields, kind: str) -> int:
+def _num_kv_heads(fields: FamilyFields, kind: str) -> int:
     """Count the KV heads; as many as query heads when the config does not say."""
-    num_heads = fields.count(*_NUM_HEADS, default=_omitted(fields, "num_attention_heads"))
-    if kind == FULL and fields.flag("attention_k_eq_v") and fields.get("num_global_key_value_heads") is not None:
+    if not fields.fixed(
+        "query_heads", True
+    ):  # JetMoE counts the heads of its keys and values, and takes others from it
+        return fields.count("num_key_value_heads")
+    num_heads = fields.count("num_attention_heads")
+    if kind == SLIDING:
+        own = _of_sliding_layers(fields, num_heads)
+        if own is not None:
+            return own
+    if kind == FULL and _differs_when_full(fields) and fields.get("num_global_key_value_heads") is not None:
         return fields.count("num_global_key_value_heads")
     if fields.flag("multi_query") and not fields.flag("new_decoder_architecture"):  # Falcon, GPTBigCode
         return 1
     if fields.flag("multi_query_attention"):  # ChatGLM
         return fields.count("multi_query_group_num")
     nested = fields.get("attn_config")  # DBRX, MPT
-    if isinstance(nested, Mapping) and nested.get("kv_n_heads") is not None:
-        return require_int("attn_config.kv_n_heads", nested["kv_n_heads"], 1, num_heads)
-    num_kv_heads = fields.count(*_NUM_KV_HEADS, default=_omitted(fields, "num_key_value_heads") or num_heads)
+    if nested is not None:
+        return require_int("attn_config.kv_n_heads", _of_nested(nested, "kv_n_heads", num_heads), 1, num_heads)
+    if fields.get("new_decoder_architecture") is not None and not fields.flag("new_decoder_architecture"):
+        return num_heads
+    name = "num_kv_heads" if "num_kv_heads" in fields.read_names else "num_key_value_heads"
+    num_kv_heads = fields.count(name, default=num_heads)
     if num_heads % num_kv_heads:
-        raise InvalidArgument(f"num_key_value_heads is {num_kv_heads}; it must divide num_attention_heads, {num_heads}")
+        raise InvalidArgument(
+            f"{fields.spelled(name)} is {num_kv_heads}; it must divide {fields.spelled('num_attention_heads')}, "
+            f"{num_heads}"
+        )
     return num_kv_heads
 
 
-def _head_size(fields: ConfigFields, kind: str) -> int:
+def _of_nested(nested: object, name: str, default: int) -> object:
+    value = nested.get(name) if isinstance(nested, Mapping) else getattr(nested, name, None)
+    return default if value is None else value
+
+
+def _of_sliding_layers(fields: FamilyFields, num_heads: int) -> int | None:
+    """Count the KV heads of sliding layers if these have a number of their own: MiMo-V2, Step 3.5."""
+    if fields.get("swa_num_key_value_heads") is not None:
+        return fields.count("swa_num_key_value_heads")
+    other = fields.get("attention_other_setting")
+    if other is not None:
+        return _other_setting(other, "num_attention_groups", fields.count("num_key_value_heads", default=num_heads))
+    times: int = fields.fixed("sliding_kv_heads", 1)
+    return times * fields.count("num_key_value_heads") if times > 1 else None
+
+
+def _other_setting(other: object, name: str, default: int) -> int:
+    """Return a size of Step 3.5's sliding layers. Raises `InvalidArgument` for a setting that is not understood."""
+    if not isinstance(other, Mapping):
+        raise InvalidArgument(f"attention_other_setting is {shown(other)}; it must be an object")
+    kind = other.get("attention_type")
+    if kind != "sliding_attention":
+        raise InvalidArgument(
+            f"attention_other_setting.attention_type is {shown(kind)}; it must be 'sliding_attention'"
+        )
+    for key, value in other.items():
+        if key not in ("attention_type", "num_attention_heads", "num_attention_groups", "head_dim", "true_head_dim"):
+            raise InvalidArgument(f"attention_other_setting.{key} is {shown(value)}; it is not known")
+    given = other.get(name)
+    return default if given is None else require_int(f"attention_other_setting.{name}", given, 1, 2**20)
+
+
+def _differs_when_full(fields: FamilyFields) -> bool:
+    """Return whether full layers of Gemma 4 have sizes of their own and no config for each layer gives them."""
+    own = fields.read_names & {"attention_k_eq_v"} and not fields.has_layer_configs
+    return bool(own) and fields.flag("attention_k_eq_v")
+
+
+def _head_size(fields: FamilyFields, kind: str) -> int:
     """Elements of a key; the hidden size shared out to the heads when the config does not say."""
-    if kind == FULL and fields.get("global_head_dim") is not None:  # Gemma 4
+    if kind == FULL and "global_head_dim" in fields.read_names and not fields.has_layer_configs:  # Gemma 4
         return fields.count("global_head_dim")
-    given = fields.get(*_HEAD_SIZE)
-    if given is not None or _omitted(fields, "head_dim") is not None:
-        return fields.count(*_HEAD_SIZE, default=_omitted(fields, "head_dim"))
-    hidden_size, num_heads = fields.count(*_HIDDEN_SIZE), fields.count(*_NUM_HEADS)
+    if kind == SLIDING and fields.get("swa_head_dim") is not None:
+        return fields.count("swa_head_dim")
+    own = _own_head_size(fields)
+    other = fields.get("attention_other_setting") if kind == SLIDING else None
+    return own if other is None else _other_setting(other, "head_dim", own)
+
+
+def _own_head_size(fields: FamilyFields) -> int:
+    for name in ("head_dim", "kv_channels"):
+        if fields.get(name) is not None:
+            return fields.count(name)
+    times: int = fields.fixed("hidden_sizes_per_head", 1)
+    hidden_size = times * fields.count("hidden_size")
+    num_heads = fields.count("num_attention_heads")
     if hidden_size % num_heads:
         raise InvalidArgument(
             f"head_dim is missing, and hidden_size, {hidden_size}, is no multiple of num_attention_heads, {num_heads}"
@@ -366,5 +342,7 @@ def _head_size(fields: ConfigFields, kind: str) -> int:
     return hidden_size // num_heads
 
 
-def _omitted(fields: ConfigFields, name: str) -> int | None:
-    return _OMITTED.get(fields.model_type, {}).get(name)
+def _value_size(fields: FamilyFields, kind: str, key_size: int) -> int:
+    if kind == SLIDING and fields.get("swa_v_head_dim") is not None:
+        return fields.count("swa_v_head_dim")
+    return fields.count("v_head_dim", default=key_size)

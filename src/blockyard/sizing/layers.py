@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..arguments import require_int, require_str, shown
 from ..errors import InvalidArgument
@@ -62,6 +62,16 @@ def heads_of_rank(name: str, num_heads: int, tensor_parallel_size: int) -> int:
     )
 
 
+#: Lines of a description, and runs of neighbouring layers that one of them names; beyond these it counts.
+_MOST_LINES, _MOST_RUNS = 8, 8
+#: Elements of 8 bits that share a scale, and the bytes of it, in vLLM's format for sparse attention.
+_SCALED_ELEMENTS, _SCALE_BYTES = 128, 4
+
+
+def _with_scales(num_elements: int) -> int:
+    return num_elements + -(-num_elements // _SCALED_ELEMENTS) * _SCALE_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
     """A layer that keeps keys and values for each token.
@@ -74,6 +84,8 @@ class AttentionLayer:
     is_latent: whether the one vector serves all heads, so that every rank keeps it whole.
     index_size: elements of the key by which sparse attention selects what a token attends to (DeepSeek V3.2), whole on
         every rank; 0 for none.
+    rope_size: of a latent vector that sparse attention reads, the rotary part, which vLLM keeps in 16 bits when the
+        rest has 8; 0 for any other layer.
 
     Raises `InvalidArgument` for a value outside its limits.
     """
@@ -85,6 +97,7 @@ class AttentionLayer:
     sliding_window: int = 0
     is_latent: bool = False
     index_size: int = 0
+    rope_size: int = 0
 
     def __post_init__(self) -> None:
         require_int("index", self.index, 0, MAX_DIMENSION)
@@ -93,6 +106,7 @@ class AttentionLayer:
         require_int("value_size", self.value_size, 0, MAX_DIMENSION)
         require_int("sliding_window", self.sliding_window, 0, MAX_WINDOW)
         require_int("index_size", self.index_size, 0, MAX_DIMENSION)
+        require_int("rope_size", self.rope_size, 0, self.key_size)
 
     @property
     def kind(self) -> str:
@@ -105,6 +119,17 @@ class AttentionLayer:
         """Elements that a rank keeps for a token: any of ranks with equal shares, or the one given. O(1)."""
         heads = self._num_kept_heads(tensor_parallel_size, rank)
         return heads * (self.key_size + self.value_size) + self.index_size
+
+    def bytes_per_token(self, element_bytes: int, tensor_parallel_size: int = 1, rank: int | None = None) -> int:
+        """Bytes that a rank keeps for a token, of elements of this size. O(1).
+
+        Sparse attention over latent vectors has a format of its own in 8 bits, vLLM's: a float32 scale for each 128
+        elements of the vector and of the index key, and the rotary part in 16 bits (656 and 132 bytes of DeepSeek
+        V3.2).
+        """
+        if element_bytes == 1 and self.rope_size:
+            return _with_scales(self.key_size - self.rope_size) + 2 * self.rope_size + _with_scales(self.index_size)
+        return element_bytes * self.elements_per_token(tensor_parallel_size, rank)
 
     def _num_kept_heads(self, tensor_parallel_size: int, rank: int | None) -> int:
         if self.is_latent:
@@ -172,3 +197,36 @@ def count_kinds(layers: Iterable[AttentionLayer | StateLayer]) -> dict[str, int]
     for layer in layers:
         counts[layer.kind] = counts.get(layer.kind, 0) + 1
     return counts
+
+
+def describe_layers(layers: Iterable[AttentionLayer | StateLayer]) -> list[str]:
+    """Return a line for each kind of equal layers, eight at most: their indices, and what they keep. O(layers)."""
+    indices: dict[AttentionLayer | StateLayer, list[int]] = {}
+    for layer in layers:
+        indices.setdefault(replace(layer, index=0), []).append(layer.index)
+    lines = [f"{_ranges(found)}: {_described(layer)}" for layer, found in indices.items()]
+    more = len(lines) - _MOST_LINES
+    return lines if more <= 0 else [*lines[:_MOST_LINES], f"and {more} further kinds of layers"]
+
+
+def _ranges(indices: list[int]) -> str:
+    """Return "layers 0-3, 5", or how many there are if that is shorter."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], index]
+        else:
+            runs.append([index, index])
+    if len(runs) > _MOST_RUNS:
+        return f"{len(indices)} layers from {indices[0]} to {indices[-1]}"
+    named = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"layer {named}" if len(indices) == 1 else f"layers {named}"
+
+
+def _described(layer: AttentionLayer | StateLayer) -> str:
+    if isinstance(layer, StateLayer):
+        parts = ", ".join(f"{part.name} {part.num_heads} x {part.elements_per_head}" for part in layer.parts)
+        return f"{layer.kind}, {parts}"
+    sizes = f"{layer.num_kv_heads} KV heads, key {layer.key_size}, value {layer.value_size}"
+    window = f", window {layer.sliding_window}" if layer.sliding_window else ""
+    return f"{layer.kind}, {sizes}{window}" + (f", index key {layer.index_size}" if layer.index_size else "")

@@ -24,8 +24,17 @@ from ..errors import InvalidArgument
 from ..groups import LayerGroup
 from ..windows import num_peak_blocks
 from .fields import ConfigFields
-from .from_config import read_layers
-from .layers import MAX_DIMENSION, AttentionLayer, StateLayer, count_kinds, dtype_bytes, dtype_name, require_layers
+from .from_config import family_of, read_layers
+from .layers import (
+    MAX_DIMENSION,
+    AttentionLayer,
+    StateLayer,
+    count_kinds,
+    describe_layers,
+    dtype_bytes,
+    dtype_name,
+    require_layers,
+)
 
 #: (index of the layer, bytes of a token in it)
 SizedLayer = tuple[int, int]
@@ -114,7 +123,7 @@ def _kind_name(window: int) -> str:
 MAX_BYTES = 2**62
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class KVCacheSpec:
     """What the layers of a model keep on one rank, in blocks that all have the same bytes.
 
@@ -160,6 +169,20 @@ class KVCacheSpec:
         dtype_name("model_dtype", self.model_dtype or self.dtype)
         object.__setattr__(self, "pages", self._make_pages())
 
+    def __repr__(self) -> str:
+        """Return the bytes and the layers, those that are equal in one line: it fits a screen. O(layers)."""
+        fields = [field for field in dataclasses.fields(self) if field.repr and field.name not in ("layers", "states")]
+        given = [
+            f"{field.name}={value!r}"
+            for field in fields
+            if (value := getattr(self, field.name)) != field.default or field.name in ("block_size", "dtype")
+        ]
+        sizes = [f"bytes_per_token={self.bytes_per_token}", f"bytes_per_block={self.bytes_per_block}"]
+        if self.states:
+            sizes.append(f"state_bytes_per_sequence={self.state_bytes_per_sequence}")
+        lines = [", ".join(sizes + given), *describe_layers(self.layers), *describe_layers(self.states)]
+        return "KVCacheSpec(" + ",\n    ".join(lines) + ")"
+
     @classmethod
     def from_config(
         cls,
@@ -183,9 +206,15 @@ class KVCacheSpec:
         """
         fields = ConfigFields(config)
         layers, states = read_layers(fields)
-        own = fields.outer("dtype", "torch_dtype")
+        own = fields.outer("dtype", "torch_dtype") or family_of(fields).fixed.get("dtype")
         if own is None and dtype is None:
             raise InvalidArgument("dtype is missing from the config; give the cache's, as in dtype='bfloat16'")
+        if states and not layers:
+            size = sum(part.elements() for layer in states for part in layer.parts)
+            raise InvalidArgument(
+                f"model_type is {fields.model_type!r}; its {len(states)} layers keep a state of {size} elements a "
+                f"sequence, and no keys or values: there are no blocks to count"
+            )
         state = state_dtype or fields.get("mamba_ssm_cache_dtype", "mamba_ssm_dtype") or "float32"
         return cls(
             layers=layers,
@@ -356,8 +385,8 @@ class KVCacheSpec:
         )
 
     def _token_bytes(self, layer: AttentionLayer) -> int:
-        elements = layer.elements_per_token(self.tensor_parallel_size, self.tensor_parallel_rank)
-        return elements * dtype_bytes("dtype", self.dtype)
+        size = dtype_bytes("dtype", self.dtype)
+        return layer.bytes_per_token(size, self.tensor_parallel_size, self.tensor_parallel_rank)
 
     def _make_pages(self) -> Pages:
         by_window: dict[int, list[tuple[int, int]]] = {}
