@@ -20,8 +20,8 @@ from blockyard.integrations.signatures import arguments_of
 from blockyard.policies import POLICIES
 
 from ..interop.vllm_suite import everything
-from ..interop.vllm_suite.__main__ import failures, outcomes_in, table, unexplained
 from ..interop.vllm_suite.known import KNOWN, KNOWN_OF_CONNECTORS
+from ..support.outcomes import failures, outcomes_in, table, unexplained
 from ..support.places import PACKAGE_DIR, child_environment
 
 ADAPTER = PACKAGE_DIR / "integrations" / "vllm"

@@ -15,12 +15,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ...support.outcomes import Outcomes, outcomes_in, table, unexplained
 from ...support.places import ROOT
-from ..vllm_suite.__main__ import Outcomes, outcomes_in, table, unexplained
+from ...support.stand_ins import STAND_INS
 from .known import FILE, KNOWN
 
 HERE = Path(__file__).parent
-STAND_INS = HERE.parent / "vllm_suite" / "on_path"
 
 
 def run(python: str, checkout: Path, plugins: list[str]) -> Outcomes:

@@ -12,16 +12,15 @@ import os
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
+from ...support.outcomes import Outcomes, failures, outcomes_in, table, unexplained
 from ...support.places import ROOT
+from ...support.stand_ins import STAND_INS
 from .known import CORE, KNOWN, KNOWN_OF_CONNECTORS, LEFT_OUT
 from .source import HERE, fetched_tests
 
-Outcomes = dict[str, str]
 SECONDS_A_TEST = 300
 
 
@@ -52,7 +51,7 @@ def run(
         command += [f"-c{os.devnull}", f"--rootdir={folder}", f"--confcutdir={folder / CORE}"]
         command += [*[f"--ignore={name}" for name in LEFT_OUT], f"--junitxml={results}", *(selected or [CORE])]
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([scratch, str(folder), str(HERE / "on_path"), str(ROOT / "src")]),
+            "PYTHONPATH": os.pathsep.join([scratch, str(folder), str(HERE / "on_path"), STAND_INS, str(ROOT / "src")]),
             "HF_HUB_CACHE": str(hub),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
@@ -69,60 +68,6 @@ def name_as_for_cpus(folder: Path) -> None:
     metadata = folder / "vllm-0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0+cpu\n")
-
-
-def outcomes_in(results: Path) -> Outcomes:
-    """From pytest's report."""
-    found = {}
-    for case in ElementTree.parse(results).getroot().iter("testcase"):
-        file, is_in_class, inside = case.attrib["classname"].partition(".Test")
-        name = f"Test{inside}::{case.attrib['name']}" if is_in_class else case.attrib["name"]
-        parts = {child.tag for child in case}
-        outcome = "failed" if parts & {"failure", "error"} else "skipped" if "skipped" in parts else "passed"
-        found[f"{file.replace('.', '/')}.py::{name}"] = outcome
-    return found
-
-
-def table(stock: Outcomes, ours: Outcomes) -> list[str]:
-    """Markdown: a row for each file."""
-    lines = ["| file | tests | stock passes | Blockyard passes |", "|---|---|---|---|"]
-    files = sorted({name.partition("::")[0] for name in stock})
-    for file in files:
-        names = [name for name in stock if name.startswith(f"{file}::")]
-        passed = [sum(run.get(name) == "passed" for name in names) for run in (stock, ours)]
-        lines.append(f"| {file.removeprefix('tests/v1/')} | {len(names)} | {passed[0]} | {passed[1]} |")
-    total = [sum(outcome == "passed" for outcome in run.values()) for run in (stock, ours)]
-    return [*lines, f"| all | {len(stock)} | {total[0]} | {total[1]} |"]
-
-
-def unexplained(stock: Outcomes, ours: Outcomes, known: Mapping[str, str]) -> list[str]:
-    """What is wrong, a line each."""
-    lines = []
-    for name, outcome in stock.items():
-        fails = outcome == "passed" and ours.get(name) != "passed"
-        short = short_name(name)
-        if fails and short not in known:
-            lines.append(f"{name} fails on Blockyard, and known.py does not say why")
-        if short in known and ours.get(name) == "passed":
-            lines.append(f"{name} passes on Blockyard, but known.py says: {known[short]}")
-    return lines
-
-
-def failures(stock: Outcomes, ours: Outcomes, known: Mapping[str, str]) -> list[str]:
-    """A line for each test that fails on Blockyard, with its reason."""
-    lines = []
-    for name, outcome in ours.items():
-        if outcome == "failed":
-            fails_anyway = stock.get(name) == "failed"
-            reason = "fails with stock vLLM here too" if fails_anyway else known.get(short_name(name), "NOT KNOWN")
-            lines.append(f"- {name}: {reason}")
-    return lines
-
-
-def short_name(name: str) -> str:
-    """Without the folders, as in `known.py`."""
-    file, _, test = name.partition("::")
-    return f"{file.rpartition('/')[2]}::{test}"
 
 
 def main() -> int:

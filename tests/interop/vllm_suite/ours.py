@@ -14,6 +14,7 @@ from blockyard.engine.gguf import converted_folder
 from blockyard.engine.model import demo_model_path
 
 from ...support.places import ROOT
+from ...support.stand_ins import STAND_INS
 from .source import HERE, fetched_tests
 
 
@@ -25,7 +26,7 @@ def main() -> int:
     asked = parser.parse_args()
     python = os.path.abspath(asked.python)
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(HERE / "on_path"), str(ROOT / "src")]),
+        "PYTHONPATH": os.pathsep.join([str(HERE / "on_path"), STAND_INS, str(ROOT / "src")]),
         "HF_HUB_CACHE": str(fetched_tests(python) / "hub"),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
