@@ -133,6 +133,46 @@ def test_programs_of_hybrid_models_are_vllms(seed: int, page: int, num_blocks: i
     assert all(engine.worker.num_states_read > 0 for engine in engines)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("page", [16, 64])
+def test_sharer_is_admitted_in_the_step_that_stock_admits_it(page: int, asynchronous: bool) -> None:
+    """vLLM puts a request off while the request that cached its state is at the token behind it."""
+    planned = []
+    for level in ("stock", "names"):
+        engine = WorkingEngine(level, 200, asynchronous, page=page, unit=16)
+        engine.add(request_of("first", list(range(page * 2 + 13)), 20))
+        steps = [engine.step()]
+        engine.add(request_of("sharer", [*range(page * 2), *range(1000, 1040)], 4))
+        steps += [engine.step() for _ in range(5)]
+        planned.append(steps)
+        engine.drain()
+        assert engine.hits == page * 2
+        engine.require_empty()
+    assert planned[1] == planned[0]
+
+
+class Sharing(Program):
+    """Prompts that part late, so that many hit a state that was cached a step ago."""
+
+    def add(self) -> None:
+        """One more of few prompts."""
+        name = f"r{len(self.names)}"
+        self.names.append(name)
+        end = [self.random.randrange(2) for _ in range(self.random.choice((1, 1, 5, 16, 17, 40)))]
+        tokens, num_new = self.random.choice(self.prefixes) + end, self.random.randrange(1, 60)
+        for engine in self.engines:
+            engine.add(request_of(name, list(tokens), num_new))
+
+
+@pytest.mark.parametrize("retention", [0, None, 128])
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("seed", [2, 4])
+def test_programs_of_hybrid_models_that_share_are_vllms(seed: int, page: int, retention: int | None) -> None:
+    settings = {"max_model_len": 512, "max_num_batched_tokens": 128, "page": page, "unit": 16, "retention": retention}
+    engines = [WorkingEngine(level, 60, True, **settings) for level in ("stock", "names")]
+    Sharing(seed, engines).run(150)
+
+
 class Telling(Program):
     """Some requests say where states are wanted."""
 

@@ -162,6 +162,11 @@ class NamedManager(StockManager):
             # A block to copy, or the state of another request yet.
             if name in group._partial_hit_reqs or name not in group._allocated_block_reqs:
                 return False
+            # While the state before the running one is kept, vLLM says again that it was cached in this step, so that
+            # requests that share it wait.
+            blocks = group.req_to_blocks[name]
+            if is_cached and len(blocks) > 1 and not blocks[-2].is_null:
+                return False
         for group in self._plain:
             size = group.block_size
             if end > len(group.req_to_blocks.get(name, ())) * size:
