@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from blockyard import InvalidArgument, OutOfBlocks
+from blockyard import InvalidArgument, MissingExtra, OutOfBlocks
 from blockyard.integrations import mini_sglang
 from blockyard.integrations.mini_sglang import CacheManager
 
@@ -145,6 +146,23 @@ def test_it_is_installed_before_the_first_request() -> None:
     managers.runnable = True
     with pytest.raises(InvalidArgument, match="has requests"):
         mini_sglang.install(scheduler)
+
+
+class OldManager:
+    """A cache manager of mini-sglang that frees what a request has computed by another call."""
+
+    num_pages, page_size, page_table = 20, 4, torch.zeros((2, 64), dtype=torch.int32)
+
+    def cache_req(self, req: Any) -> None:
+        """Cache it, and keep it locked."""
+
+
+def test_mini_sglang_with_other_methods_is_refused() -> None:
+    idle = SimpleNamespace(runnable=False)
+    scheduler = SimpleNamespace(cache_manager=OldManager(), prefill_manager=idle, decode_manager=idle)
+    with pytest.raises(MissingExtra, match=r"needs mini-sglang of 2026: pip install .*: cache_req\(self, req\)$"):
+        mini_sglang.install(scheduler)
+    assert isinstance(scheduler.cache_manager, OldManager)
 
 
 def test_what_is_no_scheduler_is_named() -> None:

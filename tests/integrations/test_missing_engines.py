@@ -9,7 +9,9 @@ import pytest
 
 from ..support.places import child_environment
 
-#: What is imported or called, what is not installed, and what the error says.
+#: What asks for the engine, of adapters that can be imported without it.
+USES = {"vllm": "adapter.Scheduler", "sglang": "adapter.register()"}
+#: What is not installed, and what the error says.
 MISSING = {
     "vllm": ("vllm", "needs vLLM 0.32 or 0.33", "pip install 'vllm>=0.32,<0.34'"),
     "vllm_cpu_policy": ("vllm", "needs vLLM 0.32 or 0.33", "pip install 'vllm>=0.32,<0.34'"),
@@ -31,7 +33,7 @@ def test_what_is_missing_and_what_to_install_is_said(adapter: str) -> None:
         "import blockyard.integrations.chunk_order, blockyard.integrations.nano_vllm\n"
         "try:\n"
         f"    import blockyard.integrations.{adapter} as adapter\n"
-        "    adapter.register()\n"
+        f"    {USES.get(adapter, 'adapter')}\n"
         "except MissingExtra as error:\n"
         f"    assert 'blockyard.integrations.{adapter} ' in str(error), error\n"
         f"    assert all(words in str(error) for words in {says!r}), error\n"
@@ -40,7 +42,18 @@ def test_what_is_missing_and_what_to_install_is_said(adapter: str) -> None:
     subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)
 
 
-def test_the_plug_in_of_sglang_can_be_imported_without_it() -> None:
-    """Only `register` needs SGLang, which calls it."""
-    program = "import sys; sys.modules['sglang'] = None; import blockyard.integrations.sglang as one; one.BACKEND"
+@pytest.mark.parametrize(
+    ("engine", "program"),
+    [
+        ("sglang", "import blockyard.integrations.sglang as one; one.BACKEND"),
+        (
+            "vllm",
+            "import blockyard.integrations.vllm as one; one.__all__; import blockyard.integrations.vllm.misses",
+        ),
+        ("vllm", "import blockyard.integrations.vllm as one; assert not hasattr(one, 'register')"),
+    ],
+)
+def test_packages_of_adapters_are_imported_without_their_engine(engine: str, program: str) -> None:
+    """SGLang imports its plug-in at every start; vLLM's has modules that need no vLLM."""
+    program = f"import sys; sys.modules[{engine!r}] = None; {program}"
     subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from blockyard import InvalidArgument, OutOfBlocks
+from blockyard import InvalidArgument, MissingExtra, OutOfBlocks
 from blockyard.integrations import nano_vllm
 from blockyard.integrations.nano_vllm import BlockManager
 
@@ -84,6 +84,27 @@ def test_it_is_installed_before_anything_runs() -> None:
     scheduler.schedule()
     with pytest.raises(InvalidArgument, match="scheduler has 1 sequences with blocks"):
         nano_vllm.install(scheduler)
+
+
+class OldManager:
+    """nano-vllm's, before it computed prompts in chunks."""
+
+    blocks = (None,) * 20
+    block_size = BLOCK_SIZE
+
+    def can_allocate(self, seq: Any) -> bool:
+        return True
+
+    def allocate(self, seq: Any) -> None:
+        """Give all blocks at once."""
+
+
+def test_nano_vllm_without_chunked_prefill_is_refused() -> None:
+    scheduler = SmallScheduler(20, 4, 64)
+    old = scheduler.block_manager = cast(Any, OldManager())
+    with pytest.raises(MissingExtra, match=r"needs nano-vllm with chunked prefill: pip .*: allocate\(self, seq\)$"):
+        nano_vllm.install(scheduler)
+    assert scheduler.block_manager is old
 
 
 def test_what_is_no_scheduler_is_named() -> None:

@@ -14,19 +14,16 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import InvalidArgument, MissingExtra
+from .. import InvalidArgument
 from ..tiers import TierDoor
+from .engines import LMCACHE
+from .signatures import engine_imports
 
-try:
+with engine_imports(LMCACHE, __name__):
     from lmcache.lmcache_native import Bitmap
     from lmcache.v1.distributed.internal_api import L2StoreResult
     from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
     from lmcache.v1.platform import create_event_notifier
-except ImportError as error:
-    raise MissingExtra(
-        "blockyard.integrations.lmcache_l2 needs LMCache 0.5.6 in the same environment: "
-        f"pip install lmcache==0.5.6 ({error})"
-    ) from error
 
 #: Seconds between two looks at what has ended.
 _LOOK_SECONDS = 0.0005

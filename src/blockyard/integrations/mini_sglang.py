@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import BlockLease, BlockPool, FoundBlocks, InvalidArgument, MissingExtra, OutOfBlocks
+from .signatures import require_methods
 
 try:
     import torch
@@ -30,6 +31,17 @@ except ImportError as error:
 
 #: mini-sglang numbers its pages from 0; block 0 of a pool is the null block, so that a pool has one more.
 _FIRST = 1
+#: What mini-sglang's cache manager takes; mini-sglang has no version numbers.
+_CONTRACT = {
+    "match_req": "self, req",
+    "lock": "self, handle",
+    "unlock": "self, handle",
+    "allocate_paged": "self, reqs",
+    "cache_req": "self, req, finished",
+    "check_integrity": "self",
+    "lazy_free_region": "self",
+}
+_NEEDED = "mini-sglang of 2026: pip install git+https://github.com/sgl-project/mini-sglang.git"
 
 
 class CacheHandle:
@@ -158,11 +170,13 @@ class CacheManager:
 def install(scheduler: Any, **pool_options: Any) -> CacheManager:
     """Replace the cache manager of a mini-sglang scheduler, before it has run anything.
 
-    Raises `InvalidArgument` if requests wait or run, and for what is no such scheduler.
+    Raises `InvalidArgument` if requests wait or run, and for what is no such scheduler; `MissingExtra` for a
+    mini-sglang whose cache manager takes other arguments.
     """
     if not (hasattr(scheduler, "cache_manager") and hasattr(scheduler, "prefill_manager")):
         raise InvalidArgument(f"scheduler is a {type(scheduler).__name__}; it must be mini-sglang's Scheduler")
     old = scheduler.cache_manager
+    require_methods(old, _CONTRACT, __name__, _NEEDED)
     if scheduler.prefill_manager.runnable or scheduler.decode_manager.runnable:
         raise InvalidArgument("scheduler has requests; install it before the first one")
     manager = CacheManager(old.num_pages, old.page_size, old.page_table, **pool_options)

@@ -15,9 +15,20 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from .. import BlockLease, BlockPool, FoundBlocks, InvalidArgument
+from .signatures import require_methods
 
 #: nano-vllm numbers its blocks from 0; block 0 of a pool is the null block, so that a pool has one more.
 _FIRST = 1
+#: What nano-vllm's block manager takes; its versions before chunked prefill have the same number and other arguments.
+_CONTRACT = {
+    "can_allocate": "self, seq",
+    "allocate": "self, seq, num_cached_blocks",
+    "deallocate": "self, seq",
+    "can_append": "self, seq",
+    "may_append": "self, seq",
+    "hash_blocks": "self, seq",
+}
+_NEEDED = "nano-vllm with chunked prefill: pip install git+https://github.com/GeeeekExplorer/nano-vllm.git"
 
 
 class Sequence(Protocol):
@@ -130,10 +141,12 @@ class BlockManager:
 def install(scheduler: Any, **pool_options: Any) -> BlockManager:
     """Replace the block manager of a nano-vllm scheduler, before it has run anything.
 
-    Raises `InvalidArgument` if sequences have blocks of the old one, and for what is no such scheduler.
+    Raises `InvalidArgument` if sequences have blocks of the old one, and for what is no such scheduler; `MissingExtra`
+    for a nano-vllm without chunked prefill.
     """
     if not (hasattr(scheduler, "block_manager") and hasattr(scheduler, "waiting")):
         raise InvalidArgument(f"scheduler is a {type(scheduler).__name__}; it must be nano-vllm's, llm.scheduler")
+    require_methods(scheduler.block_manager, _CONTRACT, __name__, _NEEDED)
     held = [seq for seq in (*scheduler.waiting, *scheduler.running) if seq.block_table]
     if held:
         raise InvalidArgument(f"scheduler has {len(held)} sequences with blocks; install it before the first step")

@@ -15,17 +15,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from .. import InvalidArgument, MissingExtra
+from .. import InvalidArgument
 from ..tiers import TierDoor
+from .engines import SGLANG
+from .signatures import engine_imports
 
-try:
+with engine_imports(SGLANG, __name__):
     import torch
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
-except ImportError as error:
-    raise MissingExtra(
-        "blockyard.integrations.sglang_storage needs SGLang 0.5.23 in the same environment: "
-        f"pip install sglang==0.5.23 ({error})"
-    ) from error
 
 
 class BlockyardStorage(HiCacheStorage):

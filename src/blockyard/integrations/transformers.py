@@ -20,9 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import BlockLease, BlockPool, FoundBlocks, InvalidArgument, MissingExtra
+from .. import BlockLease, BlockPool, FoundBlocks, InvalidArgument
+from .engines import TRANSFORMERS
+from .signatures import engine_imports
 
-try:
+with engine_imports(TRANSFORMERS, __name__):
     import torch
     from transformers.generation.continuous_batching import cache as _cache
     from transformers.generation.continuous_batching import continuous_api as _continuous_api
@@ -34,11 +36,6 @@ try:
         FullAttentionCacheAllocator,
     )
     from transformers.generation.continuous_batching.scheduler import FIFOScheduler, PrefillFirstScheduler
-except ImportError as error:
-    raise MissingExtra(
-        f"blockyard.integrations.transformers needs torch and transformers 5.19: pip install 'blockyard[engine]' "
-        f"({error})"
-    ) from error
 
 
 class PooledSectors(CachePool):  # type: ignore[misc]  # untyped

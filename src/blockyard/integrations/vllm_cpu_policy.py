@@ -12,17 +12,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import InvalidArgument, MissingExtra
+from .. import InvalidArgument
 from ..policies import make_policy
 from .chunk_order import ChunkOrder
+from .engines import VLLM
+from .signatures import engine_imports
 
-try:
+with engine_imports(VLLM, __name__):
     from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
-except ImportError as error:
-    raise MissingExtra(
-        "blockyard.integrations.vllm_cpu_policy needs vLLM 0.32 or 0.33 in the same environment: "
-        f"pip install 'vllm>=0.32,<0.34' ({error})"
-    ) from error
 
 #: What vLLM would take for its own.
 _OURS = {"LRU": "lru", "ARC": "arc"}

@@ -16,17 +16,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import InvalidArgument, MissingExtra
+from .. import InvalidArgument
 from ..tiers import Ended, TierDoor
+from .engines import VLLM
+from .signatures import engine_imports
 
-try:
+with engine_imports(VLLM, __name__):
     from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, RequestOffloadingContext
     from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
-except ImportError as error:
-    raise MissingExtra(
-        "blockyard.integrations.vllm_tier needs vLLM 0.32 or 0.33 in the same environment: "
-        f"pip install 'vllm>=0.32,<0.34' ({error})"
-    ) from error
 
 
 class BlockyardTier(SecondaryTierManager):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ... import MissingExtra
+from ..engines import SGLANG
+from ..signatures import engine_imports
 
 #: The backend's name in `--radix-cache-backend`.
 BACKEND = "blockyard"
@@ -18,18 +19,14 @@ POLICIES = ("fifo", "s3fifo", "arc", "score", "density", "auto")
 
 
 def register() -> None:
-    """Tell SGLang of the backend and of our eviction policies. A second call changes nothing.
+    """Register the backend and our eviction policies with SGLang. A second call changes nothing.
 
-    Raises `MissingExtra` where SGLang is not installed.
+    SGLang calls it at every start; only a cache that is made needs a known version. Raises `MissingExtra` if SGLang is
+    not installed, or is a version without these names.
     """
-    try:
+    with engine_imports(SGLANG, __name__, any_version=True):
         from sglang.srt.arg_groups.choices import RADIX_EVICTION_POLICY_CHOICES, add_radix_eviction_policy_choices
         from sglang.srt.mem_cache.registry import get_radix_cache_factory, register_radix_cache_backend
-    except ImportError as error:
-        raise MissingExtra(
-            "blockyard.integrations.sglang needs SGLang 0.5.23 in the same environment: pip install sglang==0.5.23 "
-            f"({error})"
-        ) from error
 
     if get_radix_cache_factory(BACKEND) is None:
         register_radix_cache_backend(BACKEND, make_cache)
@@ -40,8 +37,8 @@ def register() -> None:
 def make_cache(context: Any) -> Any:
     """SGLang's factory: the cache for a server that has been configured. context: its `TreeCacheBuildContext`.
 
-    Raises RuntimeError for an SGLang whose methods differ from those the adapter was written for, and `InvalidArgument`
-    for a model or option that is not supported; both by name.
+    Raises `MissingExtra` for another version of SGLang, RuntimeError if methods differ from those that the adapter was
+    written for, and `InvalidArgument` for a model or option that is not supported.
     """
     from .cache import BlockPoolCache
     from .contract import require_known_sglang, require_supported

@@ -9,9 +9,9 @@ from typing import Any
 
 from ... import InvalidArgument
 from ...policies import POLICIES
-from ..signatures import moved_methods
+from ..engines import SGLANG
+from ..signatures import listed, moved_methods, require_version
 
-SGLANG_VERSIONS = ("0.5.23",)
 BASE = "sglang.srt.mem_cache.base_prefix_cache"
 CACHE = f"{BASE}:BasePrefixCache"
 ALLOCATOR = "sglang.srt.mem_cache.allocator:BaseTokenToKVPoolAllocator"
@@ -92,14 +92,15 @@ GUARDS = ("guarded", "strict")
 
 
 def require_known_sglang() -> None:
-    """Raise RuntimeError where the contract does not fit the installed SGLang; the text names what moved."""
+    """Raise `MissingExtra` for another version of SGLang, RuntimeError if a known one has other methods."""
     import sglang
 
+    require_version(SGLANG, "blockyard.integrations.sglang")
     moved = moved_methods(CONTRACT)
     if moved:
         raise RuntimeError(
-            f"blockyard.integrations.sglang was written for SGLang {', '.join(SGLANG_VERSIONS)}; in SGLang "
-            f"{sglang.__version__} these differ: {'; '.join(moved)}"
+            f"blockyard.integrations.sglang needs {SGLANG}: pip install {SGLANG.requirement}; "
+            f"in SGLang {sglang.__version__} these methods differ: {listed(moved)}"
         )
 
 

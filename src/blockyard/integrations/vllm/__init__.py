@@ -1,22 +1,38 @@
 """Blockyard in vLLM: `vllm serve MODEL --scheduler-cls blockyard.integrations.vllm.AsyncScheduler`.
 
-Needs vLLM, which `blockyard` itself does not import. See docs/vllm.md.
+Each name asks for vLLM when it is first used: importing this package does not need it. See docs/vllm.md.
 """
 
-from ... import MissingExtra
-from ..signatures import moved_methods
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-try:
-    import vllm as _vllm  # noqa: F401
-except ImportError as error:
-    raise MissingExtra(
-        "blockyard.integrations.vllm needs vLLM 0.32 or 0.33 in the same environment: pip install 'vllm>=0.32,<0.34' "
-        f"({error})"
-    ) from error
+from ..engines import VLLM
+from ..signatures import engine_imports, moved_methods
 
-from .manager import KVCacheManager
-from .options import Options
-from .pool import BlockPool
-from .scheduler import AsyncScheduler, Scheduler
+if TYPE_CHECKING:
+    from .manager import KVCacheManager
+    from .options import Options
+    from .pool import BlockPool
+    from .scheduler import AsyncScheduler, OnBlockyard, Scheduler
 
-__all__ = ["AsyncScheduler", "BlockPool", "KVCacheManager", "Options", "Scheduler", "moved_methods"]
+__all__ = ["AsyncScheduler", "BlockPool", "KVCacheManager", "OnBlockyard", "Options", "Scheduler", "moved_methods"]
+
+#: Which module each name comes from.
+_MODULES = {
+    "AsyncScheduler": "scheduler",
+    "BlockPool": "pool",
+    "KVCacheManager": "manager",
+    "OnBlockyard": "scheduler",
+    "Options": "options",
+    "Scheduler": "scheduler",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name when it is first used. Raise `MissingExtra` without vLLM, or with a version that is not known."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with engine_imports(VLLM, __name__):
+        found: object = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    globals()[name] = found
+    return found

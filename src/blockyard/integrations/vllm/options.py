@@ -12,7 +12,8 @@ from typing import Any
 
 from ... import CacheConfig, InvalidArgument
 from ...policies import POLICIES, make_policy
-from ..signatures import moved_methods
+from ..engines import VLLM
+from ..signatures import listed, moved_methods, release_of, require_version
 
 LEVELS = ("auto", "tokens", "names")
 COUNTS = ("residency_sample", "retention_blocks", "miss_causes")
@@ -102,7 +103,7 @@ def options_of(additional_config: Any) -> Options:
     return Options(**given)
 
 
-VLLM_VERSIONS = ("0.32", "0.33")
+VLLM_VERSIONS = VLLM.versions
 POOL = "vllm.v1.core.block_pool:BlockPool"
 MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
 BLOCKS = "vllm.v1.core.kv_cache_manager:KVCacheBlocks"
@@ -191,14 +192,16 @@ CONTRACTS: dict[str, dict[str, str]] = {
 
 
 def require_known_vllm() -> None:
-    """Raise RuntimeError where no contract fits the installed vLLM; the text names the methods that moved."""
+    """Raise `MissingExtra` for another version of vLLM, RuntimeError if a known one has other methods; it names some.
+
+    A development build is compared with the newest that is known.
+    """
     import vllm
 
-    version = ".".join(vllm.__version__.split(".")[:2])
-    closest = CONTRACTS.get(version, CONTRACTS[VLLM_VERSIONS[-1]])
-    moved = moved_methods(closest)
+    require_version(VLLM, "blockyard.integrations.vllm")
+    moved = moved_methods(CONTRACTS[release_of(VLLM, vllm.__version__) or VLLM_VERSIONS[-1]])
     if moved:
         raise RuntimeError(
-            f"blockyard.integrations.vllm was written for vLLM {', '.join(VLLM_VERSIONS)}; in vLLM {vllm.__version__} "
-            f"these differ: {'; '.join(moved)}"
+            f"blockyard.integrations.vllm needs {VLLM}: pip install {VLLM.requirement}; "
+            f"in vLLM {vllm.__version__} these methods differ: {listed(moved)}"
         )
