@@ -13,7 +13,7 @@ import pytest
 
 import blockyard
 
-from ..support import source_rules
+from ..support import source_rules, source_text
 from ..support.each import for_each
 from ..support.places import PACKAGE_DIR, ROOT, child_environment
 from ..support.source_rules import TREE_RULES
@@ -495,28 +495,28 @@ def test_the_package_imports_without_its_extras() -> None:
 
 @every_file(PACKAGE_FILES)
 def test_files_stay_small(path: Path) -> None:
-    assert source_rules.num_code_lines(path.read_text()) <= MAX_LINES
+    assert source_text.num_code_lines(path.read_text()) <= MAX_LINES
 
 
 def test_a_code_line_is_no_prose() -> None:
     prose = '"""A file."""\n\n# why\n'
     code = 'x = """a\nb"""  # twice\n\n\ndef f():\n    """What it does,\n\n    in short."""\n    return x\n'
-    assert source_rules.num_code_lines(prose + code) == 4
+    assert source_text.num_code_lines(prose + code) == 4
 
 
 def test_every_other_file_stays_small() -> None:
     for folder in ("tests", "benchmarks", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
-            assert source_rules.num_code_lines(path.read_text()) <= MAX_LINES, path
+            assert source_text.num_code_lines(path.read_text()) <= MAX_LINES, path
 
 
 @every_file(PACKAGE_FILES)
 def test_no_commented_out_code(path: Path) -> None:
-    assert source_rules.commented_code(path.read_text()) == []
+    assert source_text.commented_code(path.read_text()) == []
 
 
 def test_commented_out_code_is_seen() -> None:
-    assert source_rules.commented_code("# x = 1\n# return the block\n# import os\n# Why: it is so.\n#: int\n") == [
+    assert source_text.commented_code("# x = 1\n# return the block\n# import os\n# Why: it is so.\n#: int\n") == [
         (1, "# x = 1"),
         (3, "# import os"),
     ]

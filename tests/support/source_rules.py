@@ -7,23 +7,13 @@ returns `(line, what)` pairs; an empty list means that the rule is kept.
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Callable, Iterator
 
 Broken = list[tuple[int, str]]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
 
 VEC_FUNCTIONS = {"append", "extend", "remove", "pop"}
 FIXED_WIDTH = {"i64", "i32", "i16", "u8", "int"}
@@ -304,25 +294,6 @@ def asserts(tree: ast.Module) -> Broken:
     return [(node.lineno, ast.unparse(node)) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
 
 
-def commented_code(source: str) -> Broken:
-    """Comments that parse as Python statements other than a bare name or string."""
-    broken = []
-    for number, line in enumerate(source.splitlines(), 1):
-        text = line.strip()
-        if text.startswith("# ") and not text.startswith(("# type:", "# noqa", "# pragma")):
-            with_code = _parsed(text[2:])
-            if with_code and not isinstance(with_code[0], ast.Expr):
-                broken.append((number, text))
-    return broken
-
-
-def _parsed(text: str) -> list[ast.stmt]:
-    try:
-        return ast.parse(text).body
-    except (SyntaxError, ValueError):
-        return []
-
-
 # ---------------------------------------------------------------- helpers
 
 
@@ -370,16 +341,3 @@ TREE_RULES: dict[str, Rule] = {
 
 
 # ---------------------------------------------------------------- how long a file is
-
-
-def num_code_lines(source: str) -> int:
-    """Lines that hold code: without blank lines, comments and docstrings."""
-    prose: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)) and ast.get_docstring(node) is not None:
-            prose.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in NO_CODE:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines - prose)
