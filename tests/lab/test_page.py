@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -109,6 +111,29 @@ def test_the_page_has_every_colour_on_light_and_on_dark_paper() -> None:
     scripts = [path.read_text() for path in (Path(output_file.__file__).parent / "pages").glob("*.js")]
     asked = {int(number) for text in scripts for number in re.findall(r"var\(--c(\d+)\)", text)}
     assert asked <= set(range(len(COLORS)))
+
+
+def _perceived(color: str) -> tuple[float, float, float]:
+    """A colour in OKLab, in which equal distances look equally large."""
+    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    long = (0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue) ** (1 / 3)
+    middle = (0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue) ** (1 / 3)
+    short = (0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue) ** (1 / 3)
+    return (
+        0.2104542553 * long + 0.793617785 * middle - 0.0040720468 * short,
+        1.9779984951 * long - 2.428592205 * middle + 0.4505937099 * short,
+        0.0259040371 * long + 0.7827717662 * middle - 0.808675766 * short,
+    )
+
+
+def test_no_two_colours_of_lines_look_alike() -> None:
+    css = (Path(output_file.__file__).parent / "pages" / "page.css").read_text()
+    colors = re.findall(r"--c\d+: (#\w{6});", css)
+    schemes = [colors[: len(COLORS)], colors[len(COLORS) :]]
+    for scheme in schemes:
+        pairs = itertools.combinations(map(_perceived, scheme), 2)
+        assert min(math.dist(one, other) for one, other in pairs) > 0.13
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")

@@ -381,3 +381,38 @@ def test_the_shipped_trace(name: str) -> None:
     assert trace.hash_block_size == 16
     ids = np.concatenate([request.hash_ids for request in requests if request.hash_ids is not None])
     assert 0.4 < 1 - len(np.unique(ids)) / len(ids) < 0.6, "half of its blocks were there before"
+
+
+@pytest.mark.parametrize(
+    ("line", "output", "session"),
+    [
+        ({"prompt_ids": None, "token_ids": [1, 2], "output_tokens": 7}, 7, ""),  # vLLM's custom data sets
+        ({"token_ids": [1, 2], "output_len": 7, "session_id": "a"}, 7, "a"),
+        ({"token_ids": [1, 2], "output_length": 7, "output_tokens": 7, "conversation_id": 3}, 7, "3"),
+        ({"timestamp": 0, "input_tokens": 5, "output_tokens": 7, "hash_ids": [1], "session_id": "a"}, 7, "a"),
+    ],
+)
+def test_names_of_other_tools_are_read(tmp_path: Path, line: dict[str, object], output: int, session: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    (request,) = open_trace(path, strict=True)
+    assert (request.num_output_tokens, request.session) == (output, session)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"token_ids": [1], "delay": 500}, "delay is 500; only timestamp is read"),  # aiperf's turns
+        ({"timestamp": 0, "input_length": 5, "output_length": 7, "hash_ids": [1], "delay": 9}, "delay is 9"),
+        ({"token_ids": [1], "arrival_time": 1.5}, "arrival_time is 1.5; only timestamp is read"),
+        ({"token_ids": [1], "output_length": 7, "output_tokens": 8}, "output_tokens is 8, and output_length is 7"),
+        ({"token_ids": [1, 2], "input_tokens": 3}, "input_length is 3; token_ids has 2"),
+    ],
+)
+def test_fields_that_would_be_ignored_silently_are_refused(
+    tmp_path: Path, line: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(TraceError, match=message):
+        list(open_trace(path, strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 from ...arguments import require_str
 from ...errors import InvalidArgument
 from ..output_file import filled_page, require_output, write_whole
-from ..printing import compact, counted, percent, printable
+from ..printing import counted, percent, printable
 from .result import ReplayResult, SimulatedTime
 from .timeline import Timeline
 
@@ -93,4 +93,4 @@ def _table(run: dict[str, Any]) -> str:
 def _row(run: dict[str, Any], number: int, names: list[str]) -> str:
     values = [run["held"], run["running"], run["waiting"], *(run["counts"][name] for name in names)]
     cells = "".join(f"<td>{column[number]:,}</td>" for column in values)
-    return f'<tr><th scope="row">{compact(round(number * run["span"], 3))} s</th>{cells}</tr>'
+    return f'<tr><th scope="row">{round(number * run["span"], 3):,.12g} s</th>{cells}</tr>'

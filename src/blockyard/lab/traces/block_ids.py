@@ -45,7 +45,7 @@ class BailianParser:
 
     def row(self, line: Line) -> TraceLine:
         """The request on a line; its session is the first ancestor that the walk has seen. Raises `LineProblem`."""
-        found = json_object(line)
+        found = fields.renamed(json_object(line))
         chat = fields.integer("chat_id", fields.required(found, "chat_id"), 0, 2**63)
         parent = fields.integer("parent_chat_id", fields.required(found, "parent_chat_id"), ROOT, 2**63)
         timestamp = fields.timestamp("timestamp", fields.required(found, "timestamp"))
@@ -98,7 +98,7 @@ class Mooncake:
 
     def row(self, line: Line) -> TraceLine:
         """Return the request on a line. Raises `LineProblem`."""
-        found = json_object(line)
+        found = fields.renamed(json_object(line))
         timestamp = fields.timestamp("timestamp", fields.required(found, "timestamp"))
         prompt = fields.prompt_length("input_length", fields.required(found, "input_length"))
         output = fields.output_length("output_length", fields.required(found, "output_length"))

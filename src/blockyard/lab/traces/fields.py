@@ -25,6 +25,39 @@ def required(fields: Fields, name: str) -> Any:
         raise LineProblem(f"{name} missing", f"{name} is missing; the line has {found[:200] or 'no fields'}") from None
 
 
+#: Names that other tools give to the same fields: vLLM's benchmarks, aiperf and Dynamo, SGLang.
+_OTHER_NAMES = {
+    "output_length": ("output_tokens", "output_len", "num_output_tokens"),
+    "input_length": ("input_tokens", "input_len", "num_input_tokens"),
+    "session": ("session_id", "conversation_id"),
+}
+#: Fields that say when a request arrives in a way that a trace of timestamps cannot keep.
+_RELATIVE_TIMES = ("delay", "delays", "delay_ms", "think_time", "arrival_time", "arrived_at", "start_time")
+
+
+def renamed(fields: Fields) -> Fields:
+    """Return the fields of a JSON line under the names that are read here.
+
+    Raises `LineProblem` for a field that is there under two names with two values, and for a time that is none of
+    `timestamp`: leaving such a field out would make another trace of it.
+    """
+    for name in _RELATIVE_TIMES:
+        if fields.get(name):
+            text = f"{name} is {shown(fields[name])}; only timestamp is read: give each request the time of its arrival"
+            raise LineProblem(f"{name} is not read", text)
+    found = dict(fields)
+    for name, others in _OTHER_NAMES.items():
+        for other in others:
+            value = found.pop(other, None)
+            if value is None:
+                continue
+            if found.get(name, value) != value:
+                text = f"{other} is {shown(value)}, and {name} is {shown(found[name])}; they are one field"
+                raise LineProblem(f"{other} and {name} differ", text)
+            found[name] = value
+    return found
+
+
 def integer(name: str, value: object, low: int, high: int) -> int:
     """Return an integer within limits. A bool, a float and a text of digits are none."""
     if type(value) is not int:

@@ -52,7 +52,7 @@ class TokenIds:
 
     def row(self, line: Line) -> TraceLine:
         """Return the request on a line. Raises `LineProblem`."""
-        found = json_object(line)
+        found = fields.renamed(json_object(line))
         tokens = fields.token_ids("token_ids", fields.required(found, "token_ids"))
         if "input_length" in found:
             length = fields.prompt_length("input_length", found["input_length"])
@@ -78,7 +78,7 @@ class Text:
 
     def row(self, line: Line) -> TraceLine:
         """Return the request on a line. Raises `LineProblem`."""
-        found = json_object(line)
+        found = fields.renamed(json_object(line))
         name = next((name for name in TEXT_FIELDS if name in found), TEXT_FIELDS[0])
         text = fields.required(found, name)
         if type(text) is not str:
