@@ -12,12 +12,12 @@ from blockyard import InvalidArgument
 from blockyard.amounts import parse_memory
 from blockyard.cli.main import main
 from blockyard.cli.options import parse_lengths
-from blockyard.sizing import known_model, model_names
+from blockyard.sizing import known_model, model_names, model_weights
 
 LLAMA = known_model("llama-3.1-8b").config
 #: Round amounts, for plans worked out by hand.
-ROUND = ("--gpu-memory", "80GiB", "--activations", "2GiB")
-ROUND_24 = ("--gpu-memory", "24GiB", "--activations", "2GiB")
+ROUND = ("--utilization", "0.9", "--gpu-memory", "80GiB", "--activations", "2GiB")
+ROUND_24 = ("--utilization", "0.9", "--gpu-memory", "24GiB", "--activations", "2GiB")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -100,7 +100,7 @@ def test_the_numbers_of_a_known_model(capsys: pytest.CaptureFixture[str]) -> Non
         }
     ]
     assert (report["fits"], report["hits"], report["trace"], report["running"]) == (True, None, None, None)
-    assert report["assumptions"][0] == "The weights are 8,030,261,248 parameters of 2 bytes (bfloat16)."
+    assert report["assumptions"][0] == "The weights are 8,030,261,248 parameters."
 
 
 def test_text_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +183,7 @@ def test_what_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str]) -
     status, out, err = run(capsys, "llama-3.1-70b", *ROUND)
     assert (status, err) == (1, "")
     assert "  missing                    61.42 GiB" in out.splitlines()
-    assert "The smallest that does is --tensor-parallel 2." in out.replace("\n", " ")
+    assert "2 GPUs would do, with --tensor-parallel 2." in out.replace("\n", " ")
     assert run(capsys, "llama-3.1-70b", "--tensor-parallel", 2)[0] == 0
     status, out, _ = run(capsys, "llama-3.1-70b", "--activations", "79GiB", "--json")
     assert (status, json.loads(out)["fits"], json.loads(out)["smallest_tensor_parallel"]) == (1, False, None)
@@ -205,23 +205,76 @@ def test_windows_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  a length asked for            32,000         2,009       753.4         8" in lines
     # 16,802 * 8, and 24 layers * 2 * 8 * 64 * 2
     assert "  tokens                       134,416  48 KiB each on each GPU if every layer keeps all of them" in lines
-    assert any(
-        line.startswith("  - The weights are gpt-oss-20b's as an engine holds them, in several") for line in lines
-    )
+    assert any(line == "  - The weights are 20,914,757,184 parameters, quantized (mxfp4): 12.82 GiB." for line in lines)
 
 
 def test_what_cuda_gives_and_what_a_step_takes_are_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     report = as_json(capsys, "llama-3.1-8b")
     assert report["memory"]["total_bytes"] == int(79.19 * 2**30)  # an H100
-    # 8,192 tokens of 4,096 * 2 bytes and 1,024 * 128,256 logits of 2 + 12.9 bytes, and 0.25 GiB.
+    # 8,192 tokens of 4,096 * 2 bytes and 1,024 * 128,256 logits of 2 + 12.9 bytes; 0.25 GiB, and 102 CUDA graphs.
     sampling = 8192 * 4096 * 2 + 1024 * 128_256 * 149 // 10
-    assert report["memory"]["activation_bytes"] == sampling + 2**28
+    assert report["memory"]["activation_bytes"] == sampling + 2**28 + 102 * 32 * 2**18
+    assert report["memory"]["utilization"] == 0.92
     assert any("a step of 8,192 tokens that samples for 1,024 sequences" in line for line in report["assumptions"])
-    report = as_json(capsys, "llama-3.1-8b", "--gpu", "RTX 4090")
+    # vLLM excepts the A100 by name, and a GB10's memory is the CPU's too.
+    for gpu in ("a100-80gb", "gb10"):
+        report = as_json(capsys, "llama-3.1-8b", "--gpu", gpu)
+        assert any("a step of 2,048 tokens that samples for 256 sequences" in line for line in report["assumptions"])
+    report = as_json(capsys, "llama-3.1-8b", "--gpu", "RTX 4090", "--no-cuda-graphs")
     # 2,048 tokens of (3 * 14,336 + 4.25 * 4,096) * 2 bytes are less than sampling for 256 sequences.
     assert report["memory"]["activation_bytes"] == 2048 * 4096 * 2 + 256 * 128_256 * 149 // 10 + 2**28
     report = as_json(capsys, "llama-3.1-8b", "--gpu", "l4", "--max-num-batched-tokens", 20_000, "--max-num-seqs", 1)
-    assert report["memory"]["activation_bytes"] == 20_000 * 2 * (3 * 14_336 + 17_408) + 2**28
+    assert report["memory"]["activation_bytes"] == 20_000 * 2 * (3 * 14_336 + 17_408) + 2**28 + 3 * 32 * 2**18
+
+
+def test_buffers_between_gpus_are_those_of_their_links(capsys: pytest.CaptureFixture[str]) -> None:
+    for gpu, libraries in (("h100", "2.10"), ("l40s", "0.35")):
+        report = as_json(capsys, "llama-3.1-8b", "--gpu", gpu, "--tensor-parallel", 2)
+        assert any(f"libraries {libraries}" in line for line in report["assumptions"])
+
+
+def test_quantized_weights_are_counted_from_the_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
+    config = {**known_model("qwen3-30b-a3b").config, "quantization_config": fp8}
+    report = as_json(capsys, folder_of(tmp_path / "fp8", config), "--gpu", "h100")
+    assert report["memory"]["weight_bytes"] / 2**30 == pytest.approx(29.03, abs=0.01)
+    unknown = folder_of(tmp_path / "new", {**config, "quantization_config": {"quant_method": "new"}})
+    status, _, err = run(capsys, unknown)
+    assert status == 2
+    assert "--weights is missing" in err
+    assert "quantization_config.quant_method is 'new'" in err
+    assert as_json(capsys, unknown, "--weights", "20GiB")["memory"]["weight_bytes"] == 20 * 2**30
+    index = {"metadata": {"total_size": 3 * 2**30}}
+    (unknown / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert as_json(capsys, unknown)["memory"]["weight_bytes"] == 3 * 2**30
+
+
+def test_a_cache_that_the_weights_file_has_scales_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quantization = {"quant_algo": "NVFP4", "ignore": ["lm_head"], "kv_cache_quant_algo": "FP8"}
+    folder = folder_of(tmp_path / "nvfp4", {**LLAMA, "quantization_config": quantization})
+    report = as_json(capsys, folder)
+    assert report["cache"]["dtype"] == "fp8"
+    assert any("The cache has fp8, for which the weights' file has scales" in line for line in report["assumptions"])
+    assert as_json(capsys, folder, "--cache-dtype", "bfloat16")["cache"]["dtype"] == "bfloat16"
+
+
+def test_encoders_and_drafts_are_counted_as_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ("qwen3.6-27b", "--gpu", "rtx-pro-6000", "--max-num-seqs", "16")
+    whole, text = as_json(capsys, *model), as_json(capsys, *model, "--text-only")
+    drafts = as_json(capsys, *model, "--mtp")
+    assert whole["memory"]["weight_bytes"] - text["memory"]["weight_bytes"] == 2 * 460_730_096
+    assert whole["memory"]["activation_bytes"] > text["memory"]["activation_bytes"]
+    assert drafts["memory"]["weight_bytes"] - whole["memory"]["weight_bytes"] == 2 * 424_699_392
+    assert drafts["cache"]["bytes_per_token"] == whole["cache"]["bytes_per_token"] * 17 // 16
+    status, _, err = run(capsys, "llama-3.1-8b", "--mtp")
+    assert status == 2
+    assert "--mtp was given, and the model's config has no layers that predict further tokens" in err
+
+
+def test_a_load_that_is_too_large_says_how_many_gpus_hold_it(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "llama-3.1-8b", *ROUND_24, "--lengths", "8k", "--running", "20", "--gpus", "2")[1]
+    # 2,344 blocks a replica; 20 requests of 500 and a fifth more are 12,000 on each of two: 24,000 / 2,343 = 11.
+    assert "the pool is too small for this load; 11 GPUs would do, 11 replicas" in out
 
 
 def test_every_known_model_has_its_weights(capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,7 +307,7 @@ def test_weights_are_counted_from_a_config_alone(tmp_path: Path, capsys: pytest.
     folder = folder_of(tmp_path / "mine", LLAMA)
     report = as_json(capsys, folder)
     assert report["memory"]["weight_bytes"] == 2 * 8_030_261_248
-    assert report["assumptions"][0] == "The weights are 8,030,261,248 parameters of 2 bytes (bfloat16)."
+    assert report["assumptions"][0] == "The weights are 8,030,261,248 parameters."
     assert as_json(capsys, folder, "--dtype", "fp8")["memory"]["weight_bytes"] == 8_030_261_248
     narrow = {key: value for key, value in LLAMA.items() if key not in ("vocab_size", "intermediate_size")}
     report = as_json(capsys, folder_of(tmp_path / "narrow", narrow), "--weights", "1GiB")
@@ -272,7 +325,11 @@ def test_types_of_weights_and_cache(capsys: pytest.CaptureFixture[str]) -> None:
     assert bytes_of("llama-3.1-8b", "--cache-dtype", "fp8") == (2 * parameters, token // 2)
     assert bytes_of("smollm2-135m", "--dtype", "float32") == (4 * 134_515_008, 2 * 23_040)
     assert bytes_of("gpt-oss-20b") == (14_438_087_808, 49_152)
-    assert as_json(capsys, "deepseek-v3", "--tensor-parallel", 16)["memory"]["weight_bytes"] == 41_939_151_200
+    assert bytes_of("gpt-oss-20b", "--dtype", "bfloat16") == (2 * 20_914_757_184, 49_152)
+    # Blocks of FP8; what latent attention does not divide is whole on each rank.
+    deepseek = as_json(capsys, "deepseek-v3", "--tensor-parallel", 16)["memory"]["weight_bytes"]
+    assert deepseek == model_weights(known_model("deepseek-v3").config, tensor_parallel_size=16).rank_bytes
+    assert deepseek > 671_026_419_200 / 16
 
 
 # ---------------------------------------------------------------- what is refused

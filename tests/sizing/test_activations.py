@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from blockyard import InvalidArgument
-from blockyard.sizing import ModelShape, gpu_names, known_gpu, known_model, model_names, step_memory
+from blockyard.sizing import (
+    EncoderShape,
+    ModelShape,
+    encoder_shape,
+    gpu_names,
+    known_gpu,
+    known_model,
+    model_names,
+    num_cuda_graphs,
+    step_memory,
+)
 
 GIB = 2**30
 DENSE = ModelShape(hidden_size=100, mlp_size=400, vocab_size=1000)
@@ -34,6 +44,25 @@ def test_ranks_share_the_mlp_and_not_the_logits() -> None:
     assert shared.forward_bytes == 1000 * 2 * (3 * 100 + 425)
     assert shared.sampling_bytes == alone.sampling_bytes
     assert shared.context_bytes == int(2.1 * GIB)
+    on_pcie = step_memory(DENSE, max_num_batched_tokens=1000, max_num_seqs=10, tensor_parallel_size=4, has_links=False)
+    assert on_pcie.context_bytes == int(0.35 * GIB)
+
+
+def test_cuda_graphs_are_those_that_logs_count() -> None:
+    # "PIECEWISE=51 (largest=512), FULL=35 (largest=256)", "PIECEWISE=8 (largest=40), FULL=5 (largest=16)",
+    # "PIECEWISE=13 (largest=80), FULL=8 (largest=40)"
+    assert [num_cuda_graphs(seqs) for seqs in (256, 20, 40, 1024, 0)] == [51 + 35, 8 + 5, 13 + 8, 51 + 51, 0]
+    memory = step_memory(DENSE, max_num_batched_tokens=1000, max_num_seqs=20, num_graph_layers=60)
+    assert memory.graph_bytes == 13 * 60 * 2**18
+
+
+def test_an_encoder_of_images_runs_before_the_model() -> None:
+    encoder = EncoderShape(hidden_size=10, mlp_size=40, patches_per_token=4, max_item_tokens=100)
+    memory = step_memory(DENSE, max_num_batched_tokens=250, max_num_seqs=1, encoder=encoder)
+    assert memory.encoder_bytes == 2 * 100 * 4 * 2 * (2 * 40 + 10)  # two images
+    assert memory.total_bytes == max(memory.forward_bytes, memory.encoder_bytes) + memory.context_bytes
+    assert encoder_shape(known_model("qwen3.6-27b").config) == EncoderShape(1152, 4304, 4, 16384)
+    assert encoder_shape(known_model("llama-3-8b").config) is None
 
 
 def test_a_sampler_that_sorts_takes_more() -> None:
@@ -107,5 +136,5 @@ def test_gpus_by_name() -> None:
     with pytest.raises(InvalidArgument) as told:
         known_gpu("h10000")
     assert all(name in str(told.value) for name in gpu_names()), "the likely ones first, and no name is left out"
-    with pytest.raises(InvalidArgument, match=r"known are a100-40gb, .*; for others, give the memory"):
+    with pytest.raises(InvalidArgument, match=r"known are a10, .*; for others, give the memory"):
         known_gpu("?")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from blockyard.lab.planning import CapacityPlan, LargestStep, plan_capacity
-from blockyard.sizing import KVCacheSpec, ModelShape, count_parameters, known_model, model_names
+from blockyard.sizing import KVCacheSpec, ModelShape, encoder_shape, known_model, model_weights
 
 _LOGS = (
     "https://github.com/jgchn/llm-d-planner/blob/30ec05f7cab43782bdfa4f529aef70e06ff9f149/"
@@ -153,11 +153,9 @@ FIGURES = (
 GIB = 2**30
 
 
-def weight_bytes(figure: PublishedFigure) -> int:
-    if figure.model not in model_names():
-        return 2 * count_parameters(config_of(figure))
-    model = known_model(figure.model)
-    return model.served_bytes or 2 * model.num_parameters
+def weight_bytes(figure: PublishedFigure, ranks: int) -> int:
+    """Bytes on each of so many ranks. The gpt-oss of these runs were held padded, as the kernels of Hopper do."""
+    return model_weights(config_of(figure), tensor_parallel_size=ranks).rank_bytes
 
 
 def plan_of(figure: PublishedFigure) -> CapacityPlan:
@@ -166,8 +164,9 @@ def plan_of(figure: PublishedFigure) -> CapacityPlan:
         KVCacheSpec.from_config(config, dtype="bfloat16", tensor_parallel_size=figure.ranks),
         gpu_memory_gib=figure.total_gib,
         gpu_memory_utilization=figure.utilization,
-        weights_gib=weight_bytes(figure) / GIB,
-        step=LargestStep(ModelShape.from_config(config), figure.tokens, figure.sampler),
+        weights_gib=weight_bytes(figure, 1) / GIB,
+        weights_on=lambda ranks: weight_bytes(figure, ranks),
+        step=LargestStep(ModelShape.from_config(config), figure.tokens, figure.sampler, encoder=encoder_shape(config)),
         max_num_seqs=figure.seqs,
     )
 

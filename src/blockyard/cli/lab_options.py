@@ -392,8 +392,14 @@ def _add_plan_model(group: Any) -> None:
     group.add_argument(
         "--weights",
         metavar="SIZE",
-        help="of the whole model, like 15GiB; default: the folder's *.safetensors, or the config's parameters times "
-        "--dtype's bytes",
+        help="of the whole model, like 15GiB; default: the folder's *.safetensors, or what the config's parameters and "
+        "its quantization_config come to",
+    )
+    group.add_argument(
+        "--text-only", action="store_true", help="without the encoder of images (vLLM's --language-model-only)"
+    )
+    group.add_argument(
+        "--mtp", action="store_true", help="with the model's own layers that predict further tokens, as drafts"
     )
     group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in a block; default: 16")
 
@@ -407,7 +413,12 @@ def _add_plan_memory(group: Any) -> None:
         "--tensor-parallel", type=int, default=1, metavar="N", help="GPUs that share a model; default: 1"
     )
     group.add_argument(
-        "--utilization", type=float, default=0.9, metavar="SHARE", help="of a GPU's memory, 0 to 1; default: 0.9"
+        "--utilization", type=float, default=0.92, metavar="SHARE", help="of a GPU's memory, 0 to 1; default: 0.92"
+    )
+    group.add_argument(
+        "--no-cuda-graphs",
+        action="store_true",
+        help="leave no memory for CUDA graphs, as vLLM before 0.20, or with --enforce-eager",
     )
     group.add_argument(
         "--activations",
@@ -418,7 +429,7 @@ def _add_plan_memory(group: Any) -> None:
         "--max-num-batched-tokens",
         type=int,
         metavar="N",
-        help="tokens of a step; default: vLLM's, 8192 on a GPU of 70 GiB or more, else 2048",
+        help="tokens of a step; default: vLLM's, 8192 on a GPU of 70 GiB or more (an A100 excepted), else 2048",
     )
     group.add_argument(
         "--sampler",

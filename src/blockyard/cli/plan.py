@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,20 @@ from ..lab.planning import CapacityPlan, LargestStep, plan_capacity
 from ..lab.planning.memory import GIB
 from ..lab.survey import TraceSurvey, survey
 from ..lab.traces import open_trace
-from ..sizing import KnownModel, KVCacheSpec, ModelShape, count_parameters, known_gpu, known_model, model_names
-from ..sizing.layers import dtype_bytes
+from ..sizing import (
+    EncoderShape,
+    KnownModel,
+    KVCacheSpec,
+    ModelShape,
+    ModelWeights,
+    dtype_bytes,
+    encoder_shape,
+    known_gpu,
+    known_model,
+    model_names,
+    model_weights,
+    num_draft_layers,
+)
 from .lab_options import report_skips, require_tier
 from .options import parse_lengths
 from .plan_report import as_json, as_text, write_plan_page
@@ -26,16 +40,17 @@ from .plan_report import as_json, as_text, write_plan_page
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """name: for people. shape: None where the config does not give the widths. weight_bytes: of the whole model.
+    """name: for people. shape: None where the config does not give the widths. weights_on: bytes on each of n ranks.
 
-    source: of the weights, a sentence.
+    source: of the weights, sentences. encoder: of images, where the engine runs it.
     """
 
     name: str
     spec: KVCacheSpec
     shape: ModelShape | None
-    weight_bytes: int
-    source: str
+    weights_on: Callable[[int], int]
+    source: tuple[str, ...]
+    encoder: EncoderShape | None
 
 
 def chosen_model(options: argparse.Namespace) -> ChosenModel:
@@ -44,16 +59,20 @@ def chosen_model(options: argparse.Namespace) -> ChosenModel:
         raise InvalidArgument("MODEL is missing; give a folder, a config.json or a name of --list-models")
     path = Path(options.model)
     known = None if path.exists() else known_model(options.model)
-    config = path if known is None else known.config
+    config: object = path if known is None else known.config
+    counted, reason = _counted(options, config)
     spec = KVCacheSpec.from_config(
         config,
         block_size=options.block_size,
-        dtype=_cache_dtype(options, known),
+        dtype=_cache_dtype(options, known, counted),
         tensor_parallel_size=options.tensor_parallel,
     )
-    weight_bytes, source = _weights(options, path, known, spec.model_dtype)
+    if options.mtp:
+        spec = _with_drafts(spec, config)
+    weights_on, source = _weights(options, path, known, counted, reason, spec.model_dtype)
     name = path.resolve().name if known is None else known.name
-    return ChosenModel(name, spec, _shape(config, options.dtype), weight_bytes, source)
+    encoder = None if options.text_only else encoder_shape(config)
+    return ChosenModel(name, spec, _shape(config, options.dtype), weights_on, source, encoder)
 
 
 def _shape(config: object, dtype: str | None) -> ModelShape | None:
@@ -63,58 +82,120 @@ def _shape(config: object, dtype: str | None) -> ModelShape | None:
         return None  # the plan says that it guesses
 
 
-def _cache_dtype(options: argparse.Namespace, known: KnownModel | None) -> str | None:
+def _counted(options: argparse.Namespace, config: object) -> tuple[ModelWeights | None, str]:
+    """Returns the weights as the config gives them, or None and the reason why they cannot be counted."""
+    try:
+        return model_weights(config, dtype=options.dtype), ""
+    except InvalidArgument as error:
+        return None, str(error)
+
+
+def _cache_dtype(options: argparse.Namespace, known: KnownModel | None, counted: ModelWeights | None) -> str | None:
     """Returns None for the config's own. An engine keeps 16 bits where the weights have 8, unless told otherwise."""
     if options.cache_dtype:
         return str(options.cache_dtype)
     if options.dtype and dtype_bytes("--dtype", options.dtype) > 1:
         return str(options.dtype)
-    has_own = known is None or "torch_dtype" in known.config
+    if counted is not None and counted.cache_dtype:
+        return counted.cache_dtype
+    has_own = known is None or "torch_dtype" in known.config or "text_config" in known.config
     return None if has_own else "bfloat16"
 
 
-def _weights(options: argparse.Namespace, path: Path, known: KnownModel | None, own_dtype: str) -> tuple[int, str]:
+def _with_drafts(spec: KVCacheSpec, config: object) -> KVCacheSpec:
+    """Returns the spec with the layers that predict further tokens, each like the model's last."""
+    count = num_draft_layers(config)
+    if not count:
+        raise InvalidArgument("--mtp was given, and the model's config has no layers that predict further tokens")
+    last = spec.layers[-1]
+    first = max([layer.index for layer in spec.layers] + [state.index for state in spec.states]) + 1
+    drafts = tuple(dataclasses.replace(last, index=first + number) for number in range(count))
+    return dataclasses.replace(spec, layers=(*spec.layers, *drafts))
+
+
+def _weights(
+    options: argparse.Namespace,
+    path: Path,
+    known: KnownModel | None,
+    counted: ModelWeights | None,
+    reason: str,
+    own_dtype: str,
+) -> tuple[Callable[[int], int], tuple[str, ...]]:
     if options.weights:
-        return parse_memory("--weights", options.weights), "The size of the weights is as given."
+        total = parse_memory("--weights", options.weights)
+        return _divided(total), ("The size of the weights is as given.",)
+    found = _files(path) if known is None else None
+    if found is not None:
+        return _of_files(options, path, *found, own_dtype)
+    if counted is not None:
+        return _of_config(options, path if known is None else known.config, counted)
     if known is None:
-        return _weights_of_folder(path, options.dtype, own_dtype)
-    if known.served_bytes and not options.dtype:
-        return known.served_bytes, (
-            f"The weights are {known.name}'s as an engine holds them, in several types, padded for its kernels; "
-            f"{known.weight_bytes / 2**30:.2f} GiB are published."
-        )
-    return _parameters(known.num_parameters, options.dtype or known.weight_dtype)
+        raise InvalidArgument(f"--weights is missing; {_folder(path)} has no *.safetensors, and {reason}")
+    size = dtype_bytes("--dtype", options.dtype or "bfloat16")
+    sentence = f"The weights are {known.num_parameters:,} parameters of {size} byte{'s' * (size > 1)}."
+    return _divided(known.num_parameters * size), (sentence,)
 
 
-def _parameters(count: int, dtype: str) -> tuple[int, str]:
-    size = dtype_bytes("--dtype", dtype)
-    return count * size, f"The weights are {count:,} parameters of {size} byte{'s' * (size > 1)} ({dtype})."
+def _divided(total: int) -> Callable[[int], int]:
+    return lambda ranks: -(-total // ranks)
 
 
-def _weights_of_folder(path: Path, dtype: str | None, own_dtype: str) -> tuple[int, str]:
-    folder = path if path.is_dir() else path.parent
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def _files(path: Path) -> tuple[int, str] | None:
+    """Returns the bytes of a folder's weights and what they are, by its files or their index; None without either."""
+    folder = _folder(path)
     # Some folders have the weights a second time, under another name.
     files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
-    if not files:
-        return _weights_of_config(path, folder, dtype or own_dtype)
-    if dtype and (not own_dtype or dtype_bytes("--dtype", dtype) != dtype_bytes("dtype", own_dtype)):
-        raise InvalidArgument(
-            f"--dtype is {dtype!r}, and the *.safetensors of {folder} have a type of their own; give --weights for "
-            f"another one, or --cache-dtype for the cache's"
-        )
     try:
-        total = sum(file.stat().st_size for file in files)
+        if files:
+            return sum(file.stat().st_size for file in files), f"the {len(files)} *.safetensors of {folder}"
+        index = folder / "model.safetensors.index.json"
+        total = json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"]
+        return (int(total), f"those of {index}") if total else None
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise ModelError(f"{error.filename} could not be read: {error.strerror}") from error
-    return total, f"The weights are the {len(files)} *.safetensors of {folder}."
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
-def _weights_of_config(path: Path, folder: Path, dtype: str) -> tuple[int, str]:
-    """Counted, where there is nothing to measure."""
-    try:
-        return _parameters(count_parameters(path), dtype or "bfloat16")
-    except InvalidArgument as error:
-        raise InvalidArgument(f"--weights is missing; {folder} has no *.safetensors, and {error}") from None
+def _of_files(
+    options: argparse.Namespace, path: Path, total: int, what: str, own_dtype: str
+) -> tuple[Callable[[int], int], tuple[str, ...]]:
+    dtype = options.dtype
+    if dtype and (not own_dtype or dtype_bytes("--dtype", dtype) != dtype_bytes("dtype", own_dtype)):
+        raise InvalidArgument(
+            f"--dtype is {dtype!r}, and the *.safetensors of {_folder(path)} have a type of their own; give --weights "
+            f"for another one, or --cache-dtype for the cache's"
+        )
+    return _divided(total), (f"The weights are {what}.",)
+
+
+def _of_config(
+    options: argparse.Namespace, config: object, counted: ModelWeights
+) -> tuple[Callable[[int], int], tuple[str, ...]]:
+    def weights_on(ranks: int) -> int:
+        found = model_weights(config, dtype=options.dtype, tensor_parallel_size=ranks)
+        total = found.rank_bytes - (found.encoder_rank_bytes if options.text_only else 0)
+        return total + (found.draft_rank_bytes if options.mtp else 0)
+
+    how = f", quantized ({counted.method}): {counted.file_bytes / GIB:.2f} GiB" if counted.method else ""
+    parts = [f"The weights are {counted.num_parameters:,} parameters"]
+    if counted.num_encoder_parameters:
+        without = "without" if options.text_only else "and"
+        parts.append(f" {without} {counted.num_encoder_parameters:,} of the encoder of images")
+    if options.mtp:
+        parts.append(f", and {counted.num_draft_parameters:,} of layers that predict further tokens")
+    sentences = ["".join(parts) + f"{how}."]
+    if counted.cache_dtype and not options.cache_dtype:
+        sentences.append(f"The cache has {counted.cache_dtype}, for which the weights' file has scales.")
+    if counted.uncounted and not options.text_only:
+        sentences.append(f"Weights that the config describes in {' and '.join(counted.uncounted)} are not counted.")
+    return weights_on, tuple(sentences)
 
 
 _DEFAULT_GPU = "h100"
@@ -171,7 +252,8 @@ def _plan(options: argparse.Namespace, model: ChosenModel, trace: Trace | None) 
     plan = plan_capacity(
         model.spec,
         gpu_memory_gib=_gpu_memory(options),
-        weights_gib=model.weight_bytes / GIB,
+        weights_gib=model.weights_on(1) / GIB,
+        weights_on=model.weights_on,
         num_gpus=options.gpus,
         gpu_memory_utilization=options.utilization,
         activation_gib=_activations(options),
@@ -185,7 +267,7 @@ def _plan(options: argparse.Namespace, model: ChosenModel, trace: Trace | None) 
         references=references,
         policy=options.policy,
     )
-    return dataclasses.replace(plan, assumptions=(model.source, *plan.assumptions))
+    return dataclasses.replace(plan, assumptions=(*model.source, *plan.assumptions))
 
 
 def _gpu_memory(options: argparse.Namespace) -> float:
@@ -198,7 +280,9 @@ def _gpu_memory(options: argparse.Namespace) -> float:
 def _step(options: argparse.Namespace, model: ChosenModel) -> LargestStep | None:
     if model.shape is None:
         return None
-    return LargestStep(model.shape, options.max_num_batched_tokens, options.sampler)
+    gpu = known_gpu(options.gpu or _DEFAULT_GPU) if options.gpu_memory is None else None
+    layers = 0 if options.no_cuda_graphs else len(model.spec.layers) + len(model.spec.states)
+    return LargestStep(model.shape, options.max_num_batched_tokens, options.sampler, gpu, layers, model.encoder)
 
 
 def _activations(options: argparse.Namespace) -> float | None:

@@ -14,6 +14,7 @@ from ..lab.planning import CapacityPlan, RequestsAt
 from ..lab.planning.hits import HitForecast, HitsAt
 from ..lab.planning.memory import GIB
 from ..lab.printing import counted, fine_percent, percent, printable
+from ..sizing import CacheBudgetAdvice
 from . import tables
 
 _WIDTH = 100
@@ -99,7 +100,9 @@ def _memory(plan: CapacityPlan) -> list[str]:
 def _misfit(plan: CapacityPlan) -> list[str]:
     shortest = min(plan.requests, key=lambda row: row.num_tokens)
     ranks, smallest = plan.spec.tensor_parallel_size, plan.smallest_tensor_parallel
-    way_out = f"The smallest that does is --tensor-parallel {smallest}." if smallest else "Nor does it on up to 1024."
+    way_out = (
+        f"{smallest} GPUs would do, with --tensor-parallel {smallest}." if smallest else "Nor does it on up to 1024."
+    )
     text = (
         f"It does not fit with --tensor-parallel {ranks}: a request of {shortest.num_tokens:,} tokens needs "
         f"{shortest.num_blocks:,} blocks and the null block, and there is room for {plan.num_blocks:,}. {way_out}"
@@ -145,9 +148,16 @@ def _cache(plan: CapacityPlan) -> list[str]:
             )
         )
         if budget.missing_blocks:
-            lines.append(_line("missing for them", f"{budget.missing_blocks:,}", "the pool is too small for this load"))
+            lines.append(_line("missing for them", f"{budget.missing_blocks:,}", _enough_gpus(plan, budget)))
         lines.append(_line("left for cached prefixes", f"{budget.num_blocks:,}"))
     return lines
+
+
+def _enough_gpus(plan: CapacityPlan, budget: CacheBudgetAdvice) -> str:
+    """Says how many GPUs hold this load: replicas share the requests at work equally."""
+    replicas = -(-budget.reserved_blocks * plan.num_replicas // (plan.num_blocks - 1))
+    gpus = replicas * plan.spec.tensor_parallel_size
+    return f"the pool is too small for this load; {gpus:,} GPUs would do, {replicas:,} replicas"
 
 
 def _unfilled(plan: CapacityPlan) -> list[str]:

@@ -6,8 +6,9 @@ It counts blocks with the same `LayerGroup` as the allocator, and needs nothing 
 `docs/sizing.md` has examples and says what is assumed.
 """
 
-from .activations import StepMemory, step_memory
+from .activations import EncoderShape, StepMemory, num_cuda_graphs, step_memory
 from .advice import BlockSizeAdvice, CacheBudgetAdvice, advise_block_size, advise_cache_budget
+from .encoders import encoder_shape
 from .gpus import Gpu, gpu_names, known_gpu
 from .known_models import KnownModel, known_model, model_config, model_names
 from .layers import AttentionLayer, StateLayer, StatePart, dtype_bytes
@@ -15,7 +16,7 @@ from .memory import MemoryProfile, num_cpu_blocks, num_gpu_blocks, profile, requ
 from .shape import ModelShape
 from .shards import MAX_RANKS, Shard
 from .spec import MAX_BYTES, KVCacheSpec, PageGroup
-from .weights import count_parameters
+from .weights import ModelWeights, count_parameters, model_weights, num_draft_layers
 
 __all__ = [
     "MAX_BYTES",
@@ -23,11 +24,13 @@ __all__ = [
     "AttentionLayer",
     "BlockSizeAdvice",
     "CacheBudgetAdvice",
+    "EncoderShape",
     "Gpu",
     "KVCacheSpec",
     "KnownModel",
     "MemoryProfile",
     "ModelShape",
+    "ModelWeights",
     "PageGroup",
     "Shard",
     "StateLayer",
@@ -37,12 +40,16 @@ __all__ = [
     "advise_cache_budget",
     "count_parameters",
     "dtype_bytes",
+    "encoder_shape",
     "gpu_names",
     "known_gpu",
     "known_model",
     "model_config",
     "model_names",
+    "model_weights",
     "num_cpu_blocks",
+    "num_cuda_graphs",
+    "num_draft_layers",
     "num_gpu_blocks",
     "profile",
     "require_utilization",

@@ -47,6 +47,11 @@ class ConfigFields:
             return value
         return next((value for name in names if (value := _field(self._outer, name)) is not None), None)
 
+    def top(self, name: str) -> object:
+        """Return the field of the outermost config, and if it has none, of the text config."""
+        value = _field(self._outer, name)
+        return self.get(name) if value is None else value
+
     def of_layer(self, index: int) -> ConfigFields:
         """Return the fields of one layer: those that `per_layer_config` gives it, before those of the model.
 

@@ -15,27 +15,42 @@ from ..errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A kind of GPU: its name, and its memory in GiB, as a program sees it. source: where that was published."""
+    """A kind of GPU.
+
+    memory_gib: as a program sees it. source: where that was published. has_links: whether GPUs of this kind stand in
+    servers with links of their own (NVLink, Infinity Fabric), whose libraries keep buffers. has_small_step: whether
+    vLLM computes smaller steps on it than its memory would suggest: it excepts the A100 by name, and memory shared with
+    a CPU.
+    """
 
     name: str
     memory_gib: float
     source: str
+    has_links: bool = False
+    has_small_step: bool = False
 
 
 _GITHUB = "https://github.com/"
 _GPUS = (
+    Gpu("a10", 21.99, _GITHUB + "zai-org/CogVLM/issues/236"),
+    Gpu("a10g", 22.0, _GITHUB + "huggingface/local-gemma/pull/25"),
     Gpu("a30", 23.53, _GITHUB + "google/RB-Modulation/issues/5"),
-    Gpu("a100-40gb", 39.50, _GITHUB + "TianheWu/CoSeR/issues/10"),
-    Gpu("a100-80gb", 79.25, _GITHUB + "HiDream-ai/VAREdit/issues/6"),
-    Gpu("b200", 178.35, _GITHUB + "pytorch/ao/pull/4002"),
-    Gpu("h100", 79.19, _GITHUB + "llm-d-incubation/llm-d-planner/pull/205"),
-    Gpu("h200", 139.80, _GITHUB + "aimosprite/slime/tree/main/examples/scaffolding"),
+    Gpu("a100-40gb", 39.50, _GITHUB + "TianheWu/CoSeR/issues/10", has_links=True, has_small_step=True),
+    Gpu("a100-80gb", 79.25, _GITHUB + "HiDream-ai/VAREdit/issues/6", has_links=True, has_small_step=True),
+    Gpu("a6000", 47.54, _GITHUB + "google-research/semivl/issues/18"),
+    Gpu("b200", 178.35, _GITHUB + "pytorch/ao/pull/4002", has_links=True),
+    Gpu("gb10", 121.69, _GITHUB + "MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks/issues/47", has_small_step=True),
+    Gpu("h20", 95.08, _GITHUB + "sgl-project/sglang/issues/10736", has_links=True),
+    Gpu("h100", 79.19, _GITHUB + "llm-d-incubation/llm-d-planner/pull/205", has_links=True),
+    Gpu("h200", 139.80, _GITHUB + "aimosprite/slime/tree/main/examples/scaffolding", has_links=True),
     Gpu("l4", 22.03, _GITHUB + "ArcInstitute/evo2/issues/190"),
     Gpu("l40", 44.40, _GITHUB + "QwenLM/Qwen3-VL/issues/2097"),
+    Gpu("l40s", 44.42, _GITHUB + "stepfun-ai/Step-Video-T2V/issues/8"),
     Gpu("rtx-3090", 23.58, _GITHUB + "vllm-project/vllm/issues/10517"),
     Gpu("rtx-4090", 23.52, _GITHUB + "Soul-AILab/SoulX-FlashTalk/issues/5"),
     Gpu("rtx-5090", 31.40, _GITHUB + "noonghunna/club-3090/issues/1087"),
     Gpu("rtx-6000-ada", 44.43, _GITHUB + "DINGYANB/MTVCrafter/issues/21"),
+    Gpu("rtx-pro-6000", 94.97, _GITHUB + "antirez/ds4/issues/431"),
     Gpu("t4", 14.56, _GITHUB + "Zheng-Chong/CatVTON/issues/133"),
 )
 _BY_NAME = {gpu.name: gpu for gpu in _GPUS}

@@ -1,12 +1,9 @@
-"""Models by name: the fields of their config.json that decide what a layer keeps, and the size of their weights.
+"""Models by name: the fields of their config.json that decide what a layer keeps and what its weights take.
 
 Each config holds what the model's config.json on the Hugging Face hub has, and of it only those fields; one that a file
-leaves out because it is the default of its class is left out here too. The numbers of parameters are those that serve:
-a head that is the embedding counts once, Gemma 3's encoder of images is in, layers that predict further tokens are out.
-Each is what `weights.count_parameters` counts, or what transformers builds from the config where that has no row.
-
-The weights of gpt-oss have 4.25 bits a parameter of an expert (MXFP4: 4 bits, and a byte of scale for 32) and 16 bits
-for others. Engines hold more: the kernels of vLLM on Hopper pad one side of an expert's matrices from 2,880 to 3,072.
+leaves out because it is the default of its class is left out here too. Numbers of parameters are those of the text
+model: a head that is the embedding counts once, encoders and layers that predict further tokens are out. Each is what
+`weights.count_parameters` counts, or what transformers builds from the config where that has no row.
 """
 
 from __future__ import annotations
@@ -26,17 +23,13 @@ from ..errors import InvalidArgument
 class KnownModel:
     """A published model.
 
-    config: for `KVCacheSpec.from_config` and `ModelShape.from_config`. num_parameters: of the weights that serve.
-    weight_bytes: of the published weights where these have no single type, else 0. served_bytes: as an engine holds
-    them, where that is more. weight_dtype: that they have.
+    config: for `KVCacheSpec.from_config`, `ModelShape.from_config` and `model_weights`. num_parameters: of its text
+    model.
     """
 
     name: str
     config: dict[str, Any]
     num_parameters: int
-    weight_bytes: int = 0
-    served_bytes: int = 0
-    weight_dtype: str = "bfloat16"
 
 
 def known_model(name: str) -> KnownModel:
@@ -101,12 +94,13 @@ def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
     sizes = {"head_dim": 64, "sliding_window": 128, "num_local_experts": experts, "num_experts_per_tok": 4}
     config = _plain("gpt_oss", layers, 2880, 64, 8, **sizes, **_widths(2880, 201088), attention_bias=True)
     del config["torch_dtype"]
-    return {**config, "layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
+    kinds = ["sliding_attention", "full_attention"] * (layers // 2)
+    return {**config, "layer_types": kinds, "quantization_config": _MXFP4}
 
 
-def _deepseek(kind: str, layers: int, hidden: int, **others: Any) -> dict[str, Any]:
+def _deepseek(kind: str, layers: int, hidden: int, heads: int = 128, **others: Any) -> dict[str, Any]:
     sizes = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-    return _plain(kind, layers, hidden, 128, 128, **sizes, q_lora_rank=1536, **others)
+    return _plain(kind, layers, hidden, heads, heads, **sizes, q_lora_rank=1536, **others)
 
 
 def _experts(mlp: int, vocabulary: int, size: int, count: int, per_token: int) -> dict[str, Any]:
@@ -121,6 +115,40 @@ def _routed(
     config = _experts(mlp, vocabulary, size, count, per_token)
     config["n_routed_experts"] = config.pop("num_experts")
     return {**config, "n_shared_experts": shared, "first_k_dense_replace": dense}
+
+
+def _qwen_3_5(
+    layers: int, hidden: int, heads: int, kv_heads: int, value_heads: int, *, image_layers: int = 27, **others: Any
+) -> dict[str, Any]:
+    """With an encoder of images; `others` are widths, or experts."""
+    is_mixture = "num_experts" in others
+    kind = "qwen3_5_moe" if is_mixture else "qwen3_5"
+    text = _plain(f"{kind}_text", layers, hidden, heads, kv_heads, head_dim=256, **_GATED, **others)
+    text |= {"linear_num_value_heads": value_heads, "mtp_num_hidden_layers": 1}
+    is_tied = text.pop("tie_word_embeddings", False)
+    image = {"model_type": kind, "depth": image_layers, "out_hidden_size": hidden, **_QWEN_IMAGES}
+    return {"model_type": kind, "text_config": text, "vision_config": image, "tie_word_embeddings": is_tied}
+
+
+def _gemma_4(layers: int, hidden: int, heads: int, kv_heads: int, period: int = 6, **others: Any) -> dict[str, Any]:
+    """Every `period`-th layer is full, and so is the last."""
+    kinds = ["full_attention" if (i + 1) % period == 0 else "sliding_attention" for i in range(layers)]
+    text = _plain("gemma4_text", layers, hidden, heads, kv_heads, head_dim=256, global_head_dim=512, **others)
+    text |= {"layer_types": [*kinds[:-1], "full_attention"], "vocab_size": 262144}
+    return {"model_type": "gemma4", "text_config": text, "vision_config": _GEMMA_4_IMAGES}
+
+
+def _glm_4_5(layers: int, hidden: int, has_norms: bool, **others: Any) -> dict[str, Any]:
+    flags = {"attention_bias": True, "use_qk_norm": has_norms, "num_nextn_predict_layers": 1}
+    return _plain("glm4_moe", layers, hidden, 96, 8, head_dim=128, **flags, **others)
+
+
+def _llama_4(experts: int, every: int) -> dict[str, Any]:
+    """Experts in every `every`-th layer."""
+    sizes = {"head_dim": 128, "intermediate_size_mlp": 16384, "interleave_moe_layer_step": every}
+    sizes |= {"num_local_experts": experts, "num_experts_per_tok": 1, "attention_chunk_size": 8192}
+    text = _plain("llama4_text", 48, 5120, 40, 8, **sizes, **_widths(8192, 202048))
+    return {"model_type": "llama4", "text_config": text, "vision_config": _LLAMA_4_IMAGES}
 
 
 def _falcon(layers: int, hidden: int, heads: int, **others: Any) -> dict[str, Any]:
@@ -139,12 +167,22 @@ _GEMMA_3_4B = {
         "sliding_window": 1024,
         **_widths(10240, 262208),
     },
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 1152,
+        "image_size": 896,
+        "intermediate_size": 4304,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+    },
     "torch_dtype": "bfloat16",
 }
 _QWEN_3_30B = _experts(6144, 151936, 768, 128, 8)
 _MIXTRAL = {**_widths(14336, 32000), "num_local_experts": 8, "num_experts_per_tok": 2}
 _QWEN_3_NEXT = {
     **_experts(5120, 151936, 512, 512, 10),
+    "shared_expert_intermediate_size": 512,
     "full_attention_interval": 4,
     "head_dim": 256,
     "linear_conv_kernel_dim": 4,
@@ -153,6 +191,9 @@ _QWEN_3_NEXT = {
     "linear_num_value_heads": 32,
     "linear_value_head_dim": 128,
 }
+_QWEN_3_5_35B = {**_experts(512, 248320, 512, 256, 8), "shared_expert_intermediate_size": 512}
+_QWEN_3_5_122B = {**_experts(1024, 248320, 1024, 256, 8), "shared_expert_intermediate_size": 1024}
+_QWEN_3_5_397B = {**_experts(1024, 248320, 1024, 512, 10), "shared_expert_intermediate_size": 1024}
 _JAMBA = {
     **_widths(14336, 65536),
     "num_experts": 16,
@@ -173,10 +214,89 @@ _BAMBA = {
     "mamba_n_groups": 1,
     "mamba_n_heads": 128,
 }
+_FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["gate", "lm_head"]}
+_MXFP4 = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+}
+_GATED = {
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_value_head_dim": 128,
+}
+_QWEN_IMAGES = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "in_channels": 3,
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "num_position_embeddings": 2304,
+}
+_GEMMA_4_IMAGES = {
+    "model_type": "gemma4_vision",
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 72,
+    "patch_size": 16,
+    "pooling_kernel_size": 3,
+    "position_embedding_size": 10240,
+}
+_LLAMA_4_IMAGES = {
+    "model_type": "llama4_vision_model",
+    "hidden_size": 1408,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 34,
+    "image_size": 336,
+    "patch_size": 14,
+    "projector_input_dim": 4096,
+    "projector_output_dim": 4096,
+    "vision_output_dim": 4096,
+}
+_FULL_KEYS = {"attention_k_eq_v": True, "sliding_window": 1024, "hidden_size_per_layer_input": 0}
+_GEMMA_4_26B = {"enable_moe_block": True, "moe_intermediate_size": 704, "num_experts": 128, "top_k_experts": 8}
+_DEEPSEEK_V3 = {
+    **_routed(18432, 129280, 2048, 256, 8, 1, 3),
+    "num_nextn_predict_layers": 1,
+    "quantization_config": _FP8,
+}
+_DEEPSEEK_V32 = {**_DEEPSEEK_V3, "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048}
+_GLM_LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256}
+_GLM_5 = {
+    **_GLM_LATENT,
+    **_routed(12288, 154880, 2048, 256, 8, 1, 3),
+    "q_lora_rank": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 32,
+    "index_topk": 2048,
+    "num_nextn_predict_layers": 1,
+}
+_GLM_4_7_FLASH = {
+    **_GLM_LATENT,
+    **_routed(10240, 154880, 1536, 64, 4, 1, 1),
+    "q_lora_rank": 768,
+    "num_nextn_predict_layers": 1,
+}
+_MINIMAX_M2 = {
+    **_widths(1536, 200064),
+    "num_local_experts": 256,
+    "num_experts_per_tok": 8,
+    "quantization_config": _FP8,
+}
 _LLAMA_2_7B = _plain("llama", 32, 4096, 32, 32, **_widths(11008, 32000), torch_dtype="float16")
 
 _MODELS = (
-    KnownModel("llama-2-7b", _LLAMA_2_7B, 6_738_415_616, weight_dtype="float16"),
+    KnownModel("llama-2-7b", _LLAMA_2_7B, 6_738_415_616),
     KnownModel("llama-3-8b", _plain("llama", 32, 4096, 32, 8, **_widths(14336, 128256)), 8_030_261_248),
     KnownModel("llama-3.1-8b", _plain("llama", 32, 4096, 32, 8, **_widths(14336, 128256)), 8_030_261_248),
     KnownModel("llama-3.1-70b", _plain("llama", 80, 8192, 64, 8, **_widths(28672, 128256)), 70_553_706_496),
@@ -221,18 +341,51 @@ _MODELS = (
         ),
         999_885_952,
     ),
-    KnownModel("gemma-3-4b", _GEMMA_3_4B, 4_300_079_472),
-    KnownModel("gpt-oss-20b", _gpt_oss(24, 32), 20_914_757_184, 13_761_264_768, 14_438_087_808),
-    KnownModel("gpt-oss-120b", _gpt_oss(36, 128), 116_829_156_672, 65_248_815_744, 69_309_753_984),
+    KnownModel("gemma-3-4b", _GEMMA_3_4B, 3_880_263_168),
+    KnownModel("gpt-oss-20b", _gpt_oss(24, 32), 20_914_757_184),
+    KnownModel("gpt-oss-120b", _gpt_oss(36, 128), 116_829_156_672),
     KnownModel(
         "deepseek-v2", _deepseek("deepseek_v2", 60, 5120, **_routed(12288, 102400, 1536, 160, 6, 2, 1)), 235_741_434_880
     ),
     KnownModel(
         "deepseek-v3",
-        _deepseek("deepseek_v3", 61, 7168, num_nextn_predict_layers=1, **_routed(18432, 129280, 2048, 256, 8, 1, 3)),
+        _deepseek("deepseek_v3", 61, 7168, **_DEEPSEEK_V3),
         671_026_419_200,
-        weight_dtype="fp8",
     ),
+    KnownModel("deepseek-v3.2", _deepseek("deepseek_v32", 61, 7168, **_DEEPSEEK_V32), 671_877_944_064),
+    KnownModel(
+        "kimi-k2",
+        _deepseek("kimi_k2", 61, 7168, 64, quantization_config=_FP8, **_routed(18432, 163840, 2048, 384, 8, 1, 1)),
+        1_026_408_232_448,
+    ),
+    KnownModel("minimax-m2", _plain("minimax_m2", 62, 3072, 48, 8, head_dim=128, **_MINIMAX_M2), 228_689_764_864),
+    KnownModel("qwen3.5-2b", _qwen_3_5(24, 2048, 8, 2, 16, image_layers=24, **_tied(6144, 248320)), 1_881_825_088),
+    KnownModel("qwen3.5-4b", _qwen_3_5(32, 2560, 16, 4, 32, image_layers=24, **_tied(9216, 248320)), 4_205_751_296),
+    KnownModel("qwen3.5-9b", _qwen_3_5(32, 4096, 16, 4, 32, **_widths(12288, 248320)), 8_953_803_264),
+    KnownModel("qwen3.5-27b", _qwen_3_5(64, 5120, 24, 4, 48, **_widths(17408, 248320)), 26_895_998_464),
+    KnownModel("qwen3.6-27b", _qwen_3_5(64, 5120, 24, 4, 48, **_widths(17408, 248320)), 26_895_998_464),
+    KnownModel("qwen3.5-35b-a3b", _qwen_3_5(40, 2048, 16, 2, 32, **_QWEN_3_5_35B), 34_660_610_688),
+    KnownModel("qwen3.6-35b-a3b", _qwen_3_5(40, 2048, 16, 2, 32, **_QWEN_3_5_35B), 34_660_610_688),
+    KnownModel("qwen3.5-122b-a10b", _qwen_3_5(48, 3072, 32, 2, 64, **_QWEN_3_5_122B), 122_111_526_912),
+    KnownModel("qwen3.5-397b-a17b", _qwen_3_5(60, 4096, 32, 2, 64, **_QWEN_3_5_397B), 396_346_350_336),
+    KnownModel(
+        "gemma-4-31b",
+        _gemma_4(60, 5376, 32, 16, num_global_key_value_heads=4, intermediate_size=21504, **_FULL_KEYS),
+        30_697_345_340,
+    ),
+    KnownModel(
+        "gemma-4-26b-a4b",
+        _gemma_4(30, 2816, 16, 8, num_global_key_value_heads=2, intermediate_size=2112, **_FULL_KEYS, **_GEMMA_4_26B),
+        25_233_141_790,
+    ),
+    KnownModel("glm-4.5", _glm_4_5(92, 5120, True, **_routed(12288, 151552, 1536, 160, 8, 1, 3)), 352_797_829_024),
+    KnownModel("glm-4.5-air", _glm_4_5(46, 4096, False, **_routed(10944, 151552, 1408, 128, 8, 1, 1)), 106_852_251_264),
+    KnownModel("glm-4.6", _glm_4_5(92, 5120, True, **_routed(12288, 151552, 1536, 160, 8, 1, 3)), 352_797_829_024),
+    KnownModel("glm-4.7", _glm_4_5(92, 5120, True, **_routed(12288, 151552, 1536, 160, 8, 1, 3)), 352_797_829_024),
+    KnownModel("glm-4.7-flash", _plain("glm4_moe_lite", 47, 2048, 20, 20, **_GLM_4_7_FLASH), 29_943_393_920),
+    KnownModel("glm-5", _plain("glm_moe_dsa", 78, 6144, 64, 64, **_GLM_5), 743_911_218_432),
+    KnownModel("llama-4-scout", _llama_4(16, 1), 107_769_861_120),
+    KnownModel("llama-4-maverick", _llama_4(128, 2), 400_711_848_960),
     KnownModel("falcon-7b", _falcon(32, 4544, 71, new_decoder_architecture=False), 6_921_720_704),
     KnownModel("falcon-40b", _falcon(60, 8192, 128, new_decoder_architecture=True, num_kv_heads=8), 41_303_293_952),
     KnownModel("jamba-v0.1", _plain("jamba", 32, 4096, 32, 8, **_JAMBA), 51_570_323_328),

@@ -16,7 +16,7 @@ DEFAULT_SWAP_BYTES = 4 * 2**30
 def num_gpu_blocks(
     total_bytes: int,
     peak_bytes: int,
-    gpu_memory_utilization: float = 0.9,
+    gpu_memory_utilization: float = 0.92,
     *,
     spec: KVCacheSpec,
     max_num_seqs: int = 0,
@@ -55,7 +55,7 @@ class MemoryProfile:
         require_int("total_bytes", self.total_bytes, 0, MAX_BYTES)
         require_int("peak_bytes", self.peak_bytes, 0, MAX_BYTES)
 
-    def num_gpu_blocks(self, spec: KVCacheSpec, gpu_memory_utilization: float = 0.9, *, max_num_seqs: int = 0) -> int:
+    def num_gpu_blocks(self, spec: KVCacheSpec, gpu_memory_utilization: float = 0.92, *, max_num_seqs: int = 0) -> int:
         """Does as the function of this name, for this profile."""
         return num_gpu_blocks(
             self.total_bytes, self.peak_bytes, gpu_memory_utilization, spec=spec, max_num_seqs=max_num_seqs

@@ -1,53 +1,53 @@
-"""How many parameters a model has, counted from its config alone, for the architectures whose parts are known here.
+"""How many parameters a model has and what its weights take, counted from its config alone.
 
-An embedding and a head, in each layer attention, an MLP or experts, and norms. Each architecture is a row of what it
-does differently; one that has no row is refused by its name, since a guess would be wrong by a part that was not
-thought of. The tests build every row with transformers, without memory for it, and compare.
+    from blockyard.sizing import count_parameters, model_weights
+
+Matrices are counted where the architecture is known (`matrices`, `encoders`), and their bytes follow from the config's
+`quantization_config` (`quantization`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
 
-from ..arguments import shown
-from ..errors import InvalidArgument
+from ..arguments import require_int
+from .encoders import encoder_matrices
 from .fields import ConfigFields
-from .from_config import read_layers
-from .layers import AttentionLayer
+from .layers import dtype_bytes, dtype_name
+from .matrices import Matrix, draft_matrices, text_matrices
+from .quantization import Quantization, quantization_beside, read_quantization
 from .shape import ModelShape
+from .shards import MAX_RANKS
+
+#: The kernels of vLLM for MXFP4 experts pad their width to a multiple of this.
+_EXPERT_MULTIPLE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class _Architecture:
-    """What an architecture has besides the common parts.
+class ModelWeights:
+    """The weights of a model.
 
-    is_tied: whether the head is the embedding where the config does not say. num_norms: of `hidden_size`, a layer.
-    has_qkv_bias: of queries, keys and values, always. has_qk_norm: a norm of a head of queries, and one of keys.
+    num_parameters: of the text model. num_encoder_parameters: of encoders of images. num_draft_parameters: of layers
+    that predict further tokens. file_bytes: of text model and encoders as published. rank_bytes: as an engine holds
+    them, on each rank; with kernels' padding. encoder_rank_bytes: of them, the encoders'. draft_rank_bytes: of the
+    draft layers, on each rank. method: of the quantization, "" for none. cache_dtype: that the file asks for, "" for
+    none. uncounted: parts of the config whose weights are not counted.
     """
 
-    is_tied: bool = False
-    num_norms: int = 2
-    has_qkv_bias: bool = False
-    has_qk_norm: bool = False
-
-
-_ARCHITECTURES = {
-    "llama": _Architecture(),
-    "mistral": _Architecture(),
-    "granite": _Architecture(),
-    "phi3": _Architecture(),
-    "qwen2": _Architecture(has_qkv_bias=True),
-    "qwen3": _Architecture(has_qk_norm=True),
-    "gemma": _Architecture(is_tied=True),
-    "gemma2": _Architecture(is_tied=True, num_norms=4),
-    "gemma3_text": _Architecture(is_tied=True, num_norms=4, has_qk_norm=True),
-    "mixtral": _Architecture(),
-    "qwen2_moe": _Architecture(has_qkv_bias=True),
-    "qwen3_moe": _Architecture(has_qk_norm=True),
-    "deepseek_v2": _Architecture(),
-    "deepseek_v3": _Architecture(),
-    "gpt_oss": _Architecture(),
-}
+    num_parameters: int
+    num_encoder_parameters: int
+    num_draft_parameters: int
+    file_bytes: int
+    rank_bytes: int
+    encoder_rank_bytes: int
+    draft_rank_bytes: int
+    method: str
+    cache_dtype: str
+    uncounted: tuple[str, ...]
 
 
 def count_parameters(config: object) -> int:
@@ -56,76 +56,80 @@ def count_parameters(config: object) -> int:
     A head that is the embedding is counted once; encoders of images and layers that predict further tokens are not.
     O(layers). Raises `InvalidArgument` naming the architecture that has no row here, or the field that is missing.
     """
+    return sum(matrix.num_elements for matrix in text_matrices(config))
+
+
+def model_weights(config: object, *, dtype: object = None, tensor_parallel_size: int = 1) -> ModelWeights:
+    """Count the weights that a Hugging Face config describes, in parameters and bytes.
+
+    dtype: of weights that are not quantized; the config's own if None, bfloat16 if it names none. With a dtype, a
+    quantization_config is left aside.
+
+    O(layers * patterns). Raises `InvalidArgument` naming the architecture or the quantization that is not known here.
+    """
+    ranks = require_int("tensor_parallel_size", tensor_parallel_size, 1, MAX_RANKS)
     fields = ConfigFields(config)
-    kind = _ARCHITECTURES.get(fields.model_type)
-    if kind is None:
-        raise InvalidArgument(
-            f"model_type is {shown(fields.model_type)}; its parameters cannot be counted here. Known: "
-            f"{', '.join(sorted(_ARCHITECTURES))}"
-        )
-    _refuse_unknown_parts(fields)
-    shape = ModelShape.from_config(config)
-    layers, _ = read_layers(fields)
-    tied = fields.outer("tie_word_embeddings")
-    is_tied = kind.is_tied if tied is None else bool(tied)
-    embeddings = (1 if is_tied else 2) * shape.vocab_size * shape.hidden_size
-    return embeddings + shape.hidden_size + sum(_layer(fields, kind, shape, layer) for layer in layers)
+    own = fields.outer("dtype", "torch_dtype") or "bfloat16"
+    size = dtype_bytes("dtype", dtype_name("dtype", own if dtype is None else dtype))
+    quantization = None if dtype is not None else read_quantization(_described(config, fields))
+    if quantization is not None:
+        size = max(size, 2)
+    text, drafts = text_matrices(config), draft_matrices(config)
+    encoders, uncounted = encoder_matrices(fields, ModelShape.from_config(config))
+    held = [*text, *encoders]
+    return ModelWeights(
+        num_parameters=sum(matrix.num_elements for matrix in text),
+        num_encoder_parameters=sum(matrix.num_elements for matrix in encoders),
+        num_draft_parameters=sum(matrix.num_elements for matrix in drafts),
+        file_bytes=sum(_file_bytes(matrix, quantization, size) for matrix in held),
+        rank_bytes=_rank_bytes(held, quantization, size, ranks),
+        encoder_rank_bytes=_rank_bytes(encoders, quantization, size, ranks),
+        draft_rank_bytes=_rank_bytes(drafts, quantization, size, ranks),
+        method="" if quantization is None else quantization.method,
+        cache_dtype="" if quantization is None else quantization.cache_dtype,
+        uncounted=uncounted,
+    )
 
 
-def _refuse_unknown_parts(fields: ConfigFields) -> None:
-    for name in ("mlp_only_layers", "mlp_bias"):
-        if fields.get(name):
-            raise InvalidArgument(
-                f"{name} is {shown(fields.get(name))}; parameters of such layers cannot be counted here"
-            )
-    if fields.count("decoder_sparse_step", default=1) != 1:
-        raise InvalidArgument(f"decoder_sparse_step is {shown(fields.get('decoder_sparse_step'))}; it must be 1")
+def num_draft_layers(config: object) -> int:
+    """Count the layers that predict further tokens, in a Hugging Face config; 0 if it names none. O(1)."""
+    return ConfigFields(config).count("num_nextn_predict_layers", "mtp_num_hidden_layers", low=0, default=0)
 
 
-def _layer(fields: ConfigFields, kind: _Architecture, shape: ModelShape, layer: AttentionLayer) -> int:
-    attention = _latent_attention(fields, shape) if layer.is_latent else _attention(fields, kind, shape, layer)
-    return attention + _mlp(fields, shape, layer.index) + kind.num_norms * shape.hidden_size
+def _described(config: object, fields: ConfigFields) -> object:
+    found = fields.outer("quantization_config", "compression_config")
+    if found is None and isinstance(config, (str, PathLike)):
+        return quantization_beside(Path(config))
+    return found
 
 
-def _attention(fields: ConfigFields, kind: _Architecture, shape: ModelShape, layer: AttentionLayer) -> int:
-    queries = fields.count("num_attention_heads", default=8) * layer.key_size  # Gemma 3 leaves its eight heads out
-    keys_and_values = layer.num_kv_heads * (layer.key_size + layer.value_size)
-    total = shape.hidden_size * (2 * queries + keys_and_values)
-    if kind.has_qkv_bias or fields.flag("attention_bias") or fields.model_type == "gpt_oss":
-        total += queries + keys_and_values
-        total += 0 if kind.has_qkv_bias else shape.hidden_size
-    if fields.model_type == "gpt_oss":
-        total += fields.count("num_attention_heads")  # a sink for each head
-    return total + (2 * layer.key_size if kind.has_qk_norm else 0)
+def _file_bytes(matrix: Matrix, quantization: Quantization | None, size: int) -> int:
+    packing = None if quantization is None else quantization.packing(matrix)
+    if packing is None:
+        return matrix.num_elements * size
+    return matrix.count * packing.num_bytes(matrix.rows, matrix.columns)
 
 
-def _latent_attention(fields: ConfigFields, shape: ModelShape) -> int:
-    """DeepSeek's: queries and keys and values go through narrow vectors, each with a norm of its own."""
-    heads, rotary, latent = (fields.count(f) for f in ("num_attention_heads", "qk_rope_head_dim", "kv_lora_rank"))
-    key, value = fields.count("qk_nope_head_dim"), fields.count("v_head_dim")
-    narrow = fields.count("q_lora_rank", low=0, default=0)
-    wide = heads * (key + rotary)
-    queries = shape.hidden_size * narrow + narrow + narrow * wide if narrow else shape.hidden_size * wide
-    keys_and_values = shape.hidden_size * (latent + rotary) + latent + latent * heads * (key + value)
-    return queries + keys_and_values + heads * value * shape.hidden_size
+def _rank_bytes(matrices: Iterable[Matrix], quantization: Quantization | None, size: int, ranks: int) -> int:
+    """Bytes on one rank: its part of each matrix that can be divided, and what an engine makes of it."""
+    total = 0
+    for matrix in matrices:
+        parts = min(ranks, matrix.ways) if matrix.ways else ranks
+        padded = _padded(matrix, parts) if quantization is not None and quantization.pads_experts else matrix
+        total += math.ceil(_file_bytes(padded, quantization, size) / parts)
+        if matrix.name.endswith("kv_b_proj") and quantization is not None and quantization.packing(matrix) is not None:
+            total += math.ceil(matrix.num_elements * size / parts)  # MLA's kernels take it in the model's own type
+    return total
 
 
-def _mlp(fields: ConfigFields, shape: ModelShape, index: int) -> int:
-    """Three matrices; of a mixture, three for each expert, a router, and what all tokens share."""
-    hidden = shape.hidden_size
-    if not shape.num_experts or index < fields.count("first_k_dense_replace", low=0, default=0):
-        return 3 * hidden * shape.mlp_size
-    experts = shape.num_experts * 3 * hidden * shape.expert_size
-    router = hidden * shape.num_experts
-    if fields.model_type == "gpt_oss":
-        return experts + router + shape.num_experts * (1 + 2 * shape.expert_size + hidden)
-    if fields.model_type == "deepseek_v3":
-        router += shape.num_experts  # what corrects the balance of its experts
-    return experts + router + _shared(fields, shape)
+def _padded(matrix: Matrix, parts: int) -> Matrix:
+    """The experts of gpt-oss with their width padded on each rank."""
+    if matrix.name.endswith("experts.gate_up_proj"):
+        return replace(matrix, rows=2 * parts * _up(matrix.rows // 2, parts))
+    if matrix.name.endswith("experts.down_proj"):
+        return replace(matrix, columns=parts * _up(matrix.columns, parts))
+    return matrix
 
 
-def _shared(fields: ConfigFields, shape: ModelShape) -> int:
-    size = fields.count("shared_expert_intermediate_size", low=0, default=0)  # Qwen2: with a gate
-    if size:
-        return 3 * shape.hidden_size * size + shape.hidden_size
-    return fields.count("n_shared_experts", low=0, default=0) * 3 * shape.hidden_size * shape.expert_size
+def _up(width: int, parts: int) -> int:
+    return -(-math.ceil(width / parts) // _EXPERT_MULTIPLE) * _EXPERT_MULTIPLE

@@ -49,7 +49,7 @@ def assumptions_of(given: Situation) -> tuple[str, ...]:
 
 def _memory(given: Situation) -> list[str]:
     gpu, ranks = given.gpu, given.spec.tensor_parallel_size
-    each = f", divided equally among {ranks} GPUs: {gpu.weight_bytes / GIB:.2f} GiB on each" if ranks > 1 else ""
+    each = f", on {ranks} GPUs: {gpu.weight_bytes / GIB:.2f} GiB on each" if ranks > 1 else ""
     sentences = [
         f"A GPU has {gpu.total_bytes / GIB:g} GiB, of which {100 * gpu.utilization:g} % are used: "
         f"{gpu.usable_bytes / GIB:.2f} GiB. CUDA reports less than the data sheet.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...arguments import require_int, require_number
@@ -23,6 +23,8 @@ from .assumptions import Situation, assumptions_of
 from .hits import HitForecast, forecast_hits
 from .memory import GIB, Activations, GpuAssumptions, GpuBudget, LargestStep, cached_tokens, require_gib
 
+#: vLLM's since 0.25.
+DEFAULT_UTILIZATION = 0.92
 DEFAULT_LENGTHS = (2_000, 8_000, 32_000)
 #: Seconds from one token of an output to the next, where nothing was measured.
 DEFAULT_SECONDS_PER_TOKEN = 0.03
@@ -85,8 +87,9 @@ def plan_capacity(
     *,
     gpu_memory_gib: float,
     weights_gib: float,
+    weights_on: Callable[[int], int] | None = None,
     num_gpus: int | None = None,
-    gpu_memory_utilization: float = 0.9,
+    gpu_memory_utilization: float = DEFAULT_UTILIZATION,
     activation_gib: float | None = None,
     step: LargestStep | None = None,
     lengths: Sequence[int] = DEFAULT_LENGTHS,
@@ -101,8 +104,9 @@ def plan_capacity(
     """Plan the memory of engines that serve `spec`.
 
     spec: what one rank keeps; its `tensor_parallel_size` GPUs are a replica. gpu_memory_gib: of one GPU. weights_gib:
-    of the whole model. num_gpus: a multiple of the ranks; one replica if None. gpu_memory_utilization: share of a GPU
-    that may be used. activation_gib: all that a step takes beside weights and blocks, on each GPU, as measured; if None
+    of the whole model. weights_on: bytes of them on each of so many ranks, as `model_weights` counts; divided equally
+    if None. num_gpus: a multiple of the ranks; one replica if None. gpu_memory_utilization: share of a GPU that may be
+    used. activation_gib: all that a step takes beside weights and blocks, on each GPU, as measured; if None
     it follows from step, sampled for max_num_seqs sequences (for 1,024 on a GPU of 70 GiB or more, else 256, if None),
     and is 2 GiB without one.
     lengths: tokens of a request, prompt and output. max_num_seqs: requests that the engine runs at once at most; no
@@ -124,7 +128,7 @@ def plan_capacity(
     at_work = _running(running, traffic, num_replicas, seconds_per_token, limit)
     require_gib("gpu_memory_gib", gpu_memory_gib, above_zero=True)
     activations = Activations.of(activation_gib, step, gpu_memory_gib, limit)
-    memory = GpuAssumptions(gpu_memory_gib, weights_gib, activations, gpu_memory_utilization)
+    memory = GpuAssumptions(gpu_memory_gib, weights_gib, activations, gpu_memory_utilization, weights_on)
     situation = Situation(
         spec=spec,
         gpu=memory.budget(spec, _num_states(spec, limit)),

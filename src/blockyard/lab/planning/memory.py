@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...arguments import require_int, require_number
 from ...config import MAX_BLOCKS, MAX_MODEL_LEN
 from ...errors import InvalidArgument
-from ...sizing import KVCacheSpec, ModelShape, StepMemory, num_gpu_blocks, step_memory
+from ...sizing import EncoderShape, Gpu, KVCacheSpec, ModelShape, StepMemory, num_gpu_blocks, step_memory
 
 GIB = 2**30
 MAX_GIB = 2**20
@@ -32,14 +33,20 @@ _LARGE_STEP, _SMALL_STEP = (8192, 1024), (2048, 256)
 
 @dataclass(frozen=True, slots=True)
 class LargestStep:
-    """The largest step that an engine computes. shape: the model's widths. sampler: as `step_memory` takes it.
+    """The largest step that an engine computes.
 
-    max_num_batched_tokens: tokens; None for 8,192 on a GPU of 70 GiB or more, else 2,048, as vLLM serves.
+    shape: the model's widths. max_num_batched_tokens: tokens; None for vLLM's: 8,192 on a GPU of 70 GiB or more, else
+    2,048. sampler: as `step_memory` takes it. gpu: its kind, if known: it may have smaller steps (an A100), and links
+    of its own. num_graph_layers: layers that CUDA graphs are captured of; 0 if the engine counts none (vLLM before
+    0.20, or `--enforce-eager`). encoder: of images, if the engine runs it.
     """
 
     shape: ModelShape
     max_num_batched_tokens: int | None = None
     sampler: str = "fused"
+    gpu: Gpu | None = None
+    num_graph_layers: int = 0
+    encoder: EncoderShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,8 @@ class Activations:
             require_gib("activation_gib", given_gib)
         if step is not None and not isinstance(step, LargestStep):
             raise InvalidArgument(f"step is {step!r}; it must be a LargestStep")
-        tokens, seqs = _LARGE_STEP if gpu_memory_gib >= _LARGE_GPU_GIB else _SMALL_STEP
+        is_small = step is not None and step.gpu is not None and step.gpu.has_small_step
+        tokens, seqs = _LARGE_STEP if gpu_memory_gib >= _LARGE_GPU_GIB and not is_small else _SMALL_STEP
         if step is not None and step.max_num_batched_tokens is not None:
             tokens = require_int("max_num_batched_tokens", step.max_num_batched_tokens, 1, MAX_MODEL_LEN)
         wanted = seqs if max_num_seqs is None else max_num_seqs
@@ -82,11 +90,14 @@ class Activations:
             source = "as given" if self.given_gib is not None else "a guess, since the model's widths are not known"
             return f"Activations and the engine's buffers take {gib:g} GiB on each GPU, {source}."
         experts = f", experts' workspace {memory.workspace_bytes / GIB:.2f}" * (memory.workspace_bytes > 0)
+        encoder = f", or the image encoder {memory.encoder_bytes / GIB:.2f}" * (memory.encoder_bytes > 0)
+        graphs = f", CUDA graphs {memory.graph_bytes / GIB:.2f}" if memory.graph_bytes else ""
+        without = "" if memory.graph_bytes else " CUDA graphs are not in it."
         return (
             f"Activations take {gib:.2f} GiB on each GPU, in a step of {self.tokens:,} tokens that samples for "
             f"{self.seqs:,} sequences ({self.step.sampler} sampler): the layers {memory.forward_bytes / GIB:.2f} GiB, "
-            f"or sampling {memory.sampling_bytes / GIB:.2f}{experts}, libraries {memory.context_bytes / GIB:.2f}. The "
-            f"engine's own profile is the measurement. CUDA graphs are not in it."
+            f"or sampling {memory.sampling_bytes / GIB:.2f}{encoder}{experts}, libraries "
+            f"{memory.context_bytes / GIB:.2f}{graphs}. The engine's own profile is the measurement.{without}"
         )
 
     def _memory(self, ranks: int) -> StepMemory | None:
@@ -98,6 +109,9 @@ class Activations:
             max_num_seqs=self.seqs,
             tensor_parallel_size=ranks,
             sampler=self.step.sampler,
+            has_links=self.step.gpu is None or self.step.gpu.has_links,
+            num_graph_layers=self.step.num_graph_layers,
+            encoder=self.step.encoder,
         )
 
 
@@ -139,12 +153,16 @@ class GpuBudget:
 
 @dataclass(frozen=True, slots=True)
 class GpuAssumptions:
-    """What is given about a GPU and the model's weights, in GiB; utilization is a share, above 0 and at most 1."""
+    """What is given about a GPU and the model's weights, in GiB; utilization is a share, above 0 and at most 1.
+
+    weights_on: bytes of the weights on each of so many ranks; weights_gib divided equally if None.
+    """
 
     gpu_memory_gib: float
     weights_gib: float
     activations: Activations
     utilization: float
+    weights_on: Callable[[int], int] | None = None
 
     def __post_init__(self) -> None:
         require_gib("gpu_memory_gib", self.gpu_memory_gib, above_zero=True)
@@ -158,10 +176,15 @@ class GpuAssumptions:
         return GpuBudget(
             total_bytes=int(self.gpu_memory_gib * GIB),
             utilization=self.utilization,
-            weight_bytes=-(-int(self.weights_gib * GIB) // spec.tensor_parallel_size),
+            weight_bytes=self._weight_bytes(spec.tensor_parallel_size),
             activation_bytes=self.activations.bytes_on(spec.tensor_parallel_size),
             state_bytes=max_num_seqs * spec.state_bytes_per_sequence,
         )
+
+    def _weight_bytes(self, ranks: int) -> int:
+        if self.weights_on is not None:
+            return self.weights_on(ranks)
+        return -(-int(self.weights_gib * GIB) // ranks)
 
     def smallest_tensor_parallel(self, spec: KVCacheSpec, num_tokens: int, max_num_seqs: int) -> int:
         """The smallest power of two of ranks that can hold a request of `num_tokens`; 0 if 1024 cannot. O(layers)."""
