@@ -15,6 +15,8 @@ from blockyard.cli.options import parse_lengths
 from blockyard.sizing import known_model, model_names, model_weights
 
 LLAMA = known_model("llama-3.1-8b").config
+#: What libraries take besides, in versions that count CUDA graphs.
+RECENT = int(0.2 * 2**30)
 #: Round amounts, for plans worked out by hand.
 ROUND = ("--utilization", "0.9", "--gpu-memory", "80GiB", "--activations", "2GiB")
 ROUND_24 = ("--utilization", "0.9", "--gpu-memory", "24GiB", "--activations", "2GiB")
@@ -213,7 +215,7 @@ def test_what_cuda_gives_and_what_a_step_takes_are_the_defaults(capsys: pytest.C
     assert report["memory"]["total_bytes"] == int(79.19 * 2**30)  # an H100
     # 8,192 tokens of 4,096 * 2 bytes and 1,024 * 128,256 logits of 2 + 12.9 bytes; 0.25 GiB, and 102 CUDA graphs.
     sampling = 8192 * 4096 * 2 + 1024 * 128_256 * 149 // 10
-    assert report["memory"]["activation_bytes"] == sampling + 2**28 + 102 * 32 * 2**18
+    assert report["memory"]["activation_bytes"] == sampling + 2**28 + RECENT + 102 * 32 * 2**18
     assert report["memory"]["utilization"] == 0.92
     assert any("a step of 8,192 tokens that samples for 1,024 sequences" in line for line in report["assumptions"])
     # vLLM excepts the A100 by name, and a GB10's memory is the CPU's too.
@@ -224,11 +226,11 @@ def test_what_cuda_gives_and_what_a_step_takes_are_the_defaults(capsys: pytest.C
     # 2,048 tokens of (3 * 14,336 + 4.25 * 4,096) * 2 bytes are less than sampling for 256 sequences.
     assert report["memory"]["activation_bytes"] == 2048 * 4096 * 2 + 256 * 128_256 * 149 // 10 + 2**28
     report = as_json(capsys, "llama-3.1-8b", "--gpu", "l4", "--max-num-batched-tokens", 20_000, "--max-num-seqs", 1)
-    assert report["memory"]["activation_bytes"] == 20_000 * 2 * (3 * 14_336 + 17_408) + 2**28 + 3 * 32 * 2**18
+    assert report["memory"]["activation_bytes"] == 20_000 * 2 * (3 * 14_336 + 17_408) + 2**28 + RECENT + 3 * 32 * 2**18
 
 
 def test_buffers_between_gpus_are_those_of_their_links(capsys: pytest.CaptureFixture[str]) -> None:
-    for gpu, libraries in (("h100", "2.10"), ("l40s", "0.35")):
+    for gpu, libraries in (("h100", "2.30"), ("l40s", "0.55")):
         report = as_json(capsys, "llama-3.1-8b", "--gpu", gpu, "--tensor-parallel", 2)
         assert any(f"libraries {libraries}" in line for line in report["assumptions"])
 

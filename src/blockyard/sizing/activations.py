@@ -25,6 +25,8 @@ _MLP_TENSORS = 3
 #: Bytes outside the tensors: kernels' code and workspaces; on one of several GPUs also buffers of NCCL, which are small
 #: on PCIe and large where GPUs have links of their own.
 _ALONE_BYTES, _PCIE_BYTES, _LINKED_BYTES = int(0.25 * _GIB), int(0.35 * _GIB), int(2.1 * _GIB)
+#: Bytes more in versions that count CUDA graphs; and on a GPU whose memory is the CPU's too, pages of files.
+_RECENT_BYTES, _SHARED_BYTES = int(0.2 * _GIB), int(4.4 * _GIB)
 #: Bytes that vLLM estimates for a CUDA graph, for each layer of the model.
 _GRAPH_LAYER_BYTES = 2**18
 #: The most sequences that a CUDA graph is captured for.
@@ -82,6 +84,7 @@ def step_memory(
     tensor_parallel_size: int = 1,
     sampler: str = "fused",
     has_links: bool = True,
+    has_shared_memory: bool = False,
     num_graph_layers: int = 0,
     encoder: EncoderShape | None = None,
 ) -> StepMemory:
@@ -89,8 +92,9 @@ def step_memory(
 
     max_num_seqs: 0 for an engine whose profile samples for none. tensor_parallel_size: ranks that share the MLP; logits
     are gathered whole on each. sampler: "fused" (vLLM 0.17 and later) or "sorting" (before it). has_links: whether the
-    GPUs of several ranks have links of their own (NVLink) or PCIe. num_graph_layers: layers of the model that CUDA
-    graphs are captured of; 0 for an engine without, or one that does not count them. encoder: of images, if it runs.
+    GPUs of several ranks have links of their own (NVLink) or PCIe. has_shared_memory: whether a GPU's memory is the
+    CPU's too. num_graph_layers: layers of the model that CUDA graphs are captured of; 0 for an engine without, or one
+    that does not count them. encoder: of images, if it runs.
 
     O(1). Raises `InvalidArgument` for a value outside its limits.
     """
@@ -101,11 +105,12 @@ def step_memory(
     ranks = require_int("tensor_parallel_size", tensor_parallel_size, 1, MAX_DIMENSION)
     size = shape.element_bytes
     logits = seqs * shape.vocab_size
+    context = _ALONE_BYTES if ranks == 1 else _LINKED_BYTES if has_links else _PCIE_BYTES
     return StepMemory(
         forward_bytes=tokens * size * _forward_quarters(shape, ranks) // 4,
         sampling_bytes=tokens * shape.hidden_size * size + logits * (10 * size + _sampler_tenths(sampler)) // 10,
         workspace_bytes=tokens * size * _workspace_elements(shape, ranks),
-        context_bytes=_ALONE_BYTES if ranks == 1 else _LINKED_BYTES if has_links else _PCIE_BYTES,
+        context_bytes=context + _RECENT_BYTES * (num_graph_layers > 0) + _SHARED_BYTES * has_shared_memory,
         encoder_bytes=0 if encoder is None else encoder.bytes_of(tokens, ranks),
         graph_bytes=num_cuda_graphs(seqs) * num_graph_layers * _GRAPH_LAYER_BYTES,
     )

@@ -19,8 +19,8 @@ class Gpu:
 
     memory_gib: as a program sees it. source: where that was published. has_links: whether GPUs of this kind stand in
     servers with links of their own (NVLink, Infinity Fabric), whose libraries keep buffers. has_small_step: whether
-    vLLM computes smaller steps on it than its memory would suggest: it excepts the A100 by name, and memory shared with
-    a CPU.
+    vLLM computes smaller steps on it than its memory would suggest: it excepts the A100 by name. has_shared_memory:
+    whether its memory is the CPU's too; steps are small there as well.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Gpu:
     source: str
     has_links: bool = False
     has_small_step: bool = False
+    has_shared_memory: bool = False
 
 
 _GITHUB = "https://github.com/"
@@ -39,7 +40,13 @@ _GPUS = (
     Gpu("a100-80gb", 79.25, _GITHUB + "HiDream-ai/VAREdit/issues/6", has_links=True, has_small_step=True),
     Gpu("a6000", 47.54, _GITHUB + "google-research/semivl/issues/18"),
     Gpu("b200", 178.35, _GITHUB + "pytorch/ao/pull/4002", has_links=True),
-    Gpu("gb10", 121.69, _GITHUB + "MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks/issues/47", has_small_step=True),
+    Gpu(
+        "gb10",
+        121.69,
+        _GITHUB + "MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks/issues/47",
+        has_small_step=True,
+        has_shared_memory=True,
+    ),
     Gpu("h20", 95.08, _GITHUB + "sgl-project/sglang/issues/10736", has_links=True),
     Gpu("h100", 79.19, _GITHUB + "llm-d-incubation/llm-d-planner/pull/205", has_links=True),
     Gpu("h200", 139.80, _GITHUB + "aimosprite/slime/tree/main/examples/scaffolding", has_links=True),

@@ -110,6 +110,7 @@ class Activations:
             tensor_parallel_size=ranks,
             sampler=self.step.sampler,
             has_links=self.step.gpu is None or self.step.gpu.has_links,
+            has_shared_memory=self.step.gpu is not None and self.step.gpu.has_shared_memory,
             num_graph_layers=self.step.num_graph_layers,
             encoder=self.step.encoder,
         )
