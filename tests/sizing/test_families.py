@@ -281,6 +281,8 @@ def test_an_architecture_names_a_model_whose_type_is_not_known() -> None:
         ({**DEEPSEEK_V32, "index_topk_freq": 4}, "index_topk_freq is 4; it can change what a layer keeps"),
         ({**GLM_5_2, "indexer_types": ["full"]}, "indexer_types has 1 entries; num_hidden_layers is 78"),
         ({**MISTRAL_PARAMS, "n_kv_groups": 2}, "n_kv_groups is 2"),
+        ({"model_type": "longcat_flash", "num_layers": 28, "num_hidden_layers": 28, "hidden_size": 6144,
+          "num_attention_heads": 64}, "num_hidden_layers is 28; it must be twice num_layers, 28"),
         ({"model_type": "bert", "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8},
          "is_decoder is not true"),
     ],

@@ -70,10 +70,9 @@ def read_layers(fields: ConfigFields) -> tuple[tuple[AttentionLayer, ...], tuple
     kinds = layer_kinds(known, num_layers, family.rule)
     num_own = num_layers - _num_shared(known, num_layers)
     attention = [
-        layer
+        _attention_layer(known, index, kinds[index], num_layers)
         for index in range(num_own)
         if kinds[index] in _WITH_KEYS
-        for layer in _attention_layers(known, index, kinds[index], num_layers)
     ]
     states = [_state_layer(known, family, i, kind) for i, kind in enumerate(kinds) if kind in _WITH_STATE]
     return tuple(attention), tuple(states)
@@ -142,6 +141,14 @@ def _num_layers(fields: FamilyFields) -> int:
     listed = num_listed_layers(fields)
     if fields.fixed("is_listed", False) and listed is not None:  # Nemotron-H ignores a number beside its list
         return require_int("num_hidden_layers", listed, 1, MAX_LAYERS)
+    if "num_layers" in fields.read_names:  # LongCat has two attentions in each of these layers
+        attentions = 2 * fields.count("num_layers", high=MAX_LAYERS // 2)
+        if fields.count("num_hidden_layers", default=attentions) != attentions:
+            raise InvalidArgument(
+                f"num_hidden_layers is {shown(fields.get('num_hidden_layers'))}; it must be twice num_layers, "
+                f"{attentions // 2}"
+            )
+        return attentions
     return fields.count("num_hidden_layers", default=listed, high=MAX_LAYERS)
 
 
@@ -163,13 +170,7 @@ def _state_layer(fields: FamilyFields, family: Family, index: int, kind: str) ->
     return family.state(fields, index)
 
 
-def _attention_layers(fields: FamilyFields, index: int, kind: str, num_layers: int) -> list[AttentionLayer]:
-    """Return the attentions of a layer: one, or the two of LongCat's, numbered through the model."""
-    count = fields.fixed("attentions_per_layer", 1)
-    return [_attention_layer(fields, index, kind, count * index + part, num_layers) for part in range(count)]
-
-
-def _attention_layer(model: FamilyFields, index: int, kind: str, number: int, num_layers: int) -> AttentionLayer:
+def _attention_layer(model: FamilyFields, index: int, kind: str, num_layers: int) -> AttentionLayer:
     fields = model.of_layer(index)
     assert isinstance(fields, FamilyFields)
     window = _window(fields, kind)
@@ -178,11 +179,11 @@ def _attention_layer(model: FamilyFields, index: int, kind: str, number: int, nu
         latent = fields.count("kv_lora_rank") + rope
         size = _index_size(fields, index, num_layers)
         is_sparse = "index_head_dim" in fields.read_names
-        return AttentionLayer(number, 1, latent, 0, window, True, size, rope if is_sparse else 0)
+        return AttentionLayer(index, 1, latent, 0, window, True, size, rope if is_sparse else 0)
     key_size = _head_size(fields, kind)
     value_size = _value_size(fields, kind, key_size)
     index_size = _sparse_size(fields) if kind == INDEXED else 0
-    return AttentionLayer(number, _num_kv_heads(fields, kind), key_size, value_size, window, index_size=index_size)
+    return AttentionLayer(index, _num_kv_heads(fields, kind), key_size, value_size, window, index_size=index_size)
 
 
 def _is_latent(fields: FamilyFields) -> bool:

@@ -196,25 +196,25 @@ class KVCacheSpec:
     ) -> KVCacheSpec:
         """Return the spec of a Hugging Face model.
 
-        config: a dict, an object with attributes (transformers' configs, nested ones too), or a path to a config.json
-            or to the folder that holds it.
+        config: a dict, an object with attributes (transformers' configs, nested ones too), or a path to a config.json,
+            to Mistral's params.json, or to the folder that holds it.
         dtype: of the cache; the config's own if None. state_dtype: of recurrent states; what the config says if None,
             and float32, the wider of what engines use, if it does not.
 
-        O(layers). Raises `InvalidArgument` naming the field that is missing, out of range or not understood,
-        `ModelError` for a file that cannot be read.
+        O(layers). Raises `InvalidArgument` naming the field that is missing, out of range or not understood, or
+        `model_type` if its family is not known (`docs/sizing.md`), `ModelError` for a file that cannot be read.
         """
         fields = ConfigFields(config)
         layers, states = read_layers(fields)
-        own = fields.outer("dtype", "torch_dtype") or family_of(fields).fixed.get("dtype")
-        if own is None and dtype is None:
-            raise InvalidArgument("dtype is missing from the config; give the cache's, as in dtype='bfloat16'")
         if states and not layers:
             size = sum(part.elements() for layer in states for part in layer.parts)
             raise InvalidArgument(
                 f"model_type is {fields.model_type!r}; its {len(states)} layers keep a state of {size} elements a "
                 f"sequence, and no keys or values: there are no blocks to count"
             )
+        own = fields.outer("dtype", "torch_dtype") or family_of(fields).fixed.get("dtype")
+        if own is None and dtype is None:
+            raise InvalidArgument("dtype is missing from the config; give the cache's, as in dtype='bfloat16'")
         state = state_dtype or fields.get("mamba_ssm_cache_dtype", "mamba_ssm_dtype") or "float32"
         return cls(
             layers=layers,
