@@ -377,8 +377,27 @@ class Engine:
         self._scheduler.abort_all()
 
     def preempt_all(self) -> None:
-        """Free the blocks of all that runs and queue it again with its tokens; it will find much of it cached."""
-        self._scheduler.preempt_all()
+        """Free the blocks of all that runs or is swapped out and queue it again with its tokens.
+
+        It will find much of it cached.
+        """
+        self._scheduler.forget_swapped()
+        self._scheduler.preempt_running()
+
+    def forget_computed(self) -> None:
+        """Forget every key, value and state, so that all tokens are computed again: the model has new weights.
+
+        Call it after the weights were replaced in place, before the next step. Requests keep the tokens that they
+        have; hand-overs on their way are refused (docs/engine.md, "New weights"). Raises `InvalidArgument` for an
+        engine of several ranks: the models of the others keep the old weights. O(blocks).
+        """
+        if self.num_ranks > 1:
+            raise InvalidArgument(
+                f"forget_computed: the engine has {self.num_ranks} ranks, and new weights reach this process's model "
+                "only; make a new engine"
+            )
+        self.preempt_all()
+        self.cache.reset_prefix_cache()
 
     @property
     def attention_backend(self) -> str:
@@ -434,7 +453,7 @@ class Engine:
         """Run one step: schedule, compute, choose tokens, and end what is finished.
 
         only: ids of the requests that take part; the others sit still. If it raises, every request is dropped and its
-        blocks are freed; with keep_on_error they are queued again instead (`preempt_all`), with the tokens that they
+        blocks are freed; with keep_on_error they are queued again instead, with the tokens that they
         had before the step. Either way nothing that was not computed can be hit.
         """
         self._ranks.require_all()
@@ -533,7 +552,7 @@ class Engine:
             self._scheduler.forget_swapped()
             self.cache.reset_prefix_cache()
         if keep:
-            self._scheduler.preempt_all()
+            self._scheduler.preempt_running()
         else:
             self._scheduler.abort_all()
 

@@ -59,15 +59,15 @@ def offload_of(
     from ..tiers import Offload
 
     model, cache = parts.borrowed.model, parts.cache
-    model_is: list[dict[str, str]] = []
     blocks, states, others = ranks.objects(parts.kv_cache, parts.shape, buffer_bytes)
 
+    first, first_generation = fingerprint_of(model), cache.generation
+
     def model_now() -> dict[str, Any]:
-        """The fingerprint is taken here once, and again by the offload when the cache was reset."""
-        own = model_is.pop() if model_is else fingerprint_of(model)
+        """Return the fingerprint taken here, and a new one after the cache was reset: the weights may be others."""
+        own = first if cache.generation == first_generation else fingerprint_of(model)
         return {**own, "ranks": others} if others else own
 
-    model_is.append(fingerprint_of(model))
     return Offload(
         cache, blocks, tiers, model_now, step_tokens=step_tokens, on_plan=carry_out, clock=clock, states=states
     )

@@ -128,7 +128,7 @@ class Scheduler:
             self._preemptor.forget(branch)
             (self.running if branch in self.running else self.waiting).remove(branch)
 
-    def preempt_all(self) -> None:
+    def preempt_running(self) -> None:
         """Free the blocks of all that runs and queue it again, with its tokens. It does not count as preemption."""
         for branch in list(self.running):
             self._preemptor.forget(branch)
@@ -136,7 +136,7 @@ class Scheduler:
         self.running.clear()
 
     def forget_swapped(self) -> None:
-        """Have all that waits in the CPU pool computed again."""
+        """Free what waits in the CPU pool, and what tiers load for others: all that waits is computed again."""
         for branch in self.waiting:
             self._preemptor.forget(branch)
 
