@@ -29,6 +29,46 @@ def test_a_common_beginning_is_taken_once() -> None:
     assert plan.all_fit
 
 
+@pytest.mark.parametrize("num_cpu_blocks", [0, 60])
+def test_group_of_answers_is_preempted_and_readmitted_as_one(num_cpu_blocks: int) -> None:
+    """In as many blocks as before, once `can_allocate_batch` says so, or with `swap_out` and `swap_in`."""
+    draw = random.Random(f"{run_seed()} group {num_cpu_blocks}")
+    num_waits = 0
+    for _ in range(60):
+        cache = Checked(num_blocks=30, max_num_seqs=12, max_model_len=128, num_cpu_blocks=num_cpu_blocks)
+        first = cache.prefilled(prompt(1, draw.randrange(1, 14)))
+        group = [first, *cache.fork(first, 3)]
+        for step in range(draw.randrange(1, 6)):
+            cache.append(group, [100 * step + number for number in range(4)])
+            cache.commit(group, cache.reserve(group).num_scheduled)
+        tokens = [cache.token_ids(seq).tolist() for seq in group]
+        used = cache.num_used_blocks
+        if num_cpu_blocks:
+            cache.swap_out(group)
+        else:
+            cache.free(group)
+        assert cache.num_used_blocks == 0
+        other = cache.prefilled(prompt(2, draw.randrange(1, 100)))
+        before = snapshot(cache.cache)
+        fits = cache.can_swap_in(group) if num_cpu_blocks else cache.can_allocate_batch(tokens) is Admission.OK
+        if not fits:
+            num_waits += 1
+            with pytest.raises(OutOfBlocks):
+                cache.swap_in(group) if num_cpu_blocks else cache.allocate_batch(tokens)
+            assert snapshot(cache.cache) == before
+            cache.free(other)
+        held = cache.num_used_blocks
+        if num_cpu_blocks:
+            cache.swap_in(group)
+        else:
+            group = [cache.allocate(each, resumed=True) for each in tokens]
+            while cache.num_computed_tokens(group).sum() < cache.num_tokens(group).sum():
+                cache.commit(group, cache.reserve(group).num_scheduled)
+        assert cache.num_used_blocks - held <= used
+        assert [cache.token_ids(seq).tolist() for seq in group] == tokens
+    assert num_waits
+
+
 def test_the_names_go_with_the_prompts() -> None:
     cache = Checked()
     seqs = cache.allocate_batch([prompt(1, 3), prompt(2, 3)], ["a", "b"])
