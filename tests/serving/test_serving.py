@@ -189,7 +189,8 @@ def test_usage_in_every_piece_of_a_stream(served: Running) -> None:
     )
     counts = [chunk.usage.completion_tokens for chunk in chunks]
     assert counts == sorted(counts)
-    assert (counts[0], counts[-2:]) == (1, [10, 10])
+    assert counts[-2:] == [10, 10]
+    assert (chunks[0].choices[0].delta.role, counts[0]) == ("assistant", 0)
     assert len({chunk.usage.prompt_tokens for chunk in chunks}) == 1
 
 
@@ -245,6 +246,42 @@ def test_log_probabilities_of_a_completion(served: Running) -> None:
     ] * 4
     assert found.text_offset[0] == 0
     assert served.client().completions.create(**wanted).choices[0].logprobs is None
+
+
+@pytest.mark.parametrize("stop", [None, True])
+def test_text_offsets_are_places_in_the_text(served: Running, stop: bool | None) -> None:
+    """Of parts of characters too, which have no text of their own; in a stream as in a whole answer."""
+    wanted = {"model": MODEL, "prompt": "éß漢", "max_tokens": 60, "temperature": 2, "seed": 11, "logprobs": 1}
+    if stop:
+        text = served.client().completions.create(**wanted).choices[0].text
+        wanted["stop"] = [text[len(text) // 2 :][:3]]
+    whole = served.client().completions.create(**wanted).choices[0]
+    found = whole.logprobs
+    assert "\ufffd" in found.tokens
+    assert found.text_offset == sorted(found.text_offset)
+    assert found.text_offset[0] == 0
+    assert found.text_offset[-1] <= len(whole.text)
+    for token, offset in zip(found.tokens, found.text_offset, strict=True):
+        has_text = "\ufffd" not in token and not token.startswith("<|")  # the others are a part, or special
+        is_cut = stop is not None and offset + len(token) > len(whole.text)
+        assert not has_text or is_cut or whole.text[offset:].startswith(token)
+    streamed = [
+        offset
+        for chunk in served.client().completions.create(**wanted, stream=True)
+        for choice in chunk.choices
+        if choice.logprobs
+        for offset in choice.logprobs.text_offset
+    ]
+    assert [min(offset, len(whole.text)) for offset in streamed] == found.text_offset
+
+
+@pytest.mark.parametrize("path", ["/v1/models", f"/v1/models/{MODEL}", "/health", "/version", "/metrics", "/tokenize"])
+def test_slash_at_the_end_of_a_path_changes_nothing(served: Running, path: str) -> None:
+    body = b'{"prompt": "a"}' if path == "/tokenize" else None
+    method = "POST" if body else "GET"
+    (status, _, expected), (again, _, found) = (served.call(method, path + end, body) for end in ("", "/"))
+    assert (status, again) == (200, 200)
+    assert path == "/metrics" or found == expected
 
 
 @pytest.mark.parametrize("logprobs", [0, 1, 3])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..answers import MissCauses
@@ -53,10 +53,13 @@ class Branch:
     def take(self, choice: Choice) -> NewToken:
         """Take the next token; sets `finish_reason` if it is the last."""
         self.token_ids.append(choice.token_id)
-        if self.logprobs is not None and choice.logprob is not None:
-            self.logprobs.append(choice.logprob)
         may_stop = self.num_generated > self.request.sampling.min_tokens
         piece = self.text.push(choice.token_id, may_stop)
+        logprob = choice.logprob
+        if logprob is not None:
+            logprob = replace(logprob, text_offset=self.text.offset)
+            if self.logprobs is not None:
+                self.logprobs.append(logprob)
         if self.text.is_stopped or (may_stop and choice.token_id in self.request.stop_token_ids):
             self.finish_reason = FinishReason.STOP
         elif self.num_generated == self.request.sampling.max_tokens:
@@ -66,7 +69,7 @@ class Branch:
             if self.text.is_stopped:
                 self.finish_reason = FinishReason.STOP
         request_id = self.request.request_id
-        return NewToken(request_id, self.index, choice.token_id, piece, choice.logprob, self.finish_reason)
+        return NewToken(request_id, self.index, choice.token_id, piece, logprob, self.finish_reason)
 
     def mark(self) -> BranchMark:
         """Return what it has now, for `reset`. O(1)."""

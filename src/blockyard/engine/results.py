@@ -21,12 +21,14 @@ class FinishReason(StrEnum):
 class TokenLogprob:
     """The natural logarithm of a token's probability, and of the likeliest ones' in its place, best first.
 
-    The model's own distribution counts, before penalties, temperature and cuts.
+    The model's own distribution counts, before penalties, temperature and cuts. text_offset: characters of the
+    completion before the token; of one that is part of a character, those before the character.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    text_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)

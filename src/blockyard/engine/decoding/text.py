@@ -31,9 +31,13 @@ class IncrementalDetokenizer:
         #: Where the piece given last ends, and how many characters of the decoded window were given.
         self._settled = 0
         self._num_given = 0
+        self._num_held = 0
+        #: Characters that the last token made certain, of earlier tokens whose bytes cannot be read (U+FFFD).
+        self.num_unread = 0
 
     def push(self, token_id: int) -> str:
         """Take a token; returns the text that is certain now and was not before."""
+        self.num_unread = 0
         if token_id in self._special_ids:
             return ""
         self._token_ids.append(token_id)
@@ -42,6 +46,8 @@ class IncrementalDetokenizer:
         if len(window) - len(certain) > _MAX_HELD:
             certain = window
         piece = certain[self._num_given :]
+        self.num_unread = min(self._num_held, len(piece) - len(piece.lstrip(_UNKNOWN)))
+        self._num_held = len(window) - len(certain)
         self._num_given = max(self._num_given, len(certain))
         if piece and certain == window:
             self._advance()
@@ -55,11 +61,11 @@ class IncrementalDetokenizer:
 
     def mark(self) -> tuple[int, ...]:
         """Return where it is now, for `reset`."""
-        return len(self._token_ids), self._start, self._settled, self._num_given
+        return len(self._token_ids), self._start, self._settled, self._num_given, self._num_held
 
     def reset(self, mark: tuple[int, ...]) -> None:
         """Go back to where it was."""
-        num_tokens, self._start, self._settled, self._num_given = mark
+        num_tokens, self._start, self._settled, self._num_given, self._num_held = mark
         del self._token_ids[num_tokens:]
 
     def _advance(self) -> None:
@@ -97,6 +103,11 @@ class StopStrings:
         self._held = text[keep:]
         return text[:keep]
 
+    @property
+    def num_held(self) -> int:
+        """Count the characters that are held back."""
+        return len(self._held)
+
     def finish(self) -> str:
         """Return what was held back: no more is to come."""
         held, self._held = self._held, ""
@@ -126,6 +137,9 @@ class GeneratedText:
         self._detokenizer = None if tokenizer is None else IncrementalDetokenizer(tokenizer)
         self._stops = StopStrings(stops)
         self._pieces: list[str] = []
+        self._num_given = 0
+        #: Characters before the token that was pushed last, or before the character that it is a part of.
+        self.offset = 0
 
     @property
     def text(self) -> str:
@@ -141,7 +155,9 @@ class GeneratedText:
         """Take a token; returns the text that is certain now. may_stop: whether stop strings are looked for in it."""
         if self._detokenizer is None:
             return ""
+        self.offset = self._num_given + self._stops.num_held
         piece = self._detokenizer.push(token_id)
+        self.offset += self._detokenizer.num_unread
         return self._note(self._stops.push(piece) if may_stop else piece)
 
     def finish(self, may_stop: bool = True) -> str:
@@ -159,6 +175,7 @@ class GeneratedText:
     def reset(self, mark: TextMark) -> None:
         """Go back to where it was, as if nothing had come since."""
         num_pieces, stops, detokenizer = mark
+        self._num_given -= sum(map(len, self._pieces[num_pieces:]))
         del self._pieces[num_pieces:]
         self._stops.reset(stops)
         if self._detokenizer is not None:
@@ -167,4 +184,5 @@ class GeneratedText:
     def _note(self, piece: str) -> str:
         if piece:
             self._pieces.append(piece)
+            self._num_given += len(piece)
         return piece

@@ -108,6 +108,26 @@ class CountedRequests:
             self._figures.count(route, scope["method"], status, time.perf_counter() - started)
 
 
+class PathsWithSlash:
+    """ASGI around the application: answers a path with a slash at its end as it does without, and redirects nobody.
+
+    A redirect would name the scheme that this server sees, http behind a proxy, and send the client's key there.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on. O(1)."""
+        if scope["type"] == "http" and len(scope["path"]) > 1 and not _is_page(scope["path"]):
+            scope["path"] = scope["path"].rstrip("/") or "/"
+        await self._app(scope, receive, send)
+
+
+def _is_page(path: str) -> bool:
+    return path.startswith("/ui/")
+
+
 def create_app(
     engine: Engine,
     model_name: str,
@@ -180,6 +200,7 @@ def app_of(
     app.state.stop_seconds = service.limits.drain_seconds  # for the step that runs when the application ends
     app.include_router(openai_routes(service, guard))
     app.add_middleware(CountedRequests, figures=figures)
+    app.add_middleware(PathsWithSlash)
     app.include_router(operator_routes(service, page, has_ui))
     app.include_router(tokenizer_routes(service, encoder, block_size, guard))
     allow_origins(app, cors_origins)

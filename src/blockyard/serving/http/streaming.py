@@ -20,31 +20,33 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class Pieces:
-    """Turns a run's tokens into the choices of a stream, and knows how much text of each completion is out."""
+    """Turns a run's tokens into the choices of a stream."""
 
     def __init__(self, form: Form, num_completions: int) -> None:
         self._form = form
         self._num_completions = num_completions
-        self._num_characters: dict[int, int] = {}
+        self._has_begun: set[int] = set()
 
     def of(self, position: int, token: NewToken) -> list[Choice]:
         """Return the choices of a token of the prompt at `position`; none if its text is held back. O(its text)."""
-        index = position * self._num_completions + token.index
-        choices = self._opening(index)
+        index, choices = self._index(position, token), []
         if token.text or token.logprob is not None:
-            offset = self._num_characters[index]
-            choices.append(self._form.text_choice(index, token.text, token.logprob, offset))
-            self._num_characters[index] += len(token.text)
+            choices.append(self._form.text_choice(index, token.text, token.logprob))
         if token.finish_reason is not None:
             choices.append(self._form.end_choice(index, str(token.finish_reason)))
         return choices
 
-    def _opening(self, index: int) -> list[Choice]:
-        if index in self._num_characters:
+    def opening(self, position: int, token: NewToken) -> list[Choice]:
+        """Return what is sent before a completion's first token, which `token` may be. O(1)."""
+        index = self._index(position, token)
+        if index in self._has_begun:
             return []
-        self._num_characters[index] = 0
+        self._has_begun.add(index)
         opening = self._form.opening(index)
         return [] if opening is None else [opening]
+
+    def _index(self, position: int, token: NewToken) -> int:
+        return position * self._num_completions + token.index
 
 
 class EventStream(Response):
@@ -85,19 +87,21 @@ class EventStream(Response):
         pieces = Pieces(self._form, self._run.jobs[0].num_completions)
         async with contextlib.aclosing(self._run.events()) as lists:
             async for happened in lists:
-                events = []
+                events: list[bytes] = []
                 for position, event in happened:
                     if isinstance(event, NewToken):
+                        events += self._encoded(pieces.opening(position, event))
                         self._num_tokens += 1
-                        events += [self._encoded(self._form.chunk(choice)) for choice in pieces.of(position, event)]
+                        events += self._encoded(pieces.of(position, event))
                 if events:
                     yield b"".join(events)
         if self._wants_usage:
             yield _event(self._form.usage_chunk(list(self._run.finished.values())))
 
-    def _encoded(self, chunk: dict[str, Any]) -> bytes:
+    def _encoded(self, choices: list[Choice]) -> list[bytes]:
         # Where usage is wanted, OpenAI's API says null in every piece but the last.
-        return _event({**chunk, "usage": self._usage_so_far()} if self._wants_usage else chunk)
+        more = {"usage": self._usage_so_far()} if self._wants_usage else {}
+        return [_event({**self._form.chunk(choice), **more}) for choice in choices]
 
     def _usage_so_far(self) -> dict[str, int] | None:
         if not self._wants_continuous_usage:

@@ -9,6 +9,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...engine import Completion, GenerationResult, TokenLogprob
@@ -34,17 +35,13 @@ class TokenTexts:
         """{"content": [{"token", "logprob", "bytes", "top_logprobs"}, ...]}."""
         return {"content": [self._chat_token(one) for one in found], "refusal": None}
 
-    def for_completion(self, found: list[TokenLogprob], offset: int) -> dict[str, Any]:
-        """Four lists of equal length. offset: characters of the completion before the first of these tokens."""
-        tokens = [self.text(one.token_id) for one in found]
-        offsets = [offset]
-        for token in tokens:
-            offsets.append(offsets[-1] + len(token))
+    def for_completion(self, found: list[TokenLogprob]) -> dict[str, Any]:
+        """Return four lists of equal length."""
         return {
-            "tokens": tokens,
+            "tokens": [self.text(one.token_id) for one in found],
             "token_logprobs": [one.logprob for one in found],
             "top_logprobs": [self._by_text(one) for one in found],
-            "text_offset": offsets[:-1],
+            "text_offset": [one.text_offset for one in found],
         }
 
     def _by_text(self, one: TokenLogprob) -> dict[str, float]:
@@ -119,8 +116,8 @@ class Form(ABC):
         return None
 
     @abstractmethod
-    def text_choice(self, index: int, text: str, logprob: TokenLogprob | None, offset: int) -> Choice:
-        """Return a piece of text. offset: characters of the completion before it."""
+    def text_choice(self, index: int, text: str, logprob: TokenLogprob | None) -> Choice:
+        """Return a piece of text."""
 
     @abstractmethod
     def end_choice(self, index: int, finish_reason: str) -> Choice:
@@ -137,19 +134,21 @@ class CompletionForm(Form):
     piece = "text_completion"
     prefix = "cmpl"
 
-    def text_choice(self, index: int, text: str, logprob: TokenLogprob | None, offset: int) -> Choice:
+    def text_choice(self, index: int, text: str, logprob: TokenLogprob | None) -> Choice:
         """Return a piece of text, with the offset of its token."""
-        return self._make(index, text, [logprob] if logprob else [], offset, None)
+        return self._make(index, text, [logprob] if logprob else [], None)
 
     def end_choice(self, index: int, finish_reason: str) -> Choice:
         """Return the end of a completion: no text, and the reason."""
-        return self._make(index, "", [], 0, finish_reason)
+        return self._make(index, "", [], finish_reason)
 
     def _choice(self, index: int, completion: Completion) -> Choice:
-        return self._make(index, completion.text, completion.logprobs or [], 0, str(completion.finish_reason))
+        end = len(completion.text)  # a stop string is cut off, and tokens within it stand at the end
+        found = [replace(one, text_offset=min(one.text_offset, end)) for one in completion.logprobs or []]
+        return self._make(index, completion.text, found, str(completion.finish_reason))
 
-    def _make(self, index: int, text: str, found: list[TokenLogprob], offset: int, reason: str | None) -> Choice:
-        logprobs = self._texts.for_completion(found, offset) if self._wants_logprobs and found else None
+    def _make(self, index: int, text: str, found: list[TokenLogprob], reason: str | None) -> Choice:
+        logprobs = self._texts.for_completion(found) if self._wants_logprobs and found else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
@@ -164,7 +163,7 @@ class ChatForm(Form):
         """Return the role, which a chat sends before any text."""
         return self._delta(index, {"role": "assistant", "content": ""}, [], None)
 
-    def text_choice(self, index: int, text: str, logprob: TokenLogprob | None, offset: int) -> Choice:  # noqa: ARG002
+    def text_choice(self, index: int, text: str, logprob: TokenLogprob | None) -> Choice:
         """Return a piece of text as a delta."""
         return self._delta(index, {"content": text}, [logprob] if logprob else [], None)
 
