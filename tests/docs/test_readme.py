@@ -80,11 +80,11 @@ def test_a_readme_stays_short() -> None:
 
 
 def listed_extras(readme: str) -> dict[str, set[str]]:
-    """Of the lines `pip install '.[extra]'  # what: these, those`: the names from the colon to a semicolon."""
-    commands = re.findall(r"^ +pip install ('\.\[\w+\]'|\.) +# (.*(?:\n +#.*)*)$", readme, flags=re.MULTILINE)
+    """Of the lines `pip install 'blockyard[extra]'  # what: these, those`: the names from the colon to a semicolon."""
+    line = r"^ +pip install (?:'blockyard\[(\w+)\]'|\.) +# (.*(?:\n +#.*)*)$"
     return {
-        command.strip("'.[]"): set(re.findall(r"[\w-]+", comment.partition(":")[2].partition(";")[0]))
-        for command, comment in commands
+        extra: set(re.findall(r"[\w-]+", comment.partition(":")[2].partition(";")[0]))
+        for extra, comment in re.findall(line, readme, flags=re.MULTILINE)
     }
 
 
@@ -100,8 +100,17 @@ def test_the_readme_lists_every_extra_with_all_that_it_installs() -> None:
 
 
 def test_an_extra_is_read_from_a_line_and_the_next() -> None:
-    text = "    pip install '.[a]'   # this: b, c-d,\n                         # e; not f\n    pip install .  # it: g\n"
+    text = "  pip install 'blockyard[a]'  # this: b, c-d,\n                   # e; not f\n    pip install .  # it: g\n"
     assert listed_extras(text) == {"a": {"b", "c-d", "e"}, "": {"g"}}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_extras_compile_nothing_and_torch_comes_before_the_engine(page: Path) -> None:
+    """An extra of the checkout builds it again; and unasked, pip takes the torch with all of CUDA."""
+    text = page.read_text()
+    assert not re.search(r"pip install [^\n]*'\.\[", text)
+    first = re.search(r"pip install 'blockyard\[[^\]]*(?:engine|serve)", text)
+    assert first is None or "torch" in text[: text.find("\n\n", first.start())]
 
 
 def test_every_example_without_a_model_is_run() -> None:
