@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := setup.py pyproject.toml src/blockyard/ids.py src/blockyard/windows.py src/blockyard/_sources.py src/blockyard/_generated_c.py $(wildcard src/blockyard/core/*.py src/blockyard/core/*/*.py src/blockyard/events/tables/*.py src/blockyard/lab/simulation/*.py)
 # mypy reads the stubs of these; so it is given their sources once more.
-STUBBED := $(wildcard src/blockyard/core/*.pyi)
+STUBBED := $(shell find src -name "*.pyi")
 # Tests run in n processes, two more than two cores: many wait for others. 0 is this one alone, for a debugger.
 TEST_PROCESSES ?= 4
 export OMP_WAIT_POLICY := PASSIVE

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,19 @@ def test_every_source_with_a_stub_is_compiled() -> None:
     """The build checks the bodies of compiled sources; mypy alone reads only the stub."""
     assert sorted(PACKAGE_DIR.rglob("*.pyi")) == sorted(stub_of(name) for name in STUBBED)
     assert all(name.startswith("core/") for name in STUBBED)
+
+
+def test_every_stub_is_in_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["blockyard"]
+    assert {stub_of(name) for name in STUBBED} <= {path for each in patterns for path in PACKAGE_DIR.glob(each)}
+
+
+@pytest.mark.skipif(shutil.which("make") is None or not (ROOT / "Makefile").exists(), reason="needs make")
+def test_lint_checks_every_source_with_a_stub() -> None:
+    command = ["make", "-s", "--eval", "stubbed: ; @echo $(STUBBED:.pyi=.py)", "stubbed"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert sorted(found) == sorted(str((PACKAGE_DIR / name).relative_to(ROOT)) for name in STUBBED)
 
 
 @pytest.mark.drawn
