@@ -69,11 +69,14 @@ class EncoderShape:
     patches_per_token: int
     max_item_tokens: int
 
-    def bytes_of(self, max_num_batched_tokens: int, ranks: int) -> int:
-        """Count the bytes of the tensors of one layer, for as many images of the largest size as a step takes. O(1)."""
+    def bytes_of(self, max_num_batched_tokens: int) -> int:
+        """Count the bytes of the tensors of one layer, for as many images of the largest size as a step takes.
+
+        Ranks share the weights, and gather queries, keys and values whole. O(1).
+        """
         items = max(1, max_num_batched_tokens // self.max_item_tokens)
         patches = items * self.max_item_tokens * self.patches_per_token
-        return patches * 2 * (2 * -(-self.mlp_size // ranks) + self.hidden_size)
+        return patches * 2 * (2 * self.mlp_size + self.hidden_size)
 
 
 def step_memory(
@@ -111,7 +114,7 @@ def step_memory(
         sampling_bytes=tokens * shape.hidden_size * size + logits * (10 * size + _sampler_tenths(sampler)) // 10,
         workspace_bytes=tokens * size * _workspace_elements(shape, ranks),
         context_bytes=context + _RECENT_BYTES * (num_graph_layers > 0) + _SHARED_BYTES * has_shared_memory,
-        encoder_bytes=0 if encoder is None else encoder.bytes_of(tokens, ranks),
+        encoder_bytes=0 if encoder is None else encoder.bytes_of(tokens),
         graph_bytes=num_cuda_graphs(seqs) * num_graph_layers * _GRAPH_LAYER_BYTES,
     )
 

@@ -53,6 +53,8 @@ _GPUS = (
     Gpu("l4", 22.03, _GITHUB + "ArcInstitute/evo2/issues/190"),
     Gpu("l40", 44.40, _GITHUB + "QwenLM/Qwen3-VL/issues/2097"),
     Gpu("l40s", 44.42, _GITHUB + "stepfun-ai/Step-Video-T2V/issues/8"),
+    # Logs of vLLM say 191.69; the address has the data sheet's 192.
+    Gpu("mi300x", 191.69, _GITHUB + "ROCm/legacy-rocm-build/pull/3417", has_links=True),
     Gpu("rtx-3090", 23.58, _GITHUB + "vllm-project/vllm/issues/10517"),
     Gpu("rtx-4090", 23.52, _GITHUB + "Soul-AILab/SoulX-FlashTalk/issues/5"),
     Gpu("rtx-5090", 31.40, _GITHUB + "noonghunna/club-3090/issues/1087"),

@@ -138,6 +138,14 @@ def _gemma_4(layers: int, hidden: int, heads: int, kv_heads: int, period: int = 
     return {"model_type": "gemma4", "text_config": text, "vision_config": _GEMMA_4_IMAGES}
 
 
+def _gemma_4_small(layers: int, hidden: int, kv_heads: int, mlp: int, shared: int, period: int) -> dict[str, Any]:
+    """With an embedding a layer; the last `shared` layers keep no keys and values, and E2B's have twice the MLP."""
+    sizes = {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "sliding_window": 512}
+    sizes |= {"num_kv_shared_layers": shared, "use_double_wide_mlp": period == 5, "intermediate_size": mlp}
+    config = _gemma_4(layers, hidden, 8, kv_heads, period, **sizes)
+    return {**config, "vision_config": _GEMMA_4_SMALL_IMAGES, "audio_config": {"model_type": "gemma4_audio"}}
+
+
 def _glm_4_5(layers: int, hidden: int, has_norms: bool, **others: Any) -> dict[str, Any]:
     flags = {"attention_bias": True, "use_qk_norm": has_norms, "num_nextn_predict_layers": 1}
     return _plain("glm4_moe", layers, hidden, 96, 8, head_dim=128, **flags, **others)
@@ -215,6 +223,22 @@ _BAMBA = {
     "mamba_n_heads": 128,
 }
 _FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["gate", "lm_head"]}
+_INT4 = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True},
+        }
+    },
+    "ignore": [
+        "lm_head",
+        "re:.*self_attn.*",
+        "re:.*shared_experts.*",
+        "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+    ],
+}
 _MXFP4 = {
     "quant_method": "mxfp4",
     "modules_to_not_convert": [
@@ -251,6 +275,15 @@ _GEMMA_4_IMAGES = {
     "patch_size": 16,
     "pooling_kernel_size": 3,
     "position_embedding_size": 10240,
+}
+_GEMMA_4_SMALL_IMAGES = {
+    **_GEMMA_4_IMAGES,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "head_dim": 64,
 }
 _LLAMA_4_IMAGES = {
     "model_type": "llama4_vision_model",
@@ -358,6 +391,11 @@ _MODELS = (
         _deepseek("kimi_k2", 61, 7168, 64, quantization_config=_FP8, **_routed(18432, 163840, 2048, 384, 8, 1, 1)),
         1_026_408_232_448,
     ),
+    KnownModel(
+        "kimi-k2-thinking",
+        _deepseek("kimi_k2", 61, 7168, 64, quantization_config=_INT4, **_routed(18432, 163840, 2048, 384, 8, 1, 1)),
+        1_026_408_232_448,
+    ),
     KnownModel("minimax-m2", _plain("minimax_m2", 62, 3072, 48, 8, head_dim=128, **_MINIMAX_M2), 228_689_764_864),
     KnownModel("qwen3.5-2b", _qwen_3_5(24, 2048, 8, 2, 16, image_layers=24, **_tied(6144, 248320)), 1_881_825_088),
     KnownModel("qwen3.5-4b", _qwen_3_5(32, 2560, 16, 4, 32, image_layers=24, **_tied(9216, 248320)), 4_205_751_296),
@@ -373,6 +411,8 @@ _MODELS = (
         _gemma_4(60, 5376, 32, 16, num_global_key_value_heads=4, intermediate_size=21504, **_FULL_KEYS),
         30_697_345_340,
     ),
+    KnownModel("gemma-4-e2b", _gemma_4_small(35, 1536, 1, 6144, 20, 5), 4_628_569_379),
+    KnownModel("gemma-4-e4b", _gemma_4_small(42, 2560, 2, 10240, 18, 6), 7_463_013_418),
     KnownModel(
         "gemma-4-26b-a4b",
         _gemma_4(30, 2816, 16, 8, num_global_key_value_heads=2, intermediate_size=2112, **_FULL_KEYS, **_GEMMA_4_26B),
@@ -384,6 +424,7 @@ _MODELS = (
     KnownModel("glm-4.7", _glm_4_5(92, 5120, True, **_routed(12288, 151552, 1536, 160, 8, 1, 3)), 352_797_829_024),
     KnownModel("glm-4.7-flash", _plain("glm4_moe_lite", 47, 2048, 20, 20, **_GLM_4_7_FLASH), 29_943_393_920),
     KnownModel("glm-5", _plain("glm_moe_dsa", 78, 6144, 64, 64, **_GLM_5), 743_911_218_432),
+    KnownModel("glm-5.1", _plain("glm_moe_dsa", 78, 6144, 64, 64, **_GLM_5), 743_911_218_432),
     KnownModel("llama-4-scout", _llama_4(16, 1), 107_769_861_120),
     KnownModel("llama-4-maverick", _llama_4(128, 2), 400_711_848_960),
     KnownModel("falcon-7b", _falcon(32, 4544, 71, new_decoder_architecture=False), 6_921_720_704),

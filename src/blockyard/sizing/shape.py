@@ -12,7 +12,7 @@ from .layers import MAX_DIMENSION, dtype_bytes, dtype_name
 _HIDDEN_SIZE = ("hidden_size", "n_embd", "d_model")
 _MLP_SIZE = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "moe_topk")
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "moe_topk", "top_k_experts")
 #: The fallback for an MLP whose width no config names: GPT-2's and Falcon's rule.
 _MLP_RATIO = 4
 

@@ -127,7 +127,7 @@ def plan_capacity(
     wanted = _lengths(lengths)
     at_work = _running(running, traffic, num_replicas, seconds_per_token, limit)
     require_gib("gpu_memory_gib", gpu_memory_gib, above_zero=True)
-    activations = Activations.of(activation_gib, step, gpu_memory_gib, limit)
+    activations = Activations.of(activation_gib, step, gpu_memory_gib, max_num_seqs)
     memory = GpuAssumptions(gpu_memory_gib, weights_gib, activations, gpu_memory_utilization, weights_on)
     situation = Situation(
         spec=spec,
