@@ -27,8 +27,8 @@ def required(fields: Fields, name: str) -> Any:
 
 #: Names that other tools give to the same fields: vLLM's benchmarks, aiperf and Dynamo, SGLang.
 _OTHER_NAMES = {
-    "output_length": ("output_tokens", "output_len", "num_output_tokens"),
-    "input_length": ("input_tokens", "input_len", "num_input_tokens"),
+    "output_length": ("output_tokens", "output_len", "num_output_tokens", "completion_tokens"),
+    "input_length": ("input_tokens", "input_len", "num_input_tokens", "prompt_tokens", "prompt_len"),
     "session": ("session_id", "conversation_id"),
 }
 #: Fields that say when a request arrives in a way that a trace of timestamps cannot keep.
