@@ -117,7 +117,8 @@ def token_of(name: str, place: int) -> int:
 class Engine:
     """One scheduler, stock or on a level of ours. An asynchronous one is a step ahead of its outputs.
 
-    other_class: with the class that vLLM has for the other way, as one who passes the wrong flag.
+    other_class: with the class that vLLM has for the other way, as one who passes the wrong flag. scheduler_class:
+    instead of vLLM's and ours.
     """
 
     #: Whether blocks have contents, which are checked as they are read.
@@ -127,7 +128,14 @@ class Engine:
         self, level: str, num_blocks: int, asynchronous: bool = False, other_class: bool = False, **others: Any
     ) -> None:
         self.level = level
-        classes = (StockScheduler, StockAsyncScheduler) if level == "stock" else (Scheduler, AsyncScheduler)
+        own_class = others.pop("scheduler_class", None)
+        classes = (
+            (own_class, own_class)
+            if own_class
+            else (StockScheduler, StockAsyncScheduler)
+            if level == "stock"
+            else (Scheduler, AsyncScheduler)
+        )
         options = others.pop("options", {})
         if level != "stock":
             options = {"level": level} | options

@@ -6,17 +6,21 @@ vLLM's own code makes one lead here; after that nothing of vLLM is changed.
 
 from __future__ import annotations
 
+import sys
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_manager import KVCacheManager as StockManager
 from vllm.v1.core.sched import scheduler as stock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as StockAsyncScheduler
+from vllm.v1.core.sched.interface import SchedulerInterface
 
 from ... import BlockPool
 from ...events import KVEventPublisher, PublisherError
 from .manager import KVCacheManager, why_not
-from .named import leading_here, named_manager
+from .named import NamedManager, leading_here, named_manager
 from .options import Options, options_of, require_known_vllm
 from .states import first_stop
 
@@ -90,18 +94,39 @@ def address_of(endpoint: str, rank: int) -> str:
 
 
 class OnBlockyard:
-    """What both of vLLM's schedulers get: the block manager, and where they are asked for the pool's own events."""
+    """A mixin that puts Blockyard's block manager into a scheduler of vLLM's, or one derived from it.
+
+    Name it before the scheduler: `class Ours(OnBlockyard, TheirScheduler)`. While the scheduler is made, the name
+    `KVCacheManager` leads to ours in the module of each of its classes that has vLLM's under this name. Raises
+    TypeError if the scheduler stands before the mixin, ValueError if it makes another block manager.
+    """
 
     kv_cache_manager: Any
     #: None where the option `events` is not given.
     pool_events: PoolEvents | None = None
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        for base in cls.__mro__[: cls.__mro__.index(OnBlockyard)]:
+            if issubclass(base, SchedulerInterface) and not issubclass(base, OnBlockyard):
+                raise TypeError(f"{cls.__name__} names {base.__name__} before OnBlockyard; name OnBlockyard first")
+
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         require_known_vllm()
         options = options_of(vllm_config.additional_config)
-        has_connector = vllm_config.kv_transfer_config is not None
-        with leading_here(stock, "KVCacheManager", partial(make_manager, options, has_connector)):
+        make = partial(make_manager, options, vllm_config.kv_transfer_config is not None)
+        modules = {sys.modules[each.__module__] for each in type(self).__mro__}
+        with ExitStack() as led:
+            for module in modules:
+                if getattr(module, "KVCacheManager", None) is StockManager:
+                    led.enter_context(leading_here(module, "KVCacheManager", make))
             super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
+        made = type(self.kv_cache_manager)
+        if not issubclass(made, (KVCacheManager, NamedManager)):
+            raise ValueError(
+                f"blockyard: {type(self).__name__} made a {made.__module__}.{made.__name__}; its block manager must be "
+                "vLLM's KVCacheManager, imported by this name into the module of one of its classes"
+            )
         if options.state_places:
             self.kv_cache_manager.places.queue = self.waiting  # type: ignore[attr-defined]
         if options.events:
