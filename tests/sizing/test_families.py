@@ -14,6 +14,7 @@ from blockyard.sizing.families import find_family, known_model_types
 from blockyard.sizing.field_names import can_change_cache
 
 BF16 = {"torch_dtype": "bfloat16"}
+PLAIN = {"hidden_size": 4096, "num_hidden_layers": 20, "num_attention_heads": 32, "num_key_value_heads": 8}
 STEP_3_5: dict[str, Any] = {
     **BF16,
     "model_type": "step3p5",
@@ -46,6 +47,9 @@ LING_3: dict[str, Any] = {
     "head_dim": 128,
     "layer_group_size": 5,
     "short_conv_kernel_size": 4,
+    "num_kv_heads_for_linear_attn": 0,
+    "max_window_layers": 20,
+    "gated_attention_proj_granularity_type": "head_wise",
     "kda_safe_gate": True,
     "kv_lora_rank": 512,
     "qk_rope_head_dim": 64,
@@ -278,6 +282,8 @@ def test_an_architecture_names_a_model_whose_type_is_not_known() -> None:
         ({**STEP_3_5, "attention_other_setting": {"attention_type": "sliding_attention", "share": 2}},
          "attention_other_setting.share is 2"),
         ({**STEP_3_5, "num_key_value_heads": 4}, "num_key_value_heads and num_attention_groups are 4 and 8"),
+        ({**LING_3, "num_kv_heads_for_linear_attn": 4}, "num_kv_heads_for_linear_attn is 4; it must be 0 or"),
+        ({**MIMO_V2, "hybrid_layer_pattern": [0] + [1] * 47}, "swa_num_key_value_heads is missing"),
         ({**DEEPSEEK_V32, "index_topk_freq": 4}, "index_topk_freq is 4; it can change what a layer keeps"),
         ({**GLM_5_2, "indexer_types": ["full"]}, "indexer_types has 1 entries; num_hidden_layers is 78"),
         ({**MISTRAL_PARAMS, "n_kv_groups": 2}, "n_kv_groups is 2"),
@@ -343,6 +349,30 @@ def test_fields_of_weights_positions_and_experts_are_harmless() -> None:
     first_k_dense_replace moe_layer_freq mlp_layer_types num_nextn_predict_layers qk_layernorm embedding_multiplier
     """
     assert [name for name in names.split() if can_change_cache(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("model_type", "names"),
+    [
+        ("deepseek_v3", "aux_loss_alpha ep_size moe_layer_freq n_group qk_nope_head_dim seq_aux v_head_dim"),
+        ("glm4_moe", "first_k_dense_replace n_group num_nextn_predict_layers partial_rotary_factor use_qk_norm"),
+        ("qwen3_5_text", "attn_output_gate mtp_num_hidden_layers mtp_use_dedicated_embeddings"),
+        ("minimax_m2", "layernorm_full_attention_beta layernorm_linear_attention_beta mtp_transformer_layers "
+         "num_mtp_modules qk_norm_type rotary_dim shared_moe_mode"),
+        ("falcon_h1", "attention_in_multiplier key_multiplier lm_head_multiplier mamba_use_mlp mlp_expansion_factor "
+         "ssm_in_multiplier"),
+        ("jamba", "calc_logits_for_entire_prompt expert_layer_offset mamba_inner_layernorms num_logits_to_keep"),
+        ("gemma3n_text", "altup_active_idx altup_num_inputs hidden_size_per_layer_input laurel_rank"),
+        ("llama4_text", "attn_scale attn_temperature_tuning floor_scale interleave_moe_layer_step use_qk_norm"),
+        ("phi3", "full_attn_mod interpolate_factor lm_head_bias original_max_position_embeddings"),
+        ("cohere2", "order_of_interleaved_layers use_embedding_sharing use_gated_activation use_parallel_block"),
+        ("kimi_linear", "mla_use_nope moe_renormalize num_expert_group num_shared_experts"),
+        ("ernie4_5_moe", "compression_ratio moe_k moe_layer_start_index moe_layer_end_index moe_layer_interval"),
+    ],
+)  # fmt: skip
+def test_fields_of_published_files_that_change_nothing(model_type: str, names: str) -> None:
+    config = {**PLAIN, "model_type": model_type, **BF16}
+    assert KVCacheSpec.from_config({**config, **dict.fromkeys(names.split(), 7)}) == KVCacheSpec.from_config(config)
 
 
 # ---------------------------------------------------------------- the table

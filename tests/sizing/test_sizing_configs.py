@@ -124,7 +124,11 @@ def test_what_is_no_config_is_refused(config: object) -> None:
         ("cwm", {"sliding_window": 8}, "FSSS"),
         ("muse_glimmer_text", {"sliding_window": 8, "num_hidden_layers": 6}, "SFSSSF"),
         ("mimo_v2_flash", {"sliding_window": 8, "num_hidden_layers": 7}, "FSSSSFS"),
-        ("mimo_v2_flash", {"sliding_window": 8, "hybrid_layer_pattern": [0, 1, 1, 0]}, "FSSF"),
+        (
+            "mimo_v2_flash",
+            {"sliding_window": 8, "hybrid_layer_pattern": [0, 1, 1, 0], "swa_num_key_value_heads": 2},
+            "FSSF",
+        ),
         ("smollm3", {"use_sliding_window": True, "sliding_window": 8}, "FFFS"),
         ("dots1", {"sliding_window": 8, "max_window_layers": 2}, "FFSS"),
         ("bailing_moe_linear", {"layer_group_size": 3, "num_hidden_layers": 8}, "--F--FFF"),

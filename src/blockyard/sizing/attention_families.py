@@ -17,8 +17,14 @@ _SWITCHED = {"use_sliding_window": False, "sliding_window": 4096, "layer_types":
 
 ATTENTION_FAMILIES = (
     # ------------------------------------------------ the same attention in all layers
-    row("llama hunyuan_v1_dense hunyuan_v1_moe hyperclovax granite deepseek_ocr2_text", gqa(32, 4096, 32)),
+    row("llama hyperclovax granite deepseek_ocr2_text", gqa(32, 4096, 32)),
     row("apertus flex_olmo granitemoe granitemoeshared olmo olmo2 hunyuan_vl_text aria_text", gqa(32, 4096, 32)),
+    row(
+        "hunyuan_v1_dense hunyuan_v1_moe hunyuan",
+        gqa(32, 4096, 32),
+        aliases={"head_dim": "attention_head_dim"},
+        harmless="cla_share_factor num_media_embeds vit_type",  # use_cla is refused if it is true
+    ),
     row("arcee", gqa(32, 2560, 32)),
     row("bitnet", gqa(30, 2560, 20, 5)),
     row("chameleon", gqa(32, 4096, 32, 32)),
@@ -28,7 +34,9 @@ ATTENTION_FAMILIES = (
     row("emu3_text_model", gqa(32, 4096, 32, 8)),
     row("ernie4_5 paddleocr_vl_text", gqa(18, 1024, 16, 2, 128)),
     row(
-        "ernie4_5_moe ernie4_5_vl_moe_text", gqa(28, 2560, 20, 4), harmless="moe_layer_start_index moe_layer_end_index"
+        "ernie4_5_moe ernie4_5_vl_moe_text",
+        gqa(28, 2560, 20, 4),
+        harmless="compression_ratio moe_layer_start_index moe_layer_end_index",
     ),
     row("gemma", gqa(28, 3072, 16, 16, 256), harmless="use_bidirectional_attention"),
     row("glm glm4", gqa(40, 4096, 32, 2, 128)),
@@ -95,8 +103,13 @@ ATTENTION_FAMILIES = (
     row("mistral", gqa(32, 4096, 32, 8, sliding_window=4096), rules.all_slide),
     row("ministral3", gqa(34, 4096, 32, 8, 128, sliding_window=None), rules.all_slide),
     row("mixtral phimoe", gqa(32, 4096, 32, 8, sliding_window=None), rules.all_slide),
-    row("phi3", gqa(32, 3072, 32, sliding_window=None), rules.all_slide),
-    row("phi4_multimodal", gqa(32, 3072, 32, 8, sliding_window=None), rules.all_slide),
+    row("phi3", gqa(32, 3072, 32, sliding_window=None), rules.all_slide, harmless="full_attn_mod"),
+    row(
+        "phi4_multimodal phi4mm",
+        gqa(32, 3072, 32, 8, sliding_window=None),
+        rules.all_slide,
+        harmless="full_attn_mod speech_lora",
+    ),
     row("qwen3_omni_moe_text", gqa(28, 2048, 28, 4, sliding_window=None), rules.all_slide),
     row("starcoder2", gqa(30, 3072, 24, 2, sliding_window=None), rules.all_slide),
     row("doge", gqa(32, 1024, 8, sliding_window=None), rules.all_slide, harmless="keep_window_size"),
@@ -118,7 +131,13 @@ ATTENTION_FAMILIES = (
         windowed(gqa(32, 2048, 16, None, 128), 1024, global_attn_every_n_layers=None),
         rules.last_of(4, "global_attn_every_n_layers"),
     ),
-    row("cohere2", windowed(gqa(40, 8192, 64), 4096, sliding_window_pattern=None), rules.last_of(4)),
+    row(
+        "cohere2",
+        windowed(gqa(40, 8192, 64), 4096, sliding_window_pattern=None),
+        rules.last_of(4),
+        aliases={"sliding_window_pattern": "layer_switch"},
+        harmless="order_of_interleaved_layers use_parallel_block",
+    ),
     row(
         "cohere2_moe",
         windowed(
@@ -206,7 +225,8 @@ ATTENTION_FAMILIES = (
         rules.first_and_every(6),
         fixed={"sliding_kv_heads": 2},
         harmless="add_full_attention_sink_bias add_swa_attention_sink_bias "
-        "attention_chunk_size hybrid_block_size sliding_window_size swa_num_attention_heads swa_rope_theta",
+        "attention_chunk_size attention_projection_layout hybrid_block_size "
+        "sliding_window_size swa_num_attention_heads swa_rope_theta",
     ),
     row("ministral", windowed(gqa(32, 4096, 32, 8), 4096), rules.all_slide),
     row(
@@ -226,7 +246,7 @@ ATTENTION_FAMILIES = (
         "step3p5 step3p7_text",
         windowed(gqa(45, 4096, 64, 8, 128), None, attention_other_setting=None, num_nextn_predict_layers=0),
         aliases={"num_key_value_heads": "num_attention_groups"},
-        harmless="num_sliding_attention_heads use_head_wise_attn_gate yarn_only_types",
+        harmless="num_sliding_attention_heads att_impl_type use_head_wise_attn_gate use_rope_layers yarn_only_types",
     ),
     # ------------------------------------------------ one vector for all heads
     row("deepseek_v2", latent(32, 4096, 32, 512, 64, use_mla=True, num_key_value_heads=None), harmless=_LATENT_ONLY),
@@ -253,7 +273,7 @@ ATTENTION_FAMILIES = (
     # ------------------------------------------------ an index key beside keys and values
     row("minimax_m2", gqa(62, 3072, 48, 8, 128, attn_type_list=None), rules.all_ones),
     row(
-        "minimax_m3_vl_text minimax_m3_text minimax_m3",
+        "minimax_m3_vl_text minimax_m3_text minimax_m3 minimax_m3_sparse",
         gqa(60, 6144, 64, 4, 128, index_head_dim=128, layer_types=None, sparse_attention_config=None),
         rules.some_indexed,
         harmless="index_n_heads index_block_size index_topk_blocks index_local_blocks",
@@ -268,7 +288,7 @@ ATTENTION_FAMILIES = (
     row("exaone", gqa(32, 4096, 32), source=PUBLISHER, aliases={"num_hidden_layers": "num_layers"}),
     row("baichuan", mha(32, 4096, 32), source=PUBLISHER),
     row("minicpm", gqa(32, 4096, 32), source=PUBLISHER, harmless="dim_model_base"),
-    row("qwen", mha(32, 4096, 32), source=PUBLISHER, harmless="kv_channels"),
+    row("qwen", mha(32, 4096, 32), source=PUBLISHER, harmless="kv_channels use_logn_attn"),
     row("bailing_moe bailing_moe_v2", gqa(28, 2048, 16, 4), source=VLLM, harmless="max_window_layers"),
     row(
         "chatglm",

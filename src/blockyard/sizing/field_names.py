@@ -10,268 +10,50 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
 #: A name with one of these words can change the cache, whatever else it says.
-_CACHE_WORDS = frozenset(
-    [
-        "cache",
-        "cca",
-        "cla",
-        "compress",
-        "compressed",
-        "compressor",
-        "compression",
-        "conv",
-        "convs",
-        "conv1d",
-        "cross",
-        "cycles",
-        "delta",
-        "gdn",
-        "gqa",
-        "head",
-        "heads",
-        "headdim",
-        "hybrid",
-        "index",
-        "indexer",
-        "kda",
-        "kv",
-        "kvs",
-        "latent",
-        "loop",
-        "loops",
-        "lru",
-        "mamba",
-        "mem",
-        "memory",
-        "mha",
-        "mla",
-        "mqa",
-        "recurrence",
-        "recurrent",
-        "repeat",
-        "retention",
-        "reuse",
-        "rwkv",
-        "shortconv",
-        "sliding",
-        "sparse",
-        "ssm",
-        "state",
-        "states",
-        "swa",
-        "window",
-        "windows",
-        "yoco",
-    ]
-)
-#: A name with one of these words can change the cache, unless a word of `_OTHER_WORDS` says that it is about more.
-_LAYER_WORDS = frozenset(
-    [
-        "attention",
-        "attentions",
-        "attn",
-        "block",
-        "blocks",
-        "chunk",
-        "chunked",
-        "d",
-        "depth",
-        "dim",
-        "dims",
-        "expand",
-        "full",
-        "global",
-        "group",
-        "groups",
-        "hidden",
-        "interval",
-        "key",
-        "keys",
-        "kernel",
-        "layer",
-        "layers",
-        "linear",
-        "local",
-        "lora",
-        "mixer",
-        "n",
-        "nope",
-        "num",
-        "pattern",
-        "period",
-        "qk",
-        "qkv",
-        "query",
-        "rank",
-        "share",
-        "shared",
-        "size",
-        "skip",
-        "stride",
-        "type",
-        "types",
-        "value",
-        "values",
-        "width",
-    ]
-)
+_CACHE_WORDS = _set("""
+cache cca cla compress compressed compression compressor conv conv1d convs cross cycles delta gdn gqa head headdim heads
+hybrid index indexer kda kv kvs latent loop loops lru mamba mem memory mha mla mqa recurrence recurrent repeat retention
+reuse rwkv shortconv sliding sparse ssm state states swa window windows yoco
+""")
+#: A name with one of these words can change the cache, unless a word of `_OTHER_WORDS` says what else it is about.
+_LAYER_WORDS = _set("""
+attention attentions attn block blocks chunk chunked d depth dim dims expand full global group groups hidden interval
+key keys kernel layer layers linear local lora mixer n nope num pattern period qk qkv query rank share shared size skip
+stride type types value values width
+""")
 #: Experts, normalisation, positions, vocabularies, training, images and sound: nothing of these is cached.
-_OTHER_WORDS = frozenset(
-    [
-        "act",
-        "activation",
-        "activations",
-        "adapter",
-        "audio",
-        "bias",
-        "biases",
-        "cap",
-        "capping",
-        "decay",
-        "dense",
-        "drop",
-        "dropout",
-        "dropped",
-        "droppath",
-        "emb",
-        "embd",
-        "embed",
-        "embedding",
-        "embeddings",
-        "eps",
-        "epsilon",
-        "expert",
-        "experts",
-        "ffn",
-        "final",
-        "fp32",
-        "image",
-        "images",
-        "init",
-        "initializer",
-        "intermediate",
-        "label",
-        "labels",
-        "layernorm",
-        "layerdrop",
-        "logit",
-        "logits",
-        "loss",
-        "mlp",
-        "moe",
-        "mtp",
-        "multiplier",
-        "multipliers",
-        "mup",
-        "nextn",
-        "noise",
-        "norm",
-        "norms",
-        "pdrop",
-        "position",
-        "positions",
-        "pp",
-        "probs",
-        "quant",
-        "quantization",
-        "residual",
-        "rms",
-        "rope",
-        "rotary",
-        "router",
-        "routed",
-        "routing",
-        "scale",
-        "scaled",
-        "scaling",
-        "softcap",
-        "softcapping",
-        "softmax",
-        "std",
-        "summary",
-        "temperature",
-        "theta",
-        "token",
-        "topk",
-        "tuning",
-        "video",
-        "vision",
-        "vocab",
-        "vocabulary",
-    ]
-)
+_OTHER_WORDS = _set("""
+act activation activations adapter audio bias biases cap capping decay dense drop dropout dropped droppath emb embd
+embed embedding embeddings eps epsilon expert experts ffn final fp32 image images init initializer intermediate label
+labels layerdrop layernorm logit logits loss mlp moe mtp multiplier multipliers mup nextn noise norm norms pdrop
+position positions probs quant quantization residual rms rope rotary routed router routing scale scaled scaling softcap
+softcapping softmax speech std summary temperature theta token topk tuning video vision vocab vocabulary
+""")
 #: Names that the words suspect and that are harmless in every model.
-_HARMLESS = frozenset(
-    [
-        "_flash_attn_2_enabled",
-        "attention_output_gate",
-        "attn_implementation",
-        "attn_output_gate",
-        "cache_implementation",
-        "chunk_size_feed_forward",
-        "clip_qkv",
-        "decoder_sparse_step",
-        "diversity_penalty",
-        "encoder_no_repeat_ngram_size",
-        "first_k_dense_replace",
-        "gradient_checkpointing_kwargs",
-        "hidden_act",
-        "hidden_activation",
-        "hidden_size_per_layer_input",
-        "is_decoder",
-        "key_multiplier",
-        "length_penalty",
-        "lm_head_bias",
-        "lm_head_multiplier",
-        "mamba_ssm_cache_dtype",
-        "mamba_ssm_dtype",
-        "mlp_only_layers",
-        "model_parallel_size",
-        "model_type",
-        "mtp_layer_types",
-        "n_group",
-        "no_repeat_ngram_size",
-        "num_beam_groups",
-        "num_beams",
-        "num_expert_group",
-        "num_labels",
-        "num_logits_to_keep",
-        "num_mtp_layers",
-        "num_mtp_modules",
-        "num_nextn_predict_layers",
-        "num_return_sequences",
-        "output_gate_type",
-        "problem_type",
-        "q_lora_rank",
-        "qk_layernorm",
-        "qkv_bias",
-        "query_pre_attn_scalar",
-        "swiglu_limits_shared",
-        "tie_lm_head",
-        "tokenizer_class",
-        "topk_group",
-        "torch_dtype",
-        "type_vocab_size",
-        "use_cache",
-        "use_cache_kernel",
-        "use_cache_quantization",
-        "use_flash_attention",
-        "use_flash_attn",
-        "use_mamba_kernels",
-        "use_qk_norm",
-        "use_qkv_bias",
-        "value_multiplier",
-        "vocab_size",
-    ]
-)
+_HARMLESS = _set("""
+_flash_attn_2_enabled attention_output_gate attn_implementation attn_output_gate cache_implementation
+chunk_size_feed_forward clip_qkv decoder_sparse_step diversity_penalty encoder_no_repeat_ngram_size ep_size
+first_k_dense_replace gradient_checkpointing_kwargs hidden_act hidden_activation hidden_size_per_layer_input is_decoder
+key_multiplier length_penalty lm_head_bias lm_head_multiplier mamba_ssm_cache_dtype mamba_ssm_dtype mlp_only_layers
+model_parallel_size model_type mtp_layer_types n_group no_repeat_ngram_size num_beam_groups num_beams num_expert_group
+num_labels num_logits_to_keep num_mtp_layers num_mtp_modules num_nextn_predict_layers num_return_sequences
+output_gate_type problem_type q_lora_rank qk_layernorm qkv_bias query_pre_attn_scalar swiglu_limits_shared tie_lm_head
+tokenizer_class topk_group torch_dtype tp_size type_vocab_size use_cache use_cache_kernel use_cache_quantization
+use_flash_attention use_flash_attn use_logn_attn use_mamba_kernels use_qk_norm use_qkv_bias value_multiplier vocab_size
+""")
 
 
 def can_change_cache(name: str) -> bool:
     """Return whether a field of this name may change what a layer keeps. O(length of the name)."""
     if name in _HARMLESS:
         return False
-    words = set(re.findall(r"[a-z]+|[a-z0-9]+", name.lower()))
+    words = set(re.findall(r"[a-z]+|[a-z0-9]+", name.lower())) | set(name.lower().split("_"))
     return bool(words & _CACHE_WORDS) or bool(words & _LAYER_WORDS and not words & _OTHER_WORDS)
 
 

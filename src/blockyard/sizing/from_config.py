@@ -293,6 +293,8 @@ def _of_sliding_layers(fields: FamilyFields, num_heads: int) -> int | None:
     if other is not None:
         return _other_setting(other, "num_attention_groups", fields.count("num_key_value_heads", default=num_heads))
     times: int = fields.fixed("sliding_kv_heads", 1)
+    if times > 1 and fields.get("hybrid_layer_pattern") is not None:  # the publisher's form, which always has both
+        raise InvalidArgument("swa_num_key_value_heads is missing, and hybrid_layer_pattern says which layers slide")
     return times * fields.count("num_key_value_heads") if times > 1 else None
 
 
@@ -301,7 +303,7 @@ def _other_setting(other: object, name: str, default: int) -> int:
     if not isinstance(other, Mapping):
         raise InvalidArgument(f"attention_other_setting is {shown(other)}; it must be an object")
     kind = other.get("attention_type")
-    if kind != "sliding_attention":
+    if kind not in (None, "sliding_attention"):
         raise InvalidArgument(
             f"attention_other_setting.attention_type is {shown(kind)}; it must be 'sliding_attention'"
         )

@@ -329,7 +329,7 @@ def some_indexed(fields: ConfigFields, num_layers: int) -> list[str]:
     """Read `sparse_attention_config`, 1 for a layer of sparse attention (MiniMax M3)."""
     nested = fields.get("sparse_attention_config")
     listed = nested.get("sparse_attention_freq") if isinstance(nested, Mapping) else None
-    if listed is None:
+    if listed is None or (isinstance(nested, Mapping) and nested.get("use_sparse_attention") is False):
         return [FULL] * num_layers
     if not isinstance(listed, (list, tuple)):
         raise InvalidArgument(f"sparse_attention_config.sparse_attention_freq is {shown(listed)}; it must be a list")

@@ -32,7 +32,7 @@ _MAMBA_2: dict[str, Any] = {
 _MAMBA_ONLY = """
 chunk_size conv_bias mamba_chunk_size mamba_conv_bias mamba_dt_init_floor mamba_dt_limit mamba_dt_max mamba_dt_min
 mamba_dt_rank mamba_hidden_act mamba_norm_before_gate mamba_proj_bias mamba_rms_norm mamba_use_mlp ssm_in_multiplier
-ssm_multipliers ssm_out_multiplier time_step_rank use_conv_bias
+mamba_inner_layernorms ssm_multipliers ssm_out_multiplier time_step_rank use_conv_bias
 """
 
 STATE_FAMILIES = (
@@ -64,7 +64,7 @@ STATE_FAMILIES = (
         ),
         rules.kimi_linear,
         states.kimi_delta,
-        harmless=_LATENT_ONLY,
+        harmless=_LATENT_ONLY + " mla_use_nope",
     ),
     row(
         "bamba",
@@ -103,7 +103,7 @@ STATE_FAMILIES = (
         ),
         rules.must_list,
         states.mamba2,
-        harmless=_MAMBA_ONLY + " mtp_layers_block_type",
+        harmless=_MAMBA_ONLY + " mtp_hybrid_override_pattern mtp_layers_block_type",
         aliases={
             "head_dim": "attention_head_dim",
             "mamba_n_heads": "mamba_num_heads",
@@ -129,11 +129,13 @@ STATE_FAMILIES = (
         aliases={
             "mamba_n_heads": "n_mamba_heads",
             "mamba_n_groups": "mamba_ngroups",
+            "mamba_d_state": "state_size",
             "layers_block_type": "layer_types",
         },
         fixed={"hidden_sizes_per_head": 2},
         harmless=_MAMBA_ONLY + " attention_head_dim attention_hidden_size kv_channels num_query_groups adapter_rank "
         "hybrid_layer_ids mamba_headdim num_mem_blocks use_mem_eff_path use_mem_rope use_shared_attention_adapter "
+        "use_shared_attention_lora use_shared_block ft_lora gated_linear_unit lora_rank "
         "use_shared_mlp_adapter add_bias_linear head_dim",
     ),
     row(
@@ -176,9 +178,9 @@ STATE_FAMILIES = (
     ),
     row(
         "bailing_moe_linear bailing_moe_linear_v2",
-        gqa(20, 2048, 16, 4, 128, layer_group_size=5),
+        gqa(20, 2048, 16, 4, 128, layer_group_size=5, num_kv_heads_for_linear_attn=0),
         rules.grouped,
-        states.lightning,
+        states.ring_linear,
         source=VLLM,
         harmless="group_norm_size linear_silu max_window_layers",
     ),
@@ -197,11 +199,12 @@ STATE_FAMILIES = (
             kda_lower_bound=None,
             no_kda_lora=None,
             group_norm_size=None,
+            num_kv_heads_for_linear_attn=0,
         ),
         rules.grouped,
         states.bailing,
         source=VLLM,
-        harmless="linear_silu max_window_layers "
+        harmless="use_mla_nope linear_silu max_window_layers "
         "num_key_value_heads qk_head_dim qk_nope_head_dim v_head_dim gated_attention_proj_granularity_type",
     ),
     # ------------------------------------------------ states alone

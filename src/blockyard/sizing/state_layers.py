@@ -64,6 +64,7 @@ def lightning(fields: ConfigFields, index: int) -> StateLayer:
 
 def bailing(fields: ConfigFields, index: int) -> StateLayer:
     """Return Kimi Delta Attention for Ling 3, lightning attention for Ring 2.5; their fields tell them apart."""
+    _require_full_heads(fields)
     names = ("short_conv_kernel_size", "no_kda_lora", "kda_safe_gate", "kda_lower_bound")
     if any(fields.get(name) is not None for name in names):
         return kimi_delta(fields, index)
@@ -73,6 +74,21 @@ def bailing(fields: ConfigFields, index: int) -> StateLayer:
         "short_conv_kernel_size is missing, and so is group_norm_size; they say whether the states are those of Ling 3 "
         "or of Ring 2.5"
     )
+
+
+def ring_linear(fields: ConfigFields, index: int) -> StateLayer:
+    """Return the lightning attention of Ring-linear, whose keys may not have heads of their own."""
+    _require_full_heads(fields)
+    return lightning(fields, index)
+
+
+def _require_full_heads(fields: ConfigFields) -> None:
+    heads, given = fields.count("num_attention_heads"), fields.count("num_kv_heads_for_linear_attn", low=0, default=0)
+    if given not in (0, heads):
+        raise InvalidArgument(
+            f"num_kv_heads_for_linear_attn is {given}; it must be 0 or num_attention_heads, {heads}: what a state with "
+            f"fewer heads of keys keeps is not known"
+        )
 
 
 def mamba(fields: ConfigFields, index: int) -> StateLayer:
