@@ -16,7 +16,7 @@ from blockyard.sizing import known_model, model_names, model_weights
 
 LLAMA = known_model("llama-3.1-8b").config
 #: What libraries take besides, in versions that count CUDA graphs.
-RECENT = int(0.2 * 2**30)
+RECENT = int(0.45 * 2**30)
 #: Round amounts, for plans worked out by hand.
 ROUND = ("--utilization", "0.9", "--gpu-memory", "80GiB", "--activations", "2GiB")
 ROUND_24 = ("--utilization", "0.9", "--gpu-memory", "24GiB", "--activations", "2GiB")
@@ -230,7 +230,7 @@ def test_what_cuda_gives_and_what_a_step_takes_are_the_defaults(capsys: pytest.C
 
 
 def test_buffers_between_gpus_are_those_of_their_links(capsys: pytest.CaptureFixture[str]) -> None:
-    for gpu, libraries in (("h100", "2.30"), ("l40s", "0.55")):
+    for gpu, libraries in (("h100", "2.55"), ("l40s", "0.80")):
         report = as_json(capsys, "llama-3.1-8b", "--gpu", gpu, "--tensor-parallel", 2)
         assert any(f"libraries {libraries}" in line for line in report["assumptions"])
 

@@ -2,8 +2,9 @@
 
 A log is quoted by a line that stands in it, since most are files in public repositories. `is_fitted` marks those that
 a constant of `sizing.activations` was chosen from (CUDA graphs, encoders, libraries of recent versions, memory shared
-with a CPU). The others had no part in a constant; 0.2 GiB for recent versions was chosen from the fitted ones after the
-others' errors had been seen once. What a log does not say is vLLM's default of its version and GPU.
+with a CPU). The others had no part in a constant; the 0.45 GiB of recent versions make the median error of the fitted
+ones least, and were chosen when the others' errors had been seen. What a log does not say is vLLM's default of its
+version and GPU.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def error(log: StartupLog) -> float:
 def test_errors_on_logs_that_had_no_part_in_the_constants() -> None:
     errors = [abs(error(log)) for log in LOGS if not log.is_fitted]
     assert statistics.median(errors) <= 3
-    assert max(errors) <= 15
+    assert max(errors) <= 10
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: f"{log.model} on {log.ranks} {log.gpu}, {log.version}")

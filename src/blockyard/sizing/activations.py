@@ -25,8 +25,9 @@ _MLP_TENSORS = 3
 #: Bytes outside the tensors: kernels' code and workspaces; on one of several GPUs also buffers of NCCL, which are small
 #: on PCIe and large where GPUs have links of their own.
 _ALONE_BYTES, _PCIE_BYTES, _LINKED_BYTES = int(0.25 * _GIB), int(0.35 * _GIB), int(2.1 * _GIB)
-#: Bytes more in versions that count CUDA graphs; and on a GPU whose memory is the CPU's too, pages of files.
-_RECENT_BYTES, _SHARED_BYTES = int(0.2 * _GIB), int(4.4 * _GIB)
+#: Bytes more in versions that count CUDA graphs (libraries, rotary tables, kernels' copies of weights); and on a GPU
+#: whose memory is the CPU's too, pages of files.
+_RECENT_BYTES, _SHARED_BYTES = int(0.45 * _GIB), int(4.4 * _GIB)
 #: Bytes that vLLM estimates for a CUDA graph, for each layer of the model.
 _GRAPH_LAYER_BYTES = 2**18
 #: The most sequences that a CUDA graph is captured for.
