@@ -1,6 +1,6 @@
 """The adapter for vLLM: what it asks of vLLM and of Blockyard, its options, and the suite's own bookkeeping.
 
-Without vLLM its files are loaded one by one; with it (`make interop-vllm`) the installed one is compared too.
+With vLLM (`make interop-vllm`) the installed one is compared too.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
 from blockyard.integrations.signatures import arguments_of
+from blockyard.integrations.vllm import misses, options
 from blockyard.policies import POLICIES
 
 from ..interop.vllm_suite import everything
@@ -26,20 +27,6 @@ from ..support.places import PACKAGE_DIR, child_environment
 
 ADAPTER = PACKAGE_DIR / "integrations" / "vllm"
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
-
-
-def loaded(name: str) -> ModuleType:
-    """A file of the adapter that needs no vLLM, by itself."""
-    spec = importlib.util.spec_from_file_location(f"blockyard.integrations.vllm_alone.{name}", ADAPTER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-options, misses = loaded("options"), loaded("misses")
 
 
 def test_blockyard_does_not_import_vllm() -> None:
