@@ -36,7 +36,7 @@ WAYS = {
     f"{name}, {100 * share:.0f} %": HintOracle(kinds, share) for name, kinds in KINDS.items() for share in COVERAGES
 }
 WAYS["both, all wrong"] = HintOracle(wrong=1.0)
-POLICIES = ("lru", "density", "guarded:density", "strict:density")
+POLICIES = ("lru", "density")
 
 
 def loads_of(source: str, is_file: bool, seeds: range) -> Iterator[References]:

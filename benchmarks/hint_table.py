@@ -52,7 +52,7 @@ WAYS = {
     "both, 10 % wrong": HintOracle(wrong=0.1),
     "both, all wrong": HintOracle(wrong=1.0),
 }
-POLICIES = ("lru", "density", "guarded:density", "strict:density")
+POLICIES = ("lru", "density")
 
 
 #: A pool that is below LRU by more than one of these, in points, counts as below it.

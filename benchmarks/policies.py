@@ -2,11 +2,10 @@
 
 A pool whose blocks are all cached and idle takes prompts of 750 blocks, each block evicting another, and gives them
 back. "lru" is the order of the free queue and asks no policy; "LRU, asked" is the same order as a policy. Random
-prompts are never hit, so this is the price of telling and asking a policy, not what a hit rate is worth. A policy with
-a guard is measured in turns with the same one without. Also how many bytes a policy takes for a block. Hints are
+prompts are never hit, so this is the price of telling and asking a policy, not what a hit rate is worth. Also how
+many bytes a policy takes for a block. Hints are
 measured beside a short sequence with and without a session, in turns, as times of the latter; and bytes a session.
 
-    python -m benchmarks.policies --only guards    # the pairs alone
     python -m benchmarks.policies --only hints     # hints alone
 """
 
@@ -22,7 +21,7 @@ from statistics import median
 import blockyard
 from blockyard import BlockPool, CacheConfig, KVCacheManager
 from blockyard._build import build_name
-from blockyard.core.policies import POLICIES, eager_density, guarded
+from blockyard.core.policies import POLICIES
 from blockyard.core.policies.base import EvictionPolicy
 from blockyard.core.policies.layers.hinted import Hinted
 from blockyard.core.policies.layers.retention import Retention
@@ -95,28 +94,6 @@ def policy_figures(name: str, make: Maker | None, num_blocks: int) -> Iterator[F
     yield figure(f"{name}: free a block", size, [freed for _, freed in samples], "ns")
 
 
-#: What is inside a guard, as it is there.
-INSIDE: dict[str, Maker] = {"density": eager_density, "lfu": POLICIES["lfu"], "auto": POLICIES["auto"]}
-
-
-def guard_figures(name: str, make: Maker, num_blocks: int) -> Iterator[str]:
-    """The policy, and a guard around it, in turns: nanoseconds a block, both halves of its life together."""
-    makers = {name: make, f"guarded:{name}": guarded(make, False), f"strict:{name}": guarded(make, True)}
-    pools = {}
-    for label, maker in makers.items():
-        pools[label] = filled_pool(num_blocks, prompts_for(num_blocks, 1))
-        pools[label].set_eviction_policy(maker)
-    samples: dict[str, list[float]] = {label: [] for label in makers}
-    for seed in range(2, ROUNDS + 3):
-        prompts = prompts_for(num_blocks, seed)[:MOST_PROMPTS]
-        for label, pool in pools.items():
-            samples[label].append(sum(turn_over(pool, prompts)))
-    alone = median(samples[name][1:])
-    for label in makers:
-        both = median(samples[label][1:])
-        yield f"{label:<24} {size_name(num_blocks):>6} {both:>8.1f} ns a block  {100 * (both / alone - 1):+.0f} %"
-
-
 def bytes_a_block(make: Maker) -> float:
     """What a policy for a million blocks takes at once; counts and memories that fill later are not in it."""
     num_blocks = 1_000_000
@@ -133,13 +110,9 @@ def _resident_bytes() -> int:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-def print_guards() -> None:
-    """Each policy with and without its guard."""
-    for num_blocks in (10_000, 100_000):
-        for name, make in INSIDE.items():
-            for line in guard_figures(name, make, num_blocks):
-                print(line, flush=True)
-    for name, make in {**INSIDE, "guarded:density": guarded(eager_density, False)}.items():
+def print_bytes() -> None:
+    """Bytes a block of each policy."""
+    for name, make in POLICIES.items():
         print(f"{name:<24} {bytes_a_block(make):>8.0f} bytes a block", flush=True)
 
 
@@ -215,24 +188,22 @@ def bytes_a_session() -> float:
 
 def print_hints() -> None:
     """Hints around two policies, least and median."""
-    for policy in ("lru", "guarded:density"):
+    for policy in ("lru", "density"):
         for line in hint_times(policy):
             print(line, flush=True)
     print(f"{'hints':<16} {bytes_a_session():>8.0f} bytes a session", flush=True)
 
 
 def main() -> None:
-    """Print a row for each policy, then the guards, then hints."""
+    """Print a row for each policy, bytes a block, then hints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["guards", "hints"], default="")
+    parser.add_argument("--only", choices=["hints"], default="")
     options = parser.parse_args()
     print(f"blockyard {blockyard.__version__}, {build_name()}")
     if not options.only:
         print_policies()
-    if options.only != "hints":
-        print_guards()
-    if options.only != "guards":
-        print_hints()
+        print_bytes()
+    print_hints()
 
 
 def print_policies() -> None:

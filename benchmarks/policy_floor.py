@@ -1,6 +1,6 @@
 """How far below least recently used each policy can be, and what it gains: `python -m benchmarks.policy_floor`.
 
-Every policy, and the guarded ones, over 300 sizes of loads that nothing was tuned on: the second half of each file
+Every policy over 300 sizes of loads that nothing was tuned on: the second half of each file
 named, and traces of all generators, the hostile ones among them. A line for each load, a cell for each policy: its
 worst difference to LRU in points, and the mean share of LRU's gap to the optimum that it closes, in percent, where that
 gap is above 5 points. Prints each line as soon as it is there; below, over all loads, worst, median and mean.
@@ -50,7 +50,6 @@ LOADS = (
     "chat:requests={n},seed=72,users=300,turns=9",
     "memoryless:requests={n},seed=72,collection=60,ends=0.05",
 )
-GUARDED = ("guarded:density", "guarded:auto", "strict:density", "strict:auto")
 
 
 class SecondHalf:
@@ -113,8 +112,8 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="*", help="files, of which the second half is run")
-    everything = ",".join([*(name for name in POLICIES if name != "lru"), *GUARDED])
-    parser.add_argument("--policies", default=everything, help="a cell for each, in this order (all, and the guarded)")
+    everything = ",".join(name for name in POLICIES if name != "lru")
+    parser.add_argument("--policies", default=everything, help="a cell for each, in this order (all)")
     parser.add_argument("--sizes", type=int, default=300, help="pools, from 0.3 %% of the contents to all (300)")
     parser.add_argument("--references", type=int, default=60_000, help="of a generated load, about (60000)")
     parser.add_argument("--loads", type=int, default=len(LOADS), help="how many of the generated ones (all)")

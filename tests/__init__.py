@@ -6,7 +6,7 @@
                joins, layer groups and windows, swap and CPU tier, plans, bad input; whole random programs (test_world,
                test_manager_model, test_stress, test_layouts); calls inside of calls, finalisers, interrupts, hostile
                arguments
-    policies   the contract of eviction policies, their exact orders, broken ones, retention, the guard's floor
+    policies   the contract of eviction policies, their exact orders, broken ones, retention
     observe    history, residency, causes of misses, leaks, the picture and the report
     metrics    what Prometheus is told of a cache, the dashboard and the alerts that ship
     sizing     bytes of a block, how many fit
@@ -38,7 +38,7 @@ tests.wires` (the same told to a mirror over a network that loses), `python -m t
 between caches whose processes are killed), `python -m tests.damage` (damaged messages, none of which may be believed),
 `python -m tests.fleet.chaos` (a fleet whose replicas are killed and stopped), `python -m tests.tiers.torture` (jobs on
 tiers whose processes and servers are killed), `python -m tests.nomemory` (one failed allocation at each place of a
-call), `python -m tests.guard` (random loads through the guard, with a policy inside that is told the future), `python
+call), `python
 -m tests.golden` (hits of every policy, counted anew), `python -m tests.frame_rate` (how often the page draws), `python
 -m tests.wheels` (builds wheels and tests each where there is no compiler). And attacks, of which the tests make a small
 part: `python -m tests.finalisers` (garbage that frees in the middle of calls), `python -m tests.interrupts` (Ctrl-C at

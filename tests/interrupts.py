@@ -103,7 +103,7 @@ def state(site: Site) -> dict[str, Any]:
         words, first = whole[path.replace("first_word", "words")], whole.pop(path)
         whole[path.replace("first_word", "words")] = words[first : first + len(words) - WORDS_TO_ALIGN]
     whole = {path: value for path, value in whole.items() if not any(part in path for part in OF_A_POLICY)}
-    return without_traces(whole, site) if site.kind.endswith(("own policy", "guard")) else whole
+    return without_traces(whole, site) if site.kind.endswith("own policy") else whole
 
 
 def without_traces(whole: dict[str, Any], site: Site) -> dict[str, Any]:

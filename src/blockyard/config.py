@@ -30,10 +30,8 @@ POLICY_NAMES = ("arc", "auto", "density", "fifo", "lfu", "lru", "s3fifo", "score
 PLACE_NAMES = ("last", "junction", "ends", "pow2")
 #: Which state goes first (`core/policies/states/orders`); "blocks": the eviction policy decides, block by block.
 STATE_ORDERS = ("index", "value", "lru", "blocks")
-#: What may stand before such a name, with a colon.
-GUARD_NAMES = ("guarded", "strict")
 #: The names of policies as help texts list them.
-POLICY_HELP = f"{', '.join(POLICY_NAMES)}; guarded: or strict: before a name puts a floor under it"
+POLICY_HELP = ", ".join(POLICY_NAMES)
 
 
 def _share(name: str, value: object) -> float:
@@ -46,12 +44,6 @@ def _share(name: str, value: object) -> float:
         if 0 <= share < 1:
             return share
     raise InvalidArgument(f"{name} is {shown(value)}; it must be a number from 0 to below 1")
-
-
-def _is_policy_name(name: str) -> bool:
-    """Return whether it is a policy's, or a guard around one: "guarded:density"."""
-    guard, colon, inner = name.partition(":")
-    return name in POLICY_NAMES or (bool(colon) and guard in GUARD_NAMES and inner in POLICY_NAMES)
 
 
 def _is_place(name: object) -> bool:
@@ -99,9 +91,8 @@ class CacheConfig:
         sizes then count, and `block_size` does not. Empty: one group of full attention.
     num_cpu_blocks: blocks of the CPU pool, its null block included, that sequences are swapped out to; 0 for none.
     keep_evicted: whether the CPU pool also keeps what the pool evicts, for later hits.
-    eviction_policy: which idle cached block goes first: the name of a policy (`blockyard.core.policies`), one with a
-        guard ("guarded:density", "strict:density"), or a class or callable that makes one from num_blocks. An unknown
-        name is refused here.
+    eviction_policy: which idle cached block goes first: the name of a policy (`blockyard.core.policies`), or a
+        class or callable that makes one from num_blocks. An unknown name is refused here.
     retention_blocks: most blocks that `retain` may hold back from eviction at a time; 0 for no retention.
     partial_hits: whether a hit may end inside a block, whose first tokens are then copied from a cached one.
     track_misses: whether every token that was not hit gets a cause (`miss_causes`).
@@ -196,10 +187,10 @@ class CacheConfig:
                 # Stored as plain integers: what is compiled takes no others.
                 number = require_int(each.name, value, each.metadata["low"], each.metadata["high"])
                 object.__setattr__(self, each.name, number)
-        if isinstance(self.eviction_policy, str) and not _is_policy_name(self.eviction_policy):
+        if isinstance(self.eviction_policy, str) and self.eviction_policy not in POLICY_NAMES:
             raise InvalidArgument(
                 f"eviction_policy is {shown(self.eviction_policy)}; it must be one of {', '.join(POLICY_NAMES)}, "
-                f"one of these after 'guarded:' or 'strict:', or make an EvictionPolicy"
+                f"or make an EvictionPolicy"
             )
         self._check_groups()
         if self.num_cpu_blocks == 1:

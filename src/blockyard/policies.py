@@ -7,7 +7,6 @@ states are kept.
 
 from .core.policies import POLICIES, make_policy
 from .core.policies.base import EvictionPolicy
-from .core.policies.layers.guarded import Guarded
 from .core.policies.learned.auto import Auto
 from .core.policies.learned.density import Density
 from .core.policies.simple.arc import ARC
@@ -26,7 +25,6 @@ __all__ = [
     "Auto",
     "Density",
     "EvictionPolicy",
-    "Guarded",
     "Places",
     "Score",
     "make_policy",

@@ -61,7 +61,7 @@ class Adversary:
             "watermark": choose.choice((0.0, 0.1)),
             "num_cpu_blocks": choose.choice((0, 50)),
             "retention_blocks": choose.choice((0, 100)),
-            "eviction_policy": choose.choice(("lru", "lru", "lfu", "guarded:density", "s3fifo")),
+            "eviction_policy": choose.choice(("lru", "lru", "lfu", "density", "s3fifo")),
             "partial_hits": self.kind == "plain" and choose.random() < 0.5,
             "max_steps_in_flight": choose.choice((1, 3)),
         }
@@ -209,7 +209,7 @@ class Adversary:
         self.cache.resize(self.cache.pool.num_blocks + self.random.randint(0, 2))
 
     def set_policy(self) -> None:
-        self.cache.set_eviction_policy(self.random.choice(("lru", "arc", "density", "strict:lfu")))
+        self.cache.set_eviction_policy(self.random.choice(("lru", "arc", "density", "lfu")))
 
     def preempt(self) -> None:
         """Free some, and come back with as much."""
@@ -307,7 +307,7 @@ class SharedStateWorld(StateWorld):
         assert all(use.max_held is None or use.num_held <= use.max_held for use in uses)
 
 
-@pytest.mark.parametrize("policy", ["lru", "density", "guarded:density"])
+@pytest.mark.parametrize("policy", ["lru", "density"])
 def test_states_of_tenants_keep_their_books(policy: str) -> None:
     draw = random.Random(f"{run_seed()} tenants {policy}")
     for _ in range(draws(60, 4)):

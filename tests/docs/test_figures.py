@@ -8,7 +8,7 @@ import pytest
 
 from ..support.places import ROOT
 
-#: Row of "By load" in policies.md, and the loads of guard.md that it stands for, in the order of its figures.
+#: Row of "By load" in policies.md, and the loads of policy-research.md that it stands for, in the order of its figures.
 LOADS = {
     "conversations, the second half of an hour of production (Mooncake)": ["Mooncake, second half"],
     "chats": ["chat", "chat:seed=72,users=300,turns=9"],
@@ -22,7 +22,7 @@ LOADS = {
     "its kind changes every 40 (turns:turn=40)": ["turns:turn=40"],
     "no pattern (memoryless), or a pool that nearly fits": ["memoryless"],
 }
-NO_FLOOR = ("fifo", "s3fifo", "lfu", "arc", "score", "density", "auto")
+POLICIES = ("fifo", "s3fifo", "lfu", "arc", "score", "density", "auto")
 #: The worst difference to LRU, and the share of the gap that is closed.
 Figures = tuple[float, int]
 
@@ -53,10 +53,12 @@ def pairs(cell: str) -> list[Figures]:
 
 
 def measured() -> dict[str, dict[str, Figures]]:
-    """Of guard.md: by load, by policy."""
+    """Of policy-research.md: by load, by policy."""
     found: dict[str, dict[str, Figures]] = {}
-    for table in tables(page("guard.md"), "load"):
+    for table in tables(page("policy-research.md"), "load"):
         for row in table:
+            if "fifo" not in row:
+                continue
             figures = {name: pairs(cell) for name, cell in row.items()}
             found.setdefault(row["load"], {}).update({name: each[0] for name, each in figures.items() if each})
     return found
@@ -66,20 +68,19 @@ BY_LOAD = {row["your load"]: row for row in tables(page("policies.md"), "your lo
 
 
 def test_every_load_of_the_choice_is_known() -> None:
-    assert len(measured()["chat"]) == 11
+    assert len(measured()["chat"]) == 7
     assert [name for name in BY_LOAD if name not in LOADS] == ["one for which hardly any loss is acceptable"]
     assert set(LOADS) <= set(BY_LOAD)
 
 
 @pytest.mark.parametrize("name", LOADS)
-def test_the_choice_by_load_has_the_figures_of_the_guard(name: str) -> None:
-    guard, row = measured(), BY_LOAD[name]
-    for policy in ("density", "guarded:density"):
-        assert pairs(row[policy]) == [guard[load][policy] for load in LOADS[name]]
-    best = row["closes most, no floor"]
+def test_the_choice_by_load_has_the_measured_figures(name: str) -> None:
+    figures_of, row = measured(), BY_LOAD[name]
+    assert pairs(row["density"]) == [figures_of[load]["density"] for load in LOADS[name]]
+    best = row["closes most"]
     for load, figures in zip(LOADS[name], pairs(best), strict=False):
-        most = max(guard[load][policy][1] for policy in NO_FLOOR if policy in guard[load])
-        closing = [policy for policy in NO_FLOOR if guard[load].get(policy) == figures]
+        most = max(figures_of[load][policy][1] for policy in POLICIES if policy in figures_of[load])
+        closing = [policy for policy in POLICIES if figures_of[load].get(policy) == figures]
         assert figures[1] == most
         assert any(policy in best for policy in closing)
     assert pairs(best) or best == "nothing to win"
@@ -95,7 +96,7 @@ def test_the_lead_of_the_hints_has_the_figures_of_its_table() -> None:
         for row in rows
         if row["policy"] in shown
     }
-    assert len(shown) == 3
+    assert len(shown) == 2
 
 
 def test_the_summary_of_partial_hints_has_the_figures_of_its_table() -> None:
@@ -108,7 +109,7 @@ def test_the_summary_of_partial_hints_has_the_figures_of_its_table() -> None:
         medians = [[int(line[column].split()[0]) for line in lines] for column in columns]
         assert list(row.values())[1:] == [f"{min(shares)} to {max(shares)}" for shares in medians]
         assert len(lines) == 5
-    assert len(summary) == 4
+    assert len(summary) == 2
     half = {row["policy"]: row["50 %"] for row in summary}
     lead = f"`lru` closes {half['lru']} % of the gap"
     assert lead in " ".join(text.split())

@@ -37,7 +37,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, Ma
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # isort: skip
 
 ADAPTER = PACKAGE_DIR / "integrations" / "sglang"
-POLICIES = ("lru", "lfu", "fifo", "s3fifo", "arc", "score", "density", "auto", "guarded:density")
+POLICIES = ("lru", "lfu", "fifo", "s3fifo", "arc", "score", "density", "auto")
 
 
 def engine(num_pages: int = 20, page_size: int = 4, **params: Any) -> Engine:
@@ -440,13 +440,13 @@ def test_it_registers_itself_once_and_offers_its_policies() -> None:
         adapter.register()
     assert get_radix_cache_factory("blockyard") is adapter.make_cache
     assert sorted(RADIX_EVICTION_POLICY_CHOICES) == sorted(set(RADIX_EVICTION_POLICY_CHOICES))
-    assert {"density", "guarded:density", "lru"} <= set(RADIX_EVICTION_POLICY_CHOICES)
+    assert {"density", "lru"} <= set(RADIX_EVICTION_POLICY_CHOICES)
     if not HAS_SGLANG:
         assert isinstance(adapter.make_cache(context()), BlockPoolCache)
 
 
 def test_every_policy_that_it_offers_is_one_of_the_pools() -> None:
-    for name in (*adapter.POLICIES, *(f"strict:{policy}" for policy in adapter.POLICIES)):
+    for name in adapter.POLICIES:
         assert BlockPoolCache(params(eviction_policy=name)).eviction_policy == name
 
 

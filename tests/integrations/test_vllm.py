@@ -77,7 +77,7 @@ def test_options() -> None:
         {"blockyard": {"state_places": ["junction", "every:512", "queue", "told"]}}
     ).state_places
     assert places == ("junction", "every:512", "queue", "told")
-    for name in (*POLICIES, "guarded:density", "strict:auto"):
+    for name in POLICIES:
         assert options.options_of({"blockyard": {"eviction_policy": name}}).eviction_policy == name
 
 
@@ -87,8 +87,8 @@ def test_options() -> None:
         ({"blockyard": {"policy": "lru"}}, r"has 'policy'; it may have level, eviction_policy"),
         ({"blockyard": {"level": "best"}}, r"level is 'best'; it must be one of auto, tokens, names"),
         ({"blockyard": "lru"}, r"is 'lru'; it must be a dict"),
-        ({"blockyard": {"eviction_policy": "best"}}, r"eviction_policy is 'best'; it must be one of arc, .*'strict:'$"),
-        ({"blockyard": {"eviction_policy": "guarded:best"}}, r"eviction_policy is 'guarded:best'; it must be one of"),
+        ({"blockyard": {"eviction_policy": "best"}}, r"eviction_policy is 'best'; it must be one of arc, score$"),
+        ({"blockyard": {"eviction_policy": "best:lru"}}, r"eviction_policy is 'best:lru'; it must be one of"),
         ({"blockyard": {"eviction_policy": ["lru"]}}, r"eviction_policy is \['lru'\]; it must be one of"),
         ({"blockyard": {"eviction_policy": None}}, r"eviction_policy is None; it must be one of"),
         (

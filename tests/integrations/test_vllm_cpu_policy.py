@@ -31,9 +31,6 @@ POLICIES = [
     "auto",
     "s3fifo",
     "arc",
-    "guarded:density",
-    "strict:density",
-    "guarded:auto",
 ]
 
 #: vLLM 0.33's `CachePolicy`; 0.32 has no `on_request_access`, and its `insert` no context.
@@ -86,7 +83,7 @@ def test_the_door_makes_a_class_of_every_name(door: ModuleType, name: str) -> No
     assert made(cache_capacity=7).cache_capacity == 7
 
 
-@pytest.mark.parametrize("name", ["dice", "guarded:dice", "guarded:", "_lru", "", "Lru"])
+@pytest.mark.parametrize("name", ["dice", "dice:lru", "lru:", "_lru", "", "Lru"])
 def test_the_door_knows_no_other_name(door: ModuleType, name: str) -> None:
     with pytest.raises(AttributeError, match=r"eviction_policy is .*LRU and ARC are ours too"):
         getattr(door, name)
@@ -203,7 +200,7 @@ def test_lru_is_least_recently_used(num_chunks: int) -> None:
 
 
 def test_a_policy_hears_of_a_request_as_a_pool_tells_it() -> None:
-    """A chain from its end to its beginning with depths and parents, once its transfers are over; hits before."""
+    """A chain from its end to its beginning with depths, once its transfers are over; hits before."""
     told: list[tuple[Any, ...]] = []
 
     class Listener:
@@ -211,7 +208,7 @@ def test_a_policy_hears_of_a_request_as_a_pool_tells_it() -> None:
             return lambda *given: told.append((name, *given))
 
     order = ChunkOrder(8, "lru")
-    order.policy, order._wants_paths = Listener(), True  # type: ignore[assignment]
+    order.policy = Listener()  # type: ignore[assignment]
     tier = SmallTier(order, 8)
     keys = [name_of(number) for number in (11, 12, 13)]
     access = tier.begin(keys)
@@ -221,14 +218,9 @@ def test_a_policy_hears_of_a_request_as_a_pool_tells_it() -> None:
     tier.finish(access)
     numbers = [int.from_bytes(key, "big") % (2**61 - 1) for key in keys]
     blocks = [tier.chunks[key].chunk_id + 1 for key in keys]
-    assert told == [("miss", number) for number in numbers]
-    told.clear()
+    assert told == []
     tier.end_transfer(0)
-    assert told == [
-        ("follows", blocks[2], blocks[1]), ("insert", blocks[2], numbers[2], 2),
-        ("follows", blocks[1], blocks[0]), ("insert", blocks[1], numbers[1], 1),
-        ("insert", blocks[0], numbers[0], 0),
-    ]  # fmt: skip
+    assert told == [("insert", blocks[place], numbers[place], place) for place in (2, 1, 0)]
     told.clear()
     again = tier.begin(keys)
     tier.load(again, keys[1:])
@@ -241,11 +233,7 @@ def test_a_policy_hears_of_a_request_as_a_pool_tells_it() -> None:
     ]
     told.clear()
     tier.finish(again)
-    assert told == [
-        ("follows", blocks[2], blocks[1]),
-        ("insert", blocks[2], numbers[2], 2),
-        ("insert", blocks[1], numbers[1], 1),
-    ]
+    assert told == [("insert", blocks[place], numbers[place], place) for place in (2, 1)]
 
 
 def test_what_running_requests_use_goes_last_the_oldest_request_first() -> None:

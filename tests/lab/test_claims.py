@@ -48,31 +48,31 @@ def test_without_an_optimum_or_without_lru(curves: HitCurves) -> None:
 
 
 def test_the_command_says_it_where_there_are_enough_sizes(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["curve", "small", "--policies", "lru,fifo,strict:fifo,optimum", "--quiet", "--jobs", "1"]
+    arguments = ["curve", "small", "--policies", "lru,fifo,lfu,optimum", "--quiet", "--jobs", "1"]
     assert main([*arguments, "--sizes", "100"]) == 0
     printed = capsys.readouterr().out
     assert "above lru over " in printed
     assert "sizes below: the share of the sizes at which the policy is below lru" in printed
     assert "knee: up to it a block adds more hits" in printed
     assert "a fifth or more: the share of these sizes where it is 20.00 % or more" in printed
-    rows = [line.split() for line in printed.splitlines() if line.startswith(("fifo ", "strict:fifo "))]
-    assert [row[0] for row in rows] == ["fifo", "strict:fifo"]
+    rows = [line.split() for line in printed.splitlines() if line.startswith(("fifo ", "lfu "))]
+    assert [row[0] for row in rows] == ["fifo", "lfu"]
     assert main([*arguments, "--sizes", "10"]) == 0
     printed = capsys.readouterr().out
     assert "above lru over " not in printed
     assert "takes 100 sizes or more: --sizes 300" in printed
     assert main([*arguments, "--sizes", "10", "--json"]) == 0
     claims = json.loads(capsys.readouterr().out)["claims"]
-    assert list(claims) == ["fifo", "strict:fifo"]
-    assert claims["fifo"]["worst"] < claims["strict:fifo"]["worst"], "fifo alone is far below"
-    assert claims["strict:fifo"]["worst"] >= -0.2
+    assert list(claims) == ["fifo", "lfu"]
+    assert claims["fifo"]["worst"] < claims["lfu"]["worst"], "fifo alone is far below"
+    assert claims["lfu"]["worst"] >= -0.2
 
 
 @pytest.mark.parametrize(
     ("policies", "said", "unsaid"),
     [
-        ("lru,strict:fifo", ("above lru over", "add optimum to the policies"), "a fifth or more:"),
-        ("fifo,strict:fifo", ("add lru to the policies",), "above lru over"),
+        ("lru,lfu", ("above lru over", "add optimum to the policies"), "a fifth or more:"),
+        ("fifo,lfu", ("add lru to the policies",), "above lru over"),
         ("lru,optimum", ("knee of lru",), "claimed"),
     ],
 )
@@ -88,7 +88,7 @@ def test_the_command_says_what_is_missing(
 def test_a_table_that_is_too_wide_is_cut_into_several(capsys: pytest.CaptureFixture[str]) -> None:
     """Each of them has the sizes, none is wider than 120 columns, and together they have all that the JSON has."""
     arguments = ["curve", "chat:requests=80,seed=3", "--quiet", "--jobs", "1", "--sizes", "3", "--hints", "over"]
-    arguments += ["--policies", "lru,fifo,guarded:lfu,strict:lfu,guarded:density,strict:density,optimum"]
+    arguments += ["--policies", "lru,fifo,lfu,density,arc,s3fifo,optimum"]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines()[1:])) <= 120

@@ -128,19 +128,6 @@ def test_bad_policies(tmp_path: Path) -> None:
         parse_policies("")
 
 
-def test_a_bad_name_behind_a_guard_is_said_as_it_was_written() -> None:
-    assert parse_policies("guarded:density,strict:lfu") == ["guarded:density", "strict:lfu"]
-    for name in ("guarded:desnity", "strict:"):
-        with pytest.raises(InvalidArgument, match=f"policies has '{name}'.*density.*guarded:"):
-            parse_policies(f"lru,{name}")
-    with pytest.raises(InvalidArgument, match="no such file"):
-        parse_policies("guarded:nowhere.py:Mine")
-    with pytest.raises(
-        InvalidArgument, match=r"'garded:density', but there is no such file as garded; .*one of arc.*guarded:"
-    ):
-        parse_policies("garded:density")
-
-
 # ---------------------------------------------------------------- references
 
 

@@ -122,7 +122,7 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
         "owner": ROW,
     },
     "core/sequences/block_table.py": {"block": BLOCK_ID},
-    "core/pool/fence.py": dict.fromkeys(["block", "before", "NULL_BLOCK"], BLOCK_ID),
+    "core/pool/fence.py": dict.fromkeys(["block", "NULL_BLOCK"], BLOCK_ID),
     "core/store/content_ledger.py": {"block": BLOCK_ID},
     "core/store/group_table.py": {"block": BLOCK_ID},
 }

@@ -11,9 +11,8 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from blockyard import InvalidArgument, InvariantError
-from blockyard.core.policies import POLICIES, guarded
+from blockyard.core.policies import POLICIES
 from blockyard.core.policies.base import EvictionPolicy
-from blockyard.core.policies.layers.guarded import Guarded
 from blockyard.core.policies.layers.retention import Retention
 from blockyard.core.policies.learned.density import Density
 from blockyard.core.policies.parts.heap import BlockHeap
@@ -35,10 +34,6 @@ ALL: dict[str, Maker] = {
     "retention of lru": lambda n: Retention(LRU(n), n),
     "retention of lfu": lambda n: Retention(LFU(n), n),
     "retention of a user's": lambda n: Retention(Dice(n), n),
-    **{f"guarded:{name}": guarded(name, False) for name in POLICIES},
-    **{f"strict:{name}": guarded(name, True) for name in ("lru", "lfu", "density")},
-    "a guard around a user's": lambda n: Guarded(Dice(n)),
-    "retention of a guard": lambda n: Retention(Guarded(LFU(n), True), n),
     "a user's MRU": MRU,
     "a user's dice": Dice,
 }

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockyard import CacheConfig, EvictionPolicy, KVCacheManager, NotEnoughMemory
-from blockyard.policies import Guarded
+from blockyard import CacheConfig, KVCacheManager, NotEnoughMemory
 
 from ..support.own_policies import MRU
 
@@ -19,13 +18,10 @@ class Short(MRU):
         super().grow(num_blocks)
 
 
-@pytest.mark.parametrize("kind", ["plain", "retention", "guarded", "guarded and retention", "hinted"])
+@pytest.mark.parametrize("kind", ["plain", "retention", "hinted"])
 def test_a_smaller_growth_after_a_refused_one(kind: str) -> None:
-    def make(num_blocks: int) -> EvictionPolicy:
-        return Guarded(Short(num_blocks)) if "guarded" in kind else Short(num_blocks)
-
     retained = 4 if "retention" in kind else 0
-    config = CacheConfig(num_blocks=8, block_size=4, watermark=0.0, eviction_policy=make, retention_blocks=retained)
+    config = CacheConfig(num_blocks=8, block_size=4, watermark=0.0, eviction_policy=Short, retention_blocks=retained)
     cache = KVCacheManager(config)
     if kind == "hinted":
         cache.free(cache.allocate(list(range(4)), session="a"))

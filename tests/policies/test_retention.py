@@ -399,7 +399,7 @@ def test_a_policy_that_fails_when_a_wish_takes_a_block_from_it() -> None:
 # ---------------------------------------------------------------- how it ends
 
 
-@pytest.mark.parametrize("policy", ["lru", "guarded:density", "strict:lru"])
+@pytest.mark.parametrize("policy", ["lru", "density"])
 def test_each_end_is_counted_by_its_cause_and_told_to_the_history(policy: str) -> None:
     cache = retaining(eviction_policy=policy, history_size=999)
     prompts = [cached(cache, number) for number in range(6)]

@@ -15,7 +15,6 @@ import pytest
 
 import blockyard
 from blockyard.named import NamedPool
-from blockyard.policies import Guarded
 
 from .. import interrupts
 from ..interrupts import OF_A_POLICY, WORDS_TO_ALIGN, Injection, differences
@@ -29,9 +28,7 @@ pytestmark = pytest.mark.skipif(
 POLICIES: dict[str, Any] = {
     "lru": "lru",
     "density": "density",
-    "guarded": "guarded:density",
     "own": MRU,
-    "own, guarded": lambda num_blocks: Guarded(MRU(num_blocks), strict=True),
 }
 #: Frames of this file are the caller's.
 OUTSIDE = (__file__, interrupts.__file__)

@@ -6,12 +6,6 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterator
 
-import numpy as np
-
-from blockyard.core.policies.base import EvictionPolicy
-from blockyard.core.policies.layers.guarded import Guarded
-from blockyard.lab.simulation.policy_run import PolicyRun
-
 NEVER = 2**62
 
 
@@ -83,30 +77,6 @@ class Load:
         return following[::-1]
 
 
-class Adversary(EvictionPolicy):
-    """Evicts what is asked for next. It is told the future: `next_use` has when each content is asked for."""
-
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks)
-        self.content: dict[int, int] = {}
-        self.next_use: dict[int, int] = {}
-
-    def insert(self, block: int, key: int, depth: int) -> None:
-        self.content[block] = key
-
-    def remove(self, block: int) -> None:
-        del self.content[block]
-
-    def evict(self) -> int:
-        content, uses = self.content, self.next_use
-        block = min(content, key=lambda block: uses[content[block]])
-        del content[block]
-        return block
-
-    def clear(self) -> None:
-        self.content = {}
-
-
 class SlowLRU:
     """Hits of least recently used, one request after another."""
 
@@ -125,41 +95,3 @@ class SlowLRU:
             self.cached[content] = None
         while len(self.cached) > self.capacity:
             self.cached.popitem(last=False)
-
-
-class GuardedLoad:
-    """A load through a guard around `policy` and through `SlowLRU`; `step()` is one request, and compares them."""
-
-    def __init__(self, load: Load, policy: EvictionPolicy, strict: bool) -> None:
-        self.load = load
-        self.policy = policy
-        self.guard = Guarded(policy, strict)
-        self.run = PolicyRun(self.guard, load.capacity, load.num_contents, load.longest)
-        self.lru = SlowLRU(load.capacity)
-        self.uses = load.next_uses()
-        self.num_references = 0
-        #: The lowest difference to LRU so far, in hits a reference.
-        self.worst = 0.0
-
-    def step(self, number: int) -> None:
-        """The inequality and the floor after each request."""
-        contents = self.load.requests[number]
-        if isinstance(self.policy, Adversary):
-            self.policy.next_use |= dict(zip(contents, self.uses[number], strict=True))
-        self.run.run(np.array(contents, np.int64), np.array([0, len(contents)], np.int64))
-        self.lru.request(contents)
-        self.num_references += len(contents)
-        self.guard.check()
-        ahead = self.run.num_hits - self.lru.num_hits
-        self.worst = min(self.worst, ahead / self.num_references)
-        if 1000 * ahead < (-2 if self.guard.strict else -3) * self.num_references:
-            raise AssertionError(f"request {number}: {self.run.num_hits} hits, LRU has {self.lru.num_hits}")
-        if self.guard.num_shadow_hits < self.lru.num_hits:
-            raise AssertionError(
-                f"request {number}: the shadow has {self.guard.num_shadow_hits} hits, LRU {self.lru.num_hits}"
-            )
-
-    @staticmethod
-    def num_ids(load: Load) -> int:
-        """Block ids that the run of a load needs."""
-        return load.capacity + load.longest + 1

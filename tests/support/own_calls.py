@@ -1,4 +1,4 @@
-"""Managers of ten kinds in the middle of their work, and every public call that does something, with good arguments.
+"""Managers of several kinds in the middle of their work, and every public call that acts, with good arguments.
 
 Tests that interrupt calls, call from inside of calls, or give them hostile arguments take these in turn.
 """
@@ -11,7 +11,6 @@ from typing import Any
 
 import blockyard
 from blockyard import BlockPool, CacheConfig, CacheSalt, KVCacheManager, LayerGroup, LoRA, Span
-from blockyard.policies import Guarded
 
 from .own_policies import MRU
 from .twin import count_handles_from_the_start
@@ -29,8 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "partial hits": {"partial_hits": True},
     "retention": {"retention_blocks": 10},
     "own policy": {"eviction_policy": MRU},
-    "hints": {"eviction_policy": "strict:lfu", "max_sessions": 6},
-    "guard": {"eviction_policy": lambda num_blocks: Guarded(MRU(num_blocks), strict=True)},
+    "hints": {"eviction_policy": "lfu", "max_sessions": 6},
     "keys": {},
     "observed": {"history_size": 6, "track_misses": True, "residency_sample": 1},
     "in flight": {"max_steps_in_flight": 4, "num_blocks": 30},

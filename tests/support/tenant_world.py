@@ -35,9 +35,6 @@ class Watched(EvictionPolicy):  # type: ignore[misc, unused-ignore]
         del self.order[block]
         self.revived = block
 
-    def spared(self, block: int) -> None:
-        self.revived = block
-
     def evict(self) -> int:
         block = next(iter(self.order))
         del self.order[block]

@@ -7,7 +7,7 @@ request has finished and their transfers have ended, from its last chunk to its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import InvalidArgument, InvariantError
@@ -17,7 +17,6 @@ from ..policies import make_policy
 MAX_CHUNKS = 2**27 - 1
 #: A prime below 2**62: keys of policies are below that. All bytes of a name count.
 _KEY_PRIME = 2**61 - 1
-_NONE: Mapping[bytes, bytes] = {}
 
 
 class Use:
@@ -25,10 +24,9 @@ class Use:
 
     keys: each with the place of its last token, 0 if vLLM did not say. moving: those that are being transferred. chain:
     once the request has finished, all its keys from head to tail, those of several KV cache groups by their places.
-    parents: which of them comes right after which.
     """
 
-    __slots__ = ("chain", "generation", "has_finished", "keys", "moving", "number", "owner", "parents")
+    __slots__ = ("chain", "generation", "has_finished", "keys", "moving", "number", "owner")
 
     def __init__(self, owner: object, generation: int, number: int) -> None:
         self.owner = owner
@@ -37,7 +35,6 @@ class Use:
         self.keys: dict[bytes, int] = {}
         self.moving: set[bytes] = set()
         self.chain: list[bytes] = []
-        self.parents: dict[bytes, bytes] = {}
         self.has_finished = False
 
 
@@ -61,7 +58,6 @@ class ChunkOrder:
             raise InvalidArgument(f"cache_capacity is {cache_capacity!r}; it must be an integer from 0 to {MAX_CHUNKS}")
         self.cache_capacity = cache_capacity
         self.policy = make_policy(policy, max(cache_capacity, 1) + 1)
-        self._wants_paths = self.policy.needs_paths()
         self._generation = 0
         self._num_uses = 0
         self._forget_all()
@@ -119,10 +115,7 @@ class ChunkOrder:
         self._insert(idle)
 
     def on_store_miss(self, keys: Iterable[bytes], req_context: Any) -> None:
-        """A request has computed what the tier does not have."""
-        if self._wants_paths:
-            for key in keys:
-                self.policy.miss(_number(key))
+        """Ignore what the tier does not have: a policy learns of contents when they become idle."""
 
     def on_request_access(self, keys: Iterable[bytes], req_context: Any) -> None:
         """A request uses these, for the first time. Those that are there stay until it has finished, where possible."""
@@ -288,14 +281,11 @@ class ChunkOrder:
             del self._use_of[key]
         known = set(use.chain)
         self._insert([key for key in keys if key not in known])
-        self._insert([key for key in use.chain if key in keys], use.parents)
+        self._insert([key for key in use.chain if key in keys])
 
-    def _insert(self, keys: list[bytes], parents: Mapping[bytes, bytes] = _NONE) -> None:
+    def _insert(self, keys: list[bytes]) -> None:
         """Make them idle, the last one first."""
         for key in reversed(keys):
-            parent = parents.get(key)
-            if parent is not None and parent in self._chunks:
-                self.policy.follows(self._block(key), self._block(parent))
             self.policy.insert(self._block(key), _number(key), self._depth.setdefault(key, 0))
             self._idle.add(key)
 
@@ -315,8 +305,6 @@ class ChunkOrder:
         for place, key in enumerate(keys):
             if key in self._chunks:
                 self._depth[key] = before + place
-            if self._wants_paths and place > 0 and ends[place] - ends[place - 1] <= chunk_tokens:
-                use.parents[key] = keys[place - 1]
 
     def _learned(self, ends: list[int]) -> int:
         """Tokens a chunk, as far as requests that begin at their first token with two chunks or more have shown it."""

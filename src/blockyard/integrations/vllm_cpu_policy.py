@@ -1,11 +1,11 @@
 """Blockyard's eviction policies for vLLM's own CPU tier, by its configuration alone:
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
-        "kv_connector_extra_config": {"cpu_bytes_to_use": 8589934592, "eviction_policy": "guarded:density",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 8589934592, "eviction_policy": "density",
                                       "cache_policy_module_path": "blockyard.integrations.vllm_cpu_policy"}}'
 
-`eviction_policy` is any name that `BlockPool` knows, also after "guarded:" or "strict:". vLLM has its own `lru` and
-`arc` and takes those first; "LRU" and "ARC" are ours. Written for the `CachePolicy` of vLLM 0.32 and 0.33.
+`eviction_policy` is any name that `BlockPool` knows. vLLM has its own `lru` and `arc` and takes those first; "LRU" and
+"ARC" are ours. Written for the `CachePolicy` of vLLM 0.32 and 0.33.
 """
 
 from __future__ import annotations

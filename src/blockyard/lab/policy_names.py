@@ -16,7 +16,7 @@ import numpy as np
 
 from ..arguments import require_int
 from ..config import MAX_BLOCKS
-from ..core.policies import GUARDS, INSIDE_GUARDS, POLICIES, guarded, make_policy
+from ..core.policies import POLICIES, make_policy
 from ..core.policies.base import EvictionPolicy
 from ..errors import InvalidArgument, PolicyError
 
@@ -47,14 +47,6 @@ def policy_of(name: PolicyName, argument: str = "policies") -> object:
         if not callable(name):
             raise InvalidArgument(f"{argument} has {name!r}; it must be a name, or make an EvictionPolicy")
         return name
-    guard, colon, inner = name.partition(":")
-    if colon and guard in GUARDS:
-        return guarded(INSIDE_GUARDS.get(inner, _inside(inner, name, argument)), GUARDS[guard])
-    return _inside(name, name, argument)
-
-
-def _inside(name: str, whole: str, argument: str) -> object:
-    """The policy of this name; `whole` is what the user wrote as `argument`, a guard's name before it or none."""
     if name in POLICIES:
         return name
     path, colon, member = name.rpartition(":")
@@ -62,8 +54,8 @@ def _inside(name: str, whole: str, argument: str) -> object:
     if not os.path.isfile(path):
         missing = f", but there is no such file as {path}" if colon else ""
         raise InvalidArgument(
-            f"{argument} has {whole!r}{missing}; it must be one of {', '.join(sorted(POLICIES))}, or a class: "
-            f"file.py:ClassName; before either may stand {' or '.join(f'{guard}:' for guard in GUARDS)}"
+            f"{argument} has {name!r}{missing}; it must be one of {', '.join(sorted(POLICIES))}, or a class: "
+            f"file.py:ClassName"
         )
     return _member_of(Path(path), member, argument)
 

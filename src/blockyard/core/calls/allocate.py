@@ -192,7 +192,6 @@ class AllocateCalls:
         first = row * sequences.width
         sequences.put_blocks(row, hit.blocks, found)
         self.token_blocks.note_hits(hit.blocks, 0, found)
-        self.token_blocks.note_misses(prompt, hit.blocks, found)
         self.token_blocks.share(hit.blocks, 0, found)
         if self.partial_hits is not None:
             self.partial_hits.hold(row, hit)

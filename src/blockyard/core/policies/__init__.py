@@ -7,7 +7,6 @@ from collections.abc import Callable
 from ...arguments import shown
 from ...errors import InvalidArgument, PolicyError, not_enough_memory
 from .base import EvictionPolicy
-from .layers.guarded import Guarded
 from .learned.auto import Auto
 from .learned.density import Density
 from .simple.arc import ARC
@@ -28,46 +27,17 @@ POLICIES: dict[str, Callable[[int], EvictionPolicy]] = {
 }
 
 
-def eager_density(num_blocks: int) -> EvictionPolicy:
-    """Density as it is inside a guard."""
-    return Density(num_blocks, eager=True)
-
-
-#: Policies that differ inside a guard.
-INSIDE_GUARDS: dict[str, Callable[[int], EvictionPolicy]] = {"density": eager_density}
-#: What may stand before a name, with a colon, and whether that guard is strict.
-GUARDS = {"guarded": False, "strict": True}
-
-
-def guarded(policy: object, strict: bool) -> Callable[[int], EvictionPolicy]:
-    """What makes a guard around `policy`: a name, a class, or any callable that makes one from num_blocks."""
-    return lambda num_blocks: Guarded(make_policy(policy, num_blocks), strict)
-
-
-def _factory_of(policy: object) -> object:
-    """What to call with num_blocks; None for an unknown name."""
-    if not isinstance(policy, str):
-        return policy
-    guard, colon, inner = policy.partition(":")
-    if colon and guard in GUARDS and inner in POLICIES:
-        return guarded(INSIDE_GUARDS.get(inner, inner), GUARDS[guard])
-    return POLICIES.get(policy)
-
-
 def make_policy(policy: object, num_blocks: int) -> EvictionPolicy:
     """A policy over ids 1 to num_blocks - 1, from its name, its class, or any callable that makes it from num_blocks.
-
-    "guarded:density" is a guard around the policy of that name, "strict:density" one with a proved floor.
 
     Raises `InvalidArgument` for an unknown name, or for what makes no `EvictionPolicy`; `PolicyError` where making one
     raises.
     """
-    factory = _factory_of(policy)
+    factory = POLICIES.get(policy) if isinstance(policy, str) else policy
     if not callable(factory):
         raise InvalidArgument(
             f"eviction_policy is {shown(policy)}; "
-            f"it must be one of {', '.join(sorted(POLICIES))}, one of these after 'guarded:' or 'strict:', "
-            f"or make an EvictionPolicy"
+            f"it must be one of {', '.join(sorted(POLICIES))}, or make an EvictionPolicy"
         )
     try:
         made = factory(num_blocks)

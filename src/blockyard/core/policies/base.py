@@ -48,28 +48,12 @@ class EvictionPolicy:
         """No block is idle any more: the cache was reset."""
         raise NotImplementedError("an EvictionPolicy must have clear()")
 
-    def needs_paths(self) -> bool:
-        """Whether it wants `follows`, `doubled` and `miss`, which cost their caller something."""
-        return False
-
     def needs_hits(self) -> bool:
         """Return whether it wants `hit`, which costs its caller something. It is asked once."""
         return True
 
-    def follows(self, block: i64, parent: i64) -> None:
-        """In its sequence `block` comes right after `parent`; `insert(block, ...)` is next. Optional."""
-
-    def doubled(self, block: i64, other: i64) -> None:
-        """`other` caches the same content as `block`; `hit(block, ...)` is next. Optional."""
-
-    def miss(self, key: i64) -> None:
-        """A prompt asks for this content, which is not cached. Told before room is made for it. Optional."""
-
     def gone(self, block: i64) -> None:
         """What `block` cached is gone: evicted as it was chosen, or lost otherwise, after `remove`. Optional."""
-
-    def spared(self, block: i64) -> None:
-        """`block`, which `evict` named, stays after all: a guard was still to give it when it was revived. Optional."""
 
     def advance(self, now: float) -> None:
         """It is `now` in the caller's logical time. Optional."""
@@ -125,33 +109,19 @@ class Layer(EvictionPolicy):
         """A prompt hit `block`."""
         self.policy.hit(block, key)
 
-    def needs_paths(self) -> bool:
-        """As the policy wants it."""
-        return self.policy.needs_paths()
-
     def needs_hits(self) -> bool:
         """Return what the policy wants."""
         return self.policy.needs_hits()
-
-    def follows(self, block: i64, parent: i64) -> None:
-        """`parent` stands before `block`."""
-        self.policy.follows(block, parent)
-
-    def doubled(self, block: i64, other: i64) -> None:
-        """`other` caches the same content as `block`."""
-        self.policy.doubled(block, other)
-
-    def miss(self, key: i64) -> None:
-        """A prompt asks for a content that is not cached."""
-        self.policy.miss(key)
 
     def gone(self, block: i64) -> None:
         """What `block` cached is gone."""
         self.policy.gone(block)
 
     def spared(self, block: i64) -> None:
-        """`block`, which was named, stays."""
-        self.policy.spared(block)
+        """Tell the layers inside that `block`, which `evict` named, was revived before it was evicted."""
+        inside = self.policy.as_layer()
+        if inside is not None:
+            inside.spared(block)
 
     def advance(self, now: float) -> None:
         """It is `now`."""

@@ -20,7 +20,7 @@ NONE: Final[i64] = 0
 
 
 class EvictionStack:
-    """Layers stand around an eviction policy, from outside: retention, tenants' shares, states, guards, hints about
+    """Layers stand around an eviction policy, from outside: retention, tenants' shares, states, hints about
     sessions.
 
     Each layer stands around the next one and has its interface: what the stack tells `top`, each layer takes note of
@@ -33,7 +33,7 @@ class EvictionStack:
     anything. Every answer is checked: a policy that names a block which is not idle fails that call too, not the pool.
     Put another policy in its place, and all goes on.
 
-    The policy may come with guards around it. retains: told how retentions end; None where blocks cannot be
+    retains: told how retentions end; None where blocks cannot be
     retained. sessions: who uses which blocks, where that is known; the policy may refuse hints about them.
     tenants: who share the pool, if any do.
     """
@@ -84,17 +84,13 @@ class EvictionStack:
             self.retention = Retention(self.top, num_blocks, retains, self.shares)
             self.layers.insert(0, self.retention)
             self.top = self.retention
-        #: Whether the policy wants to be told of parents and misses.
-        self.needs_paths = self._asks("needs_paths")
         #: Whether it wants to be told of hits.
         self.needs_hits = self._asks("needs_hits")
 
     def _asks(self, method: str) -> bool:
         """What the policy says of itself. Raises `PolicyError`."""
         try:
-            if method == "needs_hits":
-                return self.top.needs_hits()
-            return self.top.needs_paths() if method == "needs_paths" else self.top.takes_hints()
+            return self.top.needs_hits() if method == "needs_hits" else self.top.takes_hints()
         except Exception as error:
             raise self._refused(method, error)
 
@@ -103,7 +99,7 @@ class EvictionStack:
         return PolicyError(f"eviction policy {self.name}: {method} raised {type(error).__name__}: {text}")
 
     def know(self, sessions: Sessions) -> None:
-        """Sessions are known from now on; put hints around the policy, inside of all guards, if it takes any.
+        """Sessions are known from now on; put hints around the policy, inside of all layers, if it takes any.
 
         O(num_blocks). Raises `PolicyError`, or MemoryError; nothing has changed then.
         """
@@ -132,28 +128,6 @@ class EvictionStack:
             raise self._refused("needs_hints", error)
 
     # What happens to blocks.
-
-    def follows(self, block: i64, parent: i64) -> None:
-        """`parent` stands before `block` in a sequence; `insert` is next."""
-        if self.needs_paths:
-            try:
-                self.top.follows(block, parent)
-            except BaseException as error:
-                self._keep("follows", error)
-
-    def doubled(self, block: i64, other: i64) -> None:
-        """`other` caches the same content as `block`; `hit` is next."""
-        try:
-            self.top.doubled(block, other)
-        except BaseException as error:
-            self._keep("doubled", error)
-
-    def miss(self, key: i64) -> None:
-        """A prompt asks for a content that is not cached."""
-        try:
-            self.top.miss(key)
-        except BaseException as error:
-            self._keep("miss", error)
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
         """`block` became idle."""

@@ -24,12 +24,10 @@ class FoundBlocks:
     blocks only as long as they have it, whatever has happened in between.
     """
 
-    def __init__(self, ledger: BlockLedger, blocks: vec[i32], contents: vec[i64], missed: vec[i64]) -> None:
+    def __init__(self, ledger: BlockLedger, blocks: vec[i32], contents: vec[i64]) -> None:
         self._ledger = ledger
         self._blocks = blocks
         self._contents = contents
-        #: Keys of what the prompt asks for besides, for a policy that wants to know it.
-        self._missed = missed
 
     @property
     def block_ids(self) -> npt.NDArray[np.int32]:
@@ -52,7 +50,7 @@ class FoundBlocks:
     def first(self, num_blocks: object) -> "FoundBlocks":
         """The first `num_blocks` of them. O(num_blocks). Raises `InvalidArgument` for more than there are."""
         count = require_int("num_blocks", num_blocks, 0, len(self._blocks))
-        return FoundBlocks(self._ledger, self._blocks[:count], self._contents[:count], self._missed)
+        return FoundBlocks(self._ledger, self._blocks[:count], self._contents[:count])
 
     def __repr__(self) -> str:
         return f"<FoundBlocks {[int(block) for block in self._blocks]}>"
@@ -83,7 +81,7 @@ def found_blocks(ledger: BlockLedger, prompt: Prompt) -> FoundBlocks:
     contents = zeros_i64(int(count))
     for position in range(count):
         contents[position] = identity[2 * i64(blocks[position])]
-    return FoundBlocks(ledger, blocks, contents, ledger.missed_keys(prompt, blocks, count))
+    return FoundBlocks(ledger, blocks, contents)
 
 
 def require_found(ledger: BlockLedger, found: FoundBlocks, count: i64) -> None:

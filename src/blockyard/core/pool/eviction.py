@@ -7,7 +7,6 @@ from mypy_extensions import i64
 from ...answers import RetentionEnds
 from ...arguments import require_int, require_number
 from ...errors import InvalidArgument, OverBudget
-from ...ids import NULL_BLOCK
 from ..gate import Interruption
 from ..policies import make_policy
 from ..policies.base import EvictionPolicy
@@ -88,19 +87,10 @@ class EvictionOrder:
         ledger = self.ledger
         if stack is not None:
             idle = [block for block in ledger.queue.block_ids() if ledger.index.is_cached(i64(block))]
-            if stack.needs_paths:
-                self._tell_parents(stack, idle)
             for block in idle:
                 stack.insert(i64(block), ledger.index.chain_hash[i64(block)], 0)
             stack.interruption.raise_now()
         ledger.stack = stack
-
-    def _tell_parents(self, stack: EvictionStack, blocks: list[int]) -> None:
-        """Say where these stand, as far as what stands before them is cached. O(num_blocks)."""
-        identity = self.ledger.index.identity
-        block_of = {int(identity[2 * block]): int(block) for block in range(1, self.ledger.capacity)}
-        for block in blocks:
-            stack.follows(i64(block), block_of.get(int(identity[2 * i64(block) + 1]), NULL_BLOCK))
 
     def know_sessions(self, max_sessions: int) -> Sessions:
         """Have sessions known from now on, and hints around the policy, if it takes any. O(num_blocks).

@@ -18,7 +18,6 @@ class Fence:
     nothing here allocates memory, and a block costs O(1) each time it is released.
 
     last_step: the latest step that each row was in. until: for each block the step that it waits for, 0 for none.
-    before: for each block that waits the one before it in its sequence, for policies that want to know it.
     """
 
     def __init__(self, max_num_seqs: int, max_steps: int, num_blocks: int) -> None:
@@ -30,7 +29,6 @@ class Fence:
         self.last_step = zeros_i64(max_num_seqs)
         self.until = zeros_i64(num_blocks)
         self.next_block = zeros_i32(num_blocks)
-        self.before = zeros_i32(num_blocks)
         self._first = zeros_i64(size)
         self._last = zeros_i64(size)
         #: Blocks that wait.
@@ -44,14 +42,13 @@ class Fence:
         """Return whether a step of this row is in flight."""
         return self.last_step[row] > self.num_ended
 
-    def hold(self, block: i64, step: i64, before: i64) -> bool:
+    def hold(self, block: i64, step: i64) -> bool:
         """Keep a reference to a block until `step` has ended; False where one is kept already: it waits as long."""
         waits_for = self.until[block]
         if waits_for < step:
             self.until[block] = step
         if waits_for > 0:
             return False
-        self.before[block] = i32(before)
         self.num_blocks += 1
         self._put(block, step)
         return True
@@ -104,23 +101,17 @@ class Fence:
 
     def make_room_for(self, num_blocks: int) -> "FenceRoom":
         """Arrays for a pool of `num_blocks` blocks, with what is here."""
-        return FenceRoom(
-            grown_i64(self.until, num_blocks),
-            grown_i32(self.next_block, num_blocks),
-            grown_i32(self.before, num_blocks),
-        )
+        return FenceRoom(grown_i64(self.until, num_blocks), grown_i32(self.next_block, num_blocks))
 
     def move_into(self, room: "FenceRoom") -> None:
         """Put these arrays in place."""
         self.until = room.until
         self.next_block = room.next_block
-        self.before = room.before
 
 
 class FenceRoom:
     """The arrays of a larger fence, before they are put in place."""
 
-    def __init__(self, until: vec[i64], next_block: vec[i32], before: vec[i32]) -> None:
+    def __init__(self, until: vec[i64], next_block: vec[i32]) -> None:
         self.until = until
         self.next_block = next_block
-        self.before = before

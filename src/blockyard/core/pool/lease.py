@@ -397,16 +397,10 @@ def give_back(ledger: BlockLedger, lease: BlockLease, first: i64, last: i64) -> 
         lease._before = ledger.index.content_of(i64(blocks[end - 1])) if is_sure else NO_CONTENT
         lease._before_hash = ledger.index.chain_hash[i64(blocks[end - 1])]
     held = held_blocks(lease, first, last)
-    before = i64(blocks[first - 1]) if first > 0 and first < last and blocks[first] != NULL_BLOCK else NULL_BLOCK
     for position in range(first, last):
         blocks[position] = 0
     lease._num_null += i64(len(held))
-    if before != NULL_BLOCK:
-        ledger.release(held, 1, i64(len(held)) - 1)
-        ledger.note_parent(i64(held[0]), before)
-        ledger.release(held, 0, 1)
-    else:
-        ledger.release(held, 0, len(held))
+    ledger.release(held, 0, len(held))
     return len(held)
 
 

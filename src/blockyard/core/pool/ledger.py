@@ -365,42 +365,10 @@ class BlockLedger:
             for index in range(start, start + count):
                 self.note_hit(i64(blocks[index]))
 
-    def note_parent(self, block: i64, parent: i64) -> None:
-        """Tell the policy what stands before a block that is released next, by itself."""
-        if self.stack is not None:
-            self.stack.follows(block, parent)
-
     def note_hit(self, block: i64) -> None:
         """Tell the policy that a prompt hit one block."""
         if self.stack is not None:
-            if self.stack.needs_paths and not self.index.rings.is_alone(block):
-                self.stack.doubled(block, i64(self.index.rings.next_equal[block]))
             self.stack.hit(block, self.index.chain_hash[block])
-
-    def note_misses(self, prompt: Prompt, hit: vec[i32], found: i64) -> None:
-        """Tell a policy that wants to know it what a prompt asks for behind the `found` blocks it hit. O(tokens)."""
-        if self.stack is not None and self.stack.needs_paths:
-            self.note_missed_keys(self.missed_keys(prompt, hit, found))
-
-    def note_missed_keys(self, keys: vec[i64]) -> None:
-        """Tell the policy what was asked for and is not there."""
-        if self.stack is not None:
-            for position in range(i64(len(keys))):
-                self.stack.miss(keys[position])
-
-    def missed_keys(self, prompt: Prompt, hit: vec[i32], found: i64) -> vec[i64]:
-        """Return the keys of what a prompt asks for behind its hit; none where no policy wants to know them.
-
-        Not of the block with the last token, which is never hit, and of nothing behind the next span: that is named by
-        contents that are not there.
-        """
-        last = min((prompt.num_tokens - 1) // self.block_size, prompt.next_span_block(found))
-        if self.stack is None or not self.stack.needs_paths or found >= last or found in prompt.spans:
-            return zeros_i64(0)
-        index = self.index
-        chain = index.chain_hash[i64(hit[found - 1])] if found > 0 else root_hash(index.root(prompt.keys))
-        index.hash_run(prompt.words, found, last, chain)
-        return index.hashes[found:last]
 
     def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Hold `blocks[start:start + count]` once more; idle ones are revived out of the queue."""
@@ -428,8 +396,6 @@ class BlockLedger:
                 self.num_allocated_blocks -= 1
                 self.queue.put_back(block)
                 if self.stack is not None:
-                    if position > start:
-                        self.stack.follows(block, i64(blocks[position - 1]))
                     self.stack.insert(block, self.index.chain_hash[block], position - start)
             position -= 1
         if self.observer is not None:
@@ -475,7 +441,7 @@ class BlockLedger:
         identity = self.index.identity
         idle = self._idle_run
         limit = i64(self.num_blocks)
-        tells_each = self.stack is not None and (not is_flat or self.stack.needs_paths)
+        tells_each = self.stack is not None and not is_flat
         num_idle: i64 = 0
         position = last - 1
         while position >= first:
@@ -491,10 +457,7 @@ class BlockLedger:
                     idle[num_idle] = block
                     num_idle += 1
                     if tells_each and self.stack is not None:
-                        # What caches nothing stands before no content: ids come with unnamed ones first.
-                        if position > start and identity[2 * i64(blocks[position - 1])] != NO_CONTENT:
-                            self.stack.follows(block, i64(blocks[position - 1]))
-                        self.stack.insert(block, self.index.chain_hash[block], 0 if is_flat else position - start)
+                        self.stack.insert(block, self.index.chain_hash[block], position - start)
             position -= 1
         if self.stack is not None and not tells_each:
             self.stack.insert_run(idle, num_idle, self.index.chain_hash)
@@ -502,9 +465,8 @@ class BlockLedger:
 
     def release_in_order(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Release `blocks[start:start + count]`, the first one first, each by itself. O(count)."""
-        if count == 1 or (self.stack is not None and self.stack.needs_paths):
-            for place in range(start, start + count):
-                self.release(blocks, place, 1)
+        if count == 1:
+            self.release(blocks, start, 1)
             return
         # `release` takes the last one first.
         run = self._ended_run
@@ -519,7 +481,7 @@ class BlockLedger:
     def release_sources(self, blocks: list[int]) -> None:
         """Release what a hit held to be copied or loaded, the first one first. It asks no memory."""
         run = self._ended_run
-        if len(blocks) > len(run) or (self.stack is not None and self.stack.needs_paths):
+        if len(blocks) > len(run):
             for block in blocks:
                 self.release_one(block)
             return
@@ -541,20 +503,15 @@ class BlockLedger:
         step = fence.last_step[row]
         position = start + count - 1
         while position >= start:
-            before = i64(blocks[position - 1]) if position > start - num_before else NULL_BLOCK
-            if not fence.hold(i64(blocks[position]), step, before):
+            if not fence.hold(i64(blocks[position]), step):
                 self.release(blocks, position, 1, position - start + num_before)
             position -= 1
 
-    def give_back_one(self, row: i64, block: i64, before: i64) -> None:
-        """The same for one block, which stands behind `before` (0: not known)."""
+    def give_back_one(self, row: i64, block: i64) -> None:
+        """Do `give_back` for one block."""
         fence = self.fence
-        if fence is not None and fence.is_open(row):
-            if fence.hold(block, fence.last_step[row], before):
-                return
-        elif before != NULL_BLOCK:
-            self.note_parent(block, before)
-        self.release_one(block)
+        if fence is None or not fence.is_open(row) or not fence.hold(block, fence.last_step[row]):
+            self.release_one(block)
 
     def give_back_in_order(self, row: i64, blocks: vec[i32], start: i64, count: i64) -> None:
         """Do `give_back` for each of them by itself, the first one first. O(count)."""
@@ -562,7 +519,7 @@ class BlockLedger:
             self.release_in_order(blocks, start, count)
             return
         for place in range(start, start + count):
-            self.give_back_one(row, i64(blocks[place]), NULL_BLOCK)
+            self.give_back_one(row, i64(blocks[place]))
 
     def end_steps(self, step: i64) -> None:
         """Steps up to `step` have ended: release what waits for them, in the order in which it was released."""
@@ -572,21 +529,8 @@ class BlockLedger:
         room = i64(len(self._ended_run))
         taken = fence.take(self._ended_run, step)
         while taken > 0:
-            if self.stack is not None and self.stack.needs_paths:
-                self._release_each(fence, room - taken, room)
-            else:
-                self.release(self._ended_run, room - taken, taken)
+            self.release(self._ended_run, room - taken, taken)
             taken = fence.take(self._ended_run, step)
-
-    def _release_each(self, fence: Fence, first: i64, end: i64) -> None:
-        """The same, for a policy that is told what stands before each."""
-        position = end - 1
-        while position >= first:
-            block = i64(self._ended_run[position])
-            if fence.before[block] != NULL_BLOCK:
-                self.note_parent(block, i64(fence.before[block]))
-            self.release(self._ended_run, position, 1)
-            position -= 1
 
     def acquire_one(self) -> i64:
         """Take one block, which must be free, from the head of the queue."""
@@ -598,26 +542,21 @@ class BlockLedger:
 
         O(count).
         """
-        if self.stack is None or not (self.stack.needs_hits or self.stack.needs_paths):
+        if self.stack is None or not self.stack.needs_hits:
             self.share(blocks, start, count)
             return
         for index in range(start, start + count):
             self.note_hit(i64(blocks[index]))
             self.share(blocks, index, 1)
 
-    def give_back_flat(self, row: i64, blocks: vec[i32], start: i64, count: i64, num_before: i64) -> None:
-        """`give_back` of blocks that a policy knows as each by itself: at depth 0. O(count)."""
-        stack = self.stack
-        if stack is None:
-            self.give_back(row, blocks, start, count, num_before)
-            return
-        if not stack.needs_paths and (self.fence is None or not self.fence.is_open(row)):
+    def give_back_flat(self, row: i64, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Do `give_back`, with every block at depth 0 for a policy. O(count)."""
+        if self.fence is None or not self.fence.is_open(row):
             self.release(blocks, start, count, 0, 0, True)
             return
         position = start + count - 1
         while position >= start:
-            before = i64(blocks[position - 1]) if position > start - num_before else NULL_BLOCK
-            self.give_back_one(row, i64(blocks[position]), before)
+            self.give_back_one(row, i64(blocks[position]))
             position -= 1
 
     def share_one(self, block: i64) -> None:

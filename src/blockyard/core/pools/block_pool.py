@@ -197,8 +197,7 @@ class BlockPool(StandalonePool):
         """The longest run of cached blocks that `token_ids` begins with, not held. O(blocks found).
 
         A question: the order of eviction and the policy know nothing of it. `hold` takes what it returns, as long as
-        it is still there, and tells a guard what was not found: let it take an empty answer too. A Span may end behind
-        the tokens.
+        it is still there. A Span may end behind the tokens.
         """
         self._gate.enter("find_cached_blocks")
         try:
@@ -232,7 +231,7 @@ class BlockPool(StandalonePool):
                     more + idle,
                     self.num_free_blocks,
                 )
-            return self._hold_hit(found._blocks[:count], "hold", name, 0, more, found)
+            return self._hold_hit(found._blocks[:count], "hold", name, 0, more)
         finally:
             self._gate.leave_with_result()
 
@@ -246,9 +245,7 @@ class BlockPool(StandalonePool):
             name = read_str("holder", holder)
             prompt = self._asked(token_ids, extra_keys)
             found = find_full(self._ledger, prompt)
-            lease = self._hold_hit(found, "get_cached_blocks", name)
-            self._ledger.note_misses(prompt, lease._blocks, len(found))
-            return lease
+            return self._hold_hit(found, "get_cached_blocks", name)
         finally:
             self._gate.leave_with_result()
 
@@ -266,24 +263,13 @@ class BlockPool(StandalonePool):
         finally:
             self._gate.leave_with_result()
 
-    def _hold_hit(
-        self,
-        blocks: vec[i32],
-        call: str,
-        holder: str,
-        first_block: i64 = 0,
-        more: i64 = 0,
-        found: FoundBlocks | None = None,
-    ) -> BlockLease:
+    def _hold_hit(self, blocks: vec[i32], call: str, holder: str, first_block: i64 = 0, more: i64 = 0) -> BlockLease:
         """A lease on cached blocks and `more` new ones. A policy that fails, or is interrupted when it is told, leaves
         all as it was."""
         self._ledger.act(call, holder)
         peak = self._ledger.peak_used_blocks
         lease = self._book.hold(blocks, holder, self._gate.interruption)
         lease._first_block = first_block
-        if found is not None:
-            # Before the new blocks evict: a guard knows then that these contents are in use.
-            self._ledger.note_missed_keys(found._missed)
         if more > 0:
             try:
                 grow(self._ledger, lease, more)

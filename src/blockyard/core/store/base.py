@@ -40,7 +40,7 @@ def make_own(ledger: BlockLedger, table: BlockTable, row: i64, place: i64, num_p
     if new == old:
         return NULL_BLOCK
     table.set_block(row, place, new)
-    ledger.give_back_one(row, old, NULL_BLOCK)
+    ledger.give_back_one(row, old)
     return old
 
 

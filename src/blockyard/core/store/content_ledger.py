@@ -224,13 +224,6 @@ class ContentLedger(WordLedger):
         self._entry[1] = group
         self.index_entry(block, self._entry, 0)
 
-    def note_miss(self, content: i64, group: i64) -> None:
-        """Tell a policy that wants to know it that a prompt asks for `content` of `group` and does not hit it. O(1)."""
-        if self.stack is not None and self.stack.needs_paths:
-            self._entry[0] = content
-            self._entry[1] = group
-            self.stack.miss(self.index.hash_words_at(self._entry, 0, self._root))
-
     def content_of(self, block: i64) -> i64:
         """The content that an indexed block holds."""
         return self.index.rows.words[self.index.rows.start_of(block)]

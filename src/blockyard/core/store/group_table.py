@@ -274,7 +274,7 @@ class GroupTable(BlockTable):
         """
         first = min(self.first_needed(num_computed), self.num_blocks[row])
         for place in range(self.num_null[row], first):
-            self.pool.give_back_one(row, self.block_at(row, place), NULL_BLOCK)
+            self.pool.give_back_one(row, self.block_at(row, place))
             if self._drop_cpu_block(row, place):
                 self.num_loads[row] -= 1
         if first > self.num_null[row]:
@@ -311,7 +311,7 @@ class GroupTable(BlockTable):
             first = max(keep, self.num_null[row])
             if first < self.num_blocks[row]:
                 count = self.num_blocks[row] - first
-                self.pool.give_back_flat(row, self.blocks, row * self.width + first, count, first)
+                self.pool.give_back_flat(row, self.blocks, row * self.width + first, count)
             if keep < self.num_blocks[row]:
                 self.cut_row(row, keep)
             return
@@ -319,7 +319,7 @@ class GroupTable(BlockTable):
         while place >= keep:
             block = self.block_at(row, place)
             if block != NULL_BLOCK:
-                self.pool.give_back_one(row, block, self.block_at(row, place - 1) if place > 0 else NULL_BLOCK)
+                self.pool.give_back_one(row, block)
             self._drop_cpu_block(row, place)
             place -= 1
         if keep < self.num_blocks[row]:
@@ -344,7 +344,7 @@ class GroupTable(BlockTable):
 
     def move_out(self, row: i64, place: i64, cpu_block: i64) -> None:
         """The block at `place` goes back to the pool; `cpu_block` (0: nothing worth keeping) stands for it."""
-        self.pool.give_back_one(row, self.block_at(row, place), NULL_BLOCK)
+        self.pool.give_back_one(row, self.block_at(row, place))
         self.set_block(row, place, NULL_BLOCK)
         self._set_cpu_block(row, place, cpu_block)
 

@@ -183,17 +183,8 @@ class GroupedStore(Store):
         self._slides_at[row] = 0
         for number, group in enumerate(self.groups):
             group.hold_hits(row, hit.places[number], hit.num_usable * self.block_size)
-        if self.pool.stack is not None:
-            self._note_misses(hit)
         if self.states is not None:
             self.states.hold(row, hit)
-
-    def _note_misses(self, hit: Hit) -> None:
-        """Tell the policy what a prompt asks for behind its hit, as far as its tokens are known. O(blocks * groups)."""
-        for place in range(hit.num_usable, i64(len(hit.blocks))):
-            content = self.token_blocks.index.content_of(i64(hit.blocks[place]))
-            for number in range(len(self.groups)):
-                self.pool.note_miss(content, number)
 
     def unhold_hits(self, row: i64) -> None:
         """The last group first."""

@@ -30,8 +30,7 @@ def register() -> None:
 
     if get_radix_cache_factory(BACKEND) is None:
         register_radix_cache_backend(BACKEND, make_cache)
-    ours = [*POLICIES, *(f"guarded:{name}" for name in POLICIES), *(f"strict:{name}" for name in POLICIES)]
-    add_radix_eviction_policy_choices([name for name in ours if name not in RADIX_EVICTION_POLICY_CHOICES])
+    add_radix_eviction_policy_choices([name for name in POLICIES if name not in RADIX_EVICTION_POLICY_CHOICES])
 
 
 def make_cache(context: Any) -> Any:

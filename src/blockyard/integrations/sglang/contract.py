@@ -87,8 +87,6 @@ CONTRACT = {
 }
 #: Options in SGLang's groups that put another cache in the place of this one, or a tier under it.
 TIERS = ("enable_lmcache", "enable_flexkv", "enable_unified_cache_external_linker", "enable_hierarchical_cache")
-#: Words before a policy's name: a floor under it.
-GUARDS = ("guarded", "strict")
 
 
 def require_known_sglang() -> None:
@@ -136,11 +134,10 @@ def require_params(params: Any) -> None:
 
 def require_policy(name: str) -> None:
     """Raise `InvalidArgument` for a policy of SGLang's that the pool has not got."""
-    guard, _, policy = name.rpartition(":")
-    if policy not in POLICIES or (guard and guard not in GUARDS):
+    if name not in POLICIES:
         raise InvalidArgument(
             f"--radix-eviction-policy is {name}; with --radix-cache-backend blockyard it must be one of "
-            f"{', '.join(sorted(POLICIES))}, with 'guarded:' or 'strict:' before it if you like"
+            f"{', '.join(sorted(POLICIES))}"
         )
 
 

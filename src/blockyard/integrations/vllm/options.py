@@ -27,7 +27,7 @@ class Options:
 
     level: "tokens" proves hits by tokens (one full-attention group), "names" by vLLM's hashes (every model), "auto"
         takes the first that serves the model.
-    eviction_policy: a name, as in `CacheConfig`, also after "guarded:" or "strict:".
+    eviction_policy: a name, as in `CacheConfig`.
     residency_sample: how many blocks are watched for how long they stay; "tokens" only.
     retention_blocks: how many blocks `scheduler.kv_cache_manager.pool.retain` may keep at most; "tokens" only.
     miss_causes: how many evicted hashes are remembered, to say why a prompt was not found; 0: nothing is said.
@@ -64,7 +64,7 @@ class Options:
         if not _is_policy(self.eviction_policy):
             raise ValueError(
                 f"blockyard: eviction_policy is {self.eviction_policy!r}; it must be one of "
-                f"{', '.join(sorted(POLICIES))}, or one of these after 'guarded:' or 'strict:'"
+                f"{', '.join(sorted(POLICIES))}"
             )
 
     @property

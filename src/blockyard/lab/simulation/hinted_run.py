@@ -22,8 +22,8 @@ SAYS_WAIT: Final[i64] = 2
 class HintedRun(PolicyRun):
     """A `PolicyRun` whose requests are turns of sessions, with hints that reach the policy as in a pool.
 
-    They decide before the policy that chooses, inside of its guard if it has one. A new turn of a session ends what was
-    said of it, and so does the time at which it should have come back. Up to 2**20 sessions are known; the one that was
+    They decide before the policy that chooses. A new turn of a session ends what was said of it, and so does the time
+    at which it should have come back. Up to 2**20 sessions are known; the one that was
     begun first is forgotten for another. A policy that takes no hints is run without.
 
     num_sessions: sessions are numbers from 0 to num_sessions - 1.

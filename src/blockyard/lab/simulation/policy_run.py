@@ -26,7 +26,6 @@ class PolicyRun:
         self.num_hits: i64 = 0
         self.num_evicted: i64 = 0
         self._policy = policy
-        self._needs_paths = policy.needs_paths()
         self._capacity = capacity
         num_slots = capacity + longest_request
         #: The slot of each content, 0 while it is not cached, and the content of each slot.
@@ -70,8 +69,6 @@ class PolicyRun:
             self._policy.hit(slot, content)
             self._policy.remove(slot)
             return
-        if self._needs_paths:
-            self._policy.miss(content)
         self._num_free -= 1
         slot = self._free[self._num_free]
         self._slot[content] = slot
@@ -90,8 +87,6 @@ class PolicyRun:
             place -= 1
             content = ids[place]
             if self._holder[content] == -place - 1:
-                if self._needs_paths and place > start:
-                    self._policy.follows(self._slot[content], self._slot[ids[place - 1]])
                 self._policy.insert(self._slot[content], content, place - start)
 
     def _evict(self) -> i64:

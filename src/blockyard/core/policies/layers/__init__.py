@@ -1,1 +1,1 @@
-"""What may stand around the policy that chooses: retention, guards, hints about sessions."""
+"""Layers around the policy that chooses: retention, tenants, hints about sessions."""

@@ -160,7 +160,6 @@ class Hinted(Layer):
         return block
 
     def spared(self, block: i64) -> None:
-        """`block` is not evicted for now: a guard had it as the policy's choice, and it was hit or retained."""
         if self._where[block] == TAKEN:
             self._where[block] = HELD
         super().spared(block)

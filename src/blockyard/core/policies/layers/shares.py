@@ -332,7 +332,7 @@ class Shares(Layer):
         else:
             self._lists.remove(block)
             if not self.is_direct:
-                self.policy.spared(block)
+                super().spared(block)
 
     def keep(self, block: i64) -> None:
         """The idle `block` is retained: it goes when its tenant has no other."""

@@ -135,7 +135,7 @@ class Auto(EvictionPolicy):
     Who leads is learned from three small caches of keys alone, one for each, that run a sample of all contents: those
     whose key has a certain hash. From a sample only differences between policies may be read, since contents that
     nearly every prompt has are in it or not. A policy takes the lead when its hits of late are more by a fifth of the
-    capacity. It has no floor: use it as "guarded:auto" or "strict:auto".
+    capacity. It has no floor.
 
     The cost of all members, and that of the sample; about 230 bytes a block and lfu's counts. seed: of the sample.
     """

@@ -55,7 +55,7 @@ class Density(EvictionPolicy):
 
     update_every: blocks freed before the worths are computed anew; 0: an eighth of the pool, at least 1024.
     eager: whether fewer observations are believed, and smaller differences counted. It gains more and is wrong more
-    often, so it is for the inside of a guard, where "guarded:density" and "strict:density" have it.
+    often; `auto` has it among its members.
     """
 
     def __init__(self, num_blocks: int, update_every: int = 0, eager: bool = False) -> None:
