@@ -23,7 +23,7 @@ from blockyard.lab.traces import open_trace
 
 MODULE = "blockyard.integrations.vllm_cpu_policy"
 THEIRS = ("lru", "arc")
-POLICIES = (*THEIRS, "LRU", "ARC", "s3fifo", "density", "auto")
+POLICIES = (*THEIRS, "LRU", "ARC", "s3fifo", "density")
 SHARES = (0.01, 0.03, 0.1, 0.3)
 
 

@@ -35,7 +35,7 @@ from .support.world_memory import DataPlane, Seq
 
 #: Calls of one world.
 NUM_CALLS = 150
-POLICY_NAMES = (*("lru", "fifo", "lfu", "s3fifo", "arc", "score", "density", "auto"),)
+POLICY_NAMES = ("lru", "fifo", "lfu", "s3fifo", "arc", "score", "density")
 #: Prompts that later ones begin with: some of sequences long gone, whose blocks were evicted meanwhile.
 NUM_REMEMBERED = 12
 

@@ -25,7 +25,7 @@ MAX_HISTORY = 2**24
 MAX_STEPS_IN_FLIGHT = 64
 MAX_SESSIONS = 2**20
 #: What ships in `blockyard.core.policies`.
-POLICY_NAMES = ("arc", "auto", "density", "fifo", "lfu", "lru", "s3fifo", "score")
+POLICY_NAMES = ("arc", "density", "fifo", "lfu", "lru", "s3fifo", "score")
 #: Rules for states (`core/policies/states/places`), with "every:N" beside them.
 PLACE_NAMES = ("last", "junction", "ends", "pow2")
 #: Which state goes first (`core/policies/states/orders`); "blocks": the eviction policy decides, block by block.

@@ -7,7 +7,6 @@ states are kept.
 
 from .core.policies import POLICIES, make_policy
 from .core.policies.base import EvictionPolicy
-from .core.policies.learned.auto import Auto
 from .core.policies.learned.density import Density
 from .core.policies.simple.arc import ARC
 from .core.policies.simple.heaps import FIFO, LFU, Score
@@ -22,7 +21,6 @@ __all__ = [
     "LRU",
     "POLICIES",
     "S3FIFO",
-    "Auto",
     "Density",
     "EvictionPolicy",
     "Places",

@@ -22,7 +22,7 @@ LOADS = {
     "its kind changes every 40 (turns:turn=40)": ["turns:turn=40"],
     "no pattern (memoryless), or a pool that nearly fits": ["memoryless"],
 }
-POLICIES = ("fifo", "s3fifo", "lfu", "arc", "score", "density", "auto")
+POLICIES = ("fifo", "s3fifo", "lfu", "arc", "score", "density")
 #: The worst difference to LRU, and the share of the gap that is closed.
 Figures = tuple[float, int]
 
@@ -68,7 +68,7 @@ BY_LOAD = {row["your load"]: row for row in tables(page("policies.md"), "your lo
 
 
 def test_every_load_of_the_choice_is_known() -> None:
-    assert len(measured()["chat"]) == 7
+    assert len(measured()["chat"]) == 6
     assert [name for name in BY_LOAD if name not in LOADS] == ["one for which hardly any loss is acceptable"]
     assert set(LOADS) <= set(BY_LOAD)
 

@@ -37,7 +37,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, Ma
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # isort: skip
 
 ADAPTER = PACKAGE_DIR / "integrations" / "sglang"
-POLICIES = ("lru", "lfu", "fifo", "s3fifo", "arc", "score", "density", "auto")
+POLICIES = ("lru", "lfu", "fifo", "s3fifo", "arc", "score", "density")
 
 
 def engine(num_pages: int = 20, page_size: int = 4, **params: Any) -> Engine:

@@ -28,7 +28,6 @@ POLICIES = [
     "fifo",
     "lfu",
     "density",
-    "auto",
     "s3fifo",
     "arc",
 ]

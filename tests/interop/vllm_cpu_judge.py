@@ -20,7 +20,7 @@ from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 from blockyard.integrations.chunk_order import ChunkOrder
 
 MODULE = "blockyard.integrations.vllm_cpu_policy"
-POLICIES = ["LRU", "ARC", "fifo", "lfu", "s3fifo", "density", "auto"]
+POLICIES = ["LRU", "ARC", "fifo", "lfu", "s3fifo", "density"]
 
 
 def differing_methods() -> list[str]:

@@ -121,7 +121,7 @@ def test_a_config_is_frozen_compared_and_pickled() -> None:
 @pytest.mark.parametrize("name", ["lruu", "", "LRU", "lru "])
 def test_an_unknown_policy_is_refused_where_it_is_written_down(name: str) -> None:
     with pytest.raises(
-        InvalidArgument, match=r"^eviction_policy is .*; it must be one of arc, auto, density, fifo, lfu, lru"
+        InvalidArgument, match=r"^eviction_policy is .*; it must be one of arc, density, fifo, lfu, lru"
     ):
         CacheConfig(num_blocks=10, eviction_policy=name)
 

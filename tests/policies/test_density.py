@@ -88,11 +88,11 @@ def test_the_first_content_stays_when_a_second_one_falls_into_its_row() -> None:
 
 
 def test_without_observations_all_is_worth_the_same() -> None:
-    assert len(set(ReturnRates(1000, 1, False).worths())) == 1
+    assert len(set(ReturnRates(1000, 1).worths())) == 1
 
 
 def test_what_returns_late_is_worth_more_when_that_time_comes() -> None:
-    rates = ReturnRates(1000, 1, False)
+    rates = ReturnRates(1000, 1)
     for _ in range(20_000):
         for age in range(11):
             rates.entered(5 * NUM_AGES + age)

@@ -135,7 +135,6 @@ ALL_MODELS: dict[str, type[Model]] = {**MODELS, "density": DensityModel}
 PAIRS: dict[str, Callable[[int], tuple[EvictionPolicy, Any]]] = {
     **{name: (lambda n, name=name: (POLICIES[name](n), ALL_MODELS[name](n))) for name in ALL_MODELS},  # type: ignore[misc]
     "density that learns often": lambda n: (Density(n, 16), DensityModel(n, 16)),
-    "density that is eager": lambda n: (Density(n, 16, eager=True), DensityModel(n, 16, eager=True)),
     "score that favours beginnings": lambda n: (Score(n, 7, 3), ScoreModel(n, 7, 3)),
     "score that favours ends": lambda n: (Score(n, 2, -5), ScoreModel(n, 2, -5)),
     "score without weights": lambda n: (Score(n, 0, 0), Model(n)),
@@ -161,8 +160,7 @@ def test_the_order_is_the_models(make: Callable[[int], tuple[EvictionPolicy, Any
 
 
 def test_every_policy_has_a_model() -> None:
-    """But auto, whose members have one, and which has tests of its own."""
-    assert set(ALL_MODELS) == set(POLICIES) - {"auto"}
+    assert set(ALL_MODELS) == set(POLICIES)
 
 
 @pytest.mark.parametrize("bad", [{"hit_credit": -1}, {"hit_credit": 2**31}, {"depth_cost": 2**31}, {"depth_cost": 0.1}])

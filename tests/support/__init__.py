@@ -7,7 +7,6 @@ checked, snapshot, busy_manager     a manager that is checked after each call; i
 pools, pool_sides, hash_chains      orders of a pool; two pools on one walk; prompts whose hashes collide
 policy_models, density_model        each policy once more, slow and obvious
 policy_stream, own_policies         all that a pool may tell a policy; policies as users write them
-guard_loads                         random loads, and least recently used
 source_rules                        the rules of compiled sources
 tiny_models                         models with random weights, as a file too, and their text
 attention_steps, paged_kernels      steps for attention backends alone; kernels written out by definition

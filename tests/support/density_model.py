@@ -35,11 +35,10 @@ class Fate:
 class DensityModel(Model):
     """Lists, dicts and `min`; the arithmetic is the policy's, whole numbers throughout."""
 
-    def __init__(self, num_blocks: int, update_every: int = 0, eager: bool = False) -> None:
+    def __init__(self, num_blocks: int, update_every: int = 0) -> None:
         super().__init__(num_blocks)
-        self.eager = eager
         #: What is assumed until this many contents were observed, in 256ths.
-        self.class_prior, self.age_prior = (51200, 51200) if eager else (512000, 256000)
+        self.class_prior, self.age_prior = 512000, 256000
         self.update_every = update_every
         self.now = 0
         self.known: dict[Block, Fate | None] = {}
@@ -208,8 +207,8 @@ class DensityModel(Model):
         return max(0, *ratios)
 
     def _step(self, worth: int) -> int:
-        octave = max(worth.bit_length() - (3 if self.eager else 2), 0)
-        return (4 if self.eager else 2) * octave + (worth >> octave)
+        octave = max(worth.bit_length() - 2, 0)
+        return 2 * octave + (worth >> octave)
 
     def clear(self) -> None:
         super().clear()

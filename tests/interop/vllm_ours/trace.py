@@ -17,7 +17,7 @@ from typing import Any
 from .engine import BLOCK_SIZE, Engine, request_of
 
 SIZES = (2_000, 8_000, 32_000)
-RIVALS = ("lru", "density", "s3fifo", "arc", "auto")
+RIVALS = ("lru", "density", "s3fifo", "arc")
 A_STEP = 4
 
 

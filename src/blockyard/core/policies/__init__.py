@@ -7,7 +7,6 @@ from collections.abc import Callable
 from ...arguments import shown
 from ...errors import InvalidArgument, PolicyError, not_enough_memory
 from .base import EvictionPolicy
-from .learned.auto import Auto
 from .learned.density import Density
 from .simple.arc import ARC
 from .simple.heaps import FIFO, LFU, Score
@@ -23,7 +22,6 @@ POLICIES: dict[str, Callable[[int], EvictionPolicy]] = {
     "arc": ARC,
     "score": Score,
     "density": Density,
-    "auto": Auto,
 }
 
 

@@ -15,7 +15,7 @@ from ..signatures import engine_imports
 BACKEND = "blockyard"
 
 #: What `--radix-eviction-policy` may say besides SGLang's own "lru" and "lfu".
-POLICIES = ("fifo", "s3fifo", "arc", "score", "density", "auto")
+POLICIES = ("fifo", "s3fifo", "arc", "score", "density")
 
 
 def register() -> None:

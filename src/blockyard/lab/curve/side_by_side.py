@@ -65,13 +65,13 @@ def require_one_block_size(traces: Sequence[tuple[str, int]]) -> None:
 
 
 #: Okabe and Ito's colours (Color Universal Design, 2008) without black, which is the optimum's, and with Tol's wine in
-#: place of yellow, too pale, and his olive. One for each policy that ships, so that these never need dashes.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#3B1C8C")
+#: place of yellow, too pale. One for each policy that ships, so that these never need dashes.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 #: The first is a whole line; each next one serves when all colours are taken once more. In multiples of its width.
 DASHES = ((), (5.0, 1.6), (1.4, 1.4), (6.0, 1.6, 1.4, 1.6))
 #: Of the optimum: of one trace, and of those beside it.
 OPTIMUM_DASHES = ((4.0, 2.0), (1.5, 2.5), (6.0, 2.0, 1.5, 2.0), (1.5, 5.0))
-_OWN = {"lru": 0, "lfu": 1, "s3fifo": 2, "arc": 3, "fifo": 4, "score": 5, "density": 6, "auto": 7}
+_OWN = {"lru": 0, "lfu": 1, "s3fifo": 2, "arc": 3, "fifo": 4, "score": 5, "density": 6}
 
 
 def styles_of(curves: HitCurves) -> dict[str, int]:

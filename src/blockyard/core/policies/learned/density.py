@@ -54,13 +54,10 @@ class Density(EvictionPolicy):
     differ clearly. About 100 bytes a block. O(1) amortised an operation, with up to 20 moves between lists a block.
 
     update_every: blocks freed before the worths are computed anew; 0: an eighth of the pool, at least 1024.
-    eager: whether fewer observations are believed, and smaller differences counted. It gains more and is wrong more
-    often; `auto` has it among its members.
     """
 
-    def __init__(self, num_blocks: int, update_every: int = 0, eager: bool = False) -> None:
+    def __init__(self, num_blocks: int, update_every: int = 0) -> None:
         super().__init__(num_blocks)
-        self._eager = eager
         self._update_every = update_every
         self._lists = BlockLists(int(ARRIVING) + 1, num_blocks)
         #: 1 + the key of each block's content; 0 for none.
@@ -86,7 +83,7 @@ class Density(EvictionPolicy):
             sampled_one_in *= 2
         self._sample_mask: i64 = sampled_one_in - 1
         self._tracked = KeyRing(max(2 * num_blocks // 4 * 4, FEWEST_ENTRIES))
-        self._rates = ReturnRates(num_blocks, sampled_one_in, self._eager)
+        self._rates = ReturnRates(num_blocks, sampled_one_in)
         #: Which entry of the memory is the first that is younger than each age.
         self._next_entry = zeros_i64(int(NUM_AGES))
         self._age_period: i64 = self._update_every or max(num_blocks // 32, 64)
@@ -272,33 +269,6 @@ class Density(EvictionPolicy):
             self._rank[cell] = rank
         self._first_rank = 0
         self.num_sorts += 1
-
-    # For a sample that has no rates of its own (`sampled_cache`).
-
-    @property
-    def now(self) -> i64:
-        """Blocks let go so far."""
-        return self._now
-
-    def settle(self) -> None:
-        """What was inserted last is a complete chain."""
-        self._settle()
-
-    def state_of(self, block: i64) -> i64:
-        """Return what is known of the content of an idle block whose chain is complete (`content_class`)."""
-        return self._state[block]
-
-    def rank_of(self, cell: i64) -> i64:
-        """Return the place of a list in the order of worth."""
-        return self._rank[cell]
-
-    def cell_of(self, rank: i64) -> i64:
-        """Return the list in this place."""
-        return self._order[rank]
-
-    def age_begins(self, age: i64) -> i64:
-        """Return the age in blocks at which a bucket begins."""
-        return self._rates.begins[age]
 
     def clear(self) -> None:
         """No block is idle any more, and nothing is known."""

@@ -86,18 +86,17 @@ UNIT: Final[i64] = 256
 #: What is assumed, until this many contents were observed: a class is like its group, and an age like the one before.
 CLASS_PRIOR: Final = 2000
 AGE_PRIOR: Final = 1000
-#: The same for both, where less is assumed.
-EAGER_PRIOR: Final = 200
+#: Worths of an octave that are told apart.
+STEPS: Final[i64] = 2
 
 
 class ReturnRates:
     """Counts by class and age: how many contents grew this old, and how many came back at this age.
 
-    num_blocks: of the pool, the unit of ages. sampled_one_in: one content in this many is counted. eager: whether
-    fewer observations are believed, and smaller differences counted.
+    num_blocks: of the pool, the unit of ages. sampled_one_in: one content in this many is counted.
     """
 
-    def __init__(self, num_blocks: int, sampled_one_in: int, eager: bool) -> None:
+    def __init__(self, num_blocks: int, sampled_one_in: int) -> None:
         #: The age at which each bucket begins, and the age at which the last one ends.
         unit = max(num_blocks, SMALLEST_POOL)
         self.begins = zeros_i64(int(NUM_AGES) + 1)
@@ -105,10 +104,8 @@ class ReturnRates:
             self.begins[age] = unit * 4 ** (age // 5) * FIFTHS[age % 5] // (16 * 128)
         self._entered = zeros_i64(int(NUM_CLASSES * NUM_AGES))
         self._returned = zeros_i64(int(NUM_CLASSES * NUM_AGES))
-        class_prior, age_prior = (EAGER_PRIOR, EAGER_PRIOR) if eager else (CLASS_PRIOR, AGE_PRIOR)
-        self._class_prior = max(class_prior // sampled_one_in, 20) * UNIT
-        self._age_prior = max(age_prior // sampled_one_in, 1) * UNIT
-        self._steps: i64 = 4 if eager else 2
+        self._class_prior = max(CLASS_PRIOR // sampled_one_in, 20) * UNIT
+        self._age_prior = max(AGE_PRIOR // sampled_one_in, 1) * UNIT
         self._worth = zeros_i64(int(NUM_CLASSES * NUM_AGES))
 
     def entered(self, cell: i64) -> None:
@@ -137,7 +134,7 @@ class ReturnRates:
         for age in range(NUM_AGES):
             self._parents_above_children(age)
         for cell in range(NUM_CLASSES * NUM_AGES):
-            self._worth[cell] = rounded(self._worth[cell], self._steps)
+            self._worth[cell] = rounded(self._worth[cell], STEPS)
         return self._worth
 
     def _group_worths(self, first: i64, end: i64) -> None:
