@@ -49,7 +49,7 @@ NAMES = (
 )
 NUM_POINTS = 60
 #: Kinds of managers with states, by their order, and the calls of a step on them.
-STATE_KINDS = {"states": "index", "lru states": "lru", "states as blocks": "blocks"}
+STATE_KINDS = {"states": "index", "lru states": "lru"}
 NUM_STATE_POINTS = 90
 STATE_CALLS = (
     Call("cache", "allocate", lambda site: {"token_ids": [*tokens(1, 20), *tokens(2, 16)], "boundaries": [12, 20]}),

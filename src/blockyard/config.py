@@ -28,8 +28,8 @@ MAX_SESSIONS = 2**20
 POLICY_NAMES = ("arc", "density", "fifo", "lfu", "lru", "s3fifo", "score")
 #: Rules for states (`core/policies/states/places`), with "every:N" beside them.
 PLACE_NAMES = ("last", "junction", "ends", "pow2")
-#: Which state goes first (`core/policies/states/orders`); "blocks": the eviction policy decides, block by block.
-STATE_ORDERS = ("index", "value", "lru", "blocks")
+#: Which state is dropped first (`core/policies/states/orders`).
+STATE_ORDERS = ("index", "lru")
 #: The names of policies as help texts list them.
 POLICY_HELP = ", ".join(POLICY_NAMES)
 
@@ -105,9 +105,8 @@ class CacheConfig:
         beyond is cut to it.
     state_places: of a cache with a state group, at which boundaries of a prompt states are kept: names of "last",
         "junction", "ends", "pow2" and "every:N" (docs/states.md).
-    state_order: which state goes first when room is needed: "index" (learned), "value" or "lru" (docs/states.md). Keys
-        and values that no state stands behind go before all of them, in the order of `eviction_policy`; with "blocks"
-        that decides about states too, block by block.
+    state_order: which state is dropped first when room is needed: "index" (learned) or "lru" (docs/states.md). Keys and
+        values that no state stands behind are evicted before all of them, in the order of `eviction_policy`.
     cut_chunks: whether `reserve` ends a sequence's tokens at the first boundary at which a state is kept, so that the
         step's last state is saved; False where kernels give states inside a chunk.
     tenants: who share the pool (docs/tenants.md): `Tenant` and `TenantGroup`; empty where the pool is not shared. Their

@@ -112,7 +112,7 @@ def test_the_next_turn_goes_on_from_the_end_of_the_answer() -> None:
     assert serve(cache, memory, Request([*first.prompt, 9], [1], [])) == 96
 
 
-@pytest.mark.parametrize("order", ["lru", "value", "index"])
+@pytest.mark.parametrize("order", ["lru", "index"])
 @pytest.mark.parametrize("is_late", [False, True])
 def test_states_of_a_session_that_is_over_go_first_and_shared_ones_stay(order: str, is_late: bool) -> None:
     cache = hybrid(200, 10, state_order=order, state_places=("junction", "last"))
@@ -236,8 +236,8 @@ def test_a_reservation_that_is_replaced_leaves_no_state() -> None:
 
 # ---------------------------------------------------------------- the latest state of an output
 
-#: Nobody is told of parts; somebody is, of each; the policy decides about them one by one.
-KINDS = [{"track_misses": False}, {"track_misses": True}, {"track_misses": False, "state_order": "blocks"}]
+#: Nobody is told of parts; somebody is, of each.
+KINDS = [{"track_misses": False}, {"track_misses": True}]
 
 
 def answering(num_known: int, **fields: Any) -> tuple[KVCacheManager, int, list[int]]:

@@ -152,7 +152,7 @@ def test_least_recently_used_is_the_reference_hit_for_hit(places: tuple[str, ...
         assert replay(run, requests, checks=7) == [slow.request(request) for request in requests]
 
 
-@pytest.mark.parametrize("order", ["index", "value", "lru"])
+@pytest.mark.parametrize("order", ["index", "lru"])
 def test_books_balance_with_little_memory_and_many_in_flight(order: str) -> None:
     draw = random.Random(f"{seeds.run_seed()} {order}")
     for _ in range(seeds.draws(12, 1)):
@@ -165,16 +165,16 @@ def test_books_balance_with_little_memory_and_many_in_flight(order: str) -> None
 # ---------------------------------------------------------------- a simulator's figures
 
 #: (seed, tokens of a state, budget) → tokens hit and states written by the simulator that the rules were found with,
-#: an independent program: of lru, value and index, then index with queue and told, lru at last and at every:512.
+#: an independent program: of lru and index, then index with queue and told, lru at last and at every:512.
 SIMULATED = {
-    (1, 100, 6000): [(226528, 930), (270192, 1023), (263264, 600), (266736, 640), (230304, 398), (233984, 161)],
-    (1, 100, 20000): [(379936, 787), (381056, 823), (380608, 804), (381904, 777), (354512, 395), (269824, 91)],
-    (1, 800, 12000): [(178608, 989), (266128, 1085), (296448, 410), (299776, 422), (241728, 398), (237568, 154)],
-    (1, 800, 50000): [(372480, 800), (371616, 900), (378560, 769), (379696, 724), (350464, 396), (270336, 90)],
-    (2, 100, 6000): [(183120, 917), (201760, 995), (200736, 670), (204256, 691), (188368, 399), (150016, 118)],
-    (2, 100, 20000): [(275568, 802), (273136, 845), (271952, 741), (273312, 735), (253280, 399), (166400, 86)],
-    (2, 800, 12000): [(142512, 988), (179296, 1086), (212064, 470), (210512, 474), (174672, 399), (150528, 117)],
-    (2, 800, 50000): [(265136, 819), (262032, 922), (271280, 715), (272064, 701), (252576, 399), (166400, 86)],
+    (1, 100, 6000): [(226528, 930), (263264, 600), (266736, 640), (230304, 398), (233984, 161)],
+    (1, 100, 20000): [(379936, 787), (380608, 804), (381904, 777), (354512, 395), (269824, 91)],
+    (1, 800, 12000): [(178608, 989), (296448, 410), (299776, 422), (241728, 398), (237568, 154)],
+    (1, 800, 50000): [(372480, 800), (378560, 769), (379696, 724), (350464, 396), (270336, 90)],
+    (2, 100, 6000): [(183120, 917), (200736, 670), (204256, 691), (188368, 399), (150016, 118)],
+    (2, 100, 20000): [(275568, 802), (271952, 741), (273312, 735), (253280, 399), (166400, 86)],
+    (2, 800, 12000): [(142512, 988), (212064, 470), (210512, 474), (174672, 399), (150528, 117)],
+    (2, 800, 50000): [(265136, 819), (271280, 715), (272064, 701), (252576, 399), (166400, 86)],
 }
 
 
@@ -183,13 +183,13 @@ def test_the_simulators_figures(cell: tuple[int, int, int]) -> None:
     seed, state_tokens, budget = cell
     requests = chats(seed, 400)
     num_tokens = sum(len(request.prompt) for request in requests)
-    rules = [("lru", ENDS), ("value", ENDS), ("index", DEFAULT), ("index", DEFAULT), ("lru", ("last",))]
+    rules = [("lru", ENDS), ("index", DEFAULT), ("index", DEFAULT), ("lru", ("last",))]
     for number, (order, places) in enumerate([*rules, ("lru", ("every:512",))]):
         run = StateRun(order, places, state_tokens, budget)
-        hits = sum(replay(run, requests, tells=number == 3, queue=8 if number == 3 else 0))
+        hits = sum(replay(run, requests, tells=number == 2, queue=8 if number == 2 else 0))
         wanted, _ = SIMULATED[cell][number]
         # The two remember hashes by blocks and by runs of blocks, and what is learned turns on single requests.
-        allowed = {"index": 0.02, "value": 0.015, "lru": 0}[order] * num_tokens
+        allowed = {"index": 0.02, "lru": 0}[order] * num_tokens
         assert abs(hits - wanted) <= allowed, (order, places, number)
 
 

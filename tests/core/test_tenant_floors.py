@@ -66,7 +66,7 @@ class Adversary:
             "max_steps_in_flight": choose.choice((1, 3)),
         }
         if "states" in self.kind:
-            settings |= {"state_places": ("last",), "state_order": choose.choice(("lru", "blocks"))}
+            settings |= {"state_places": ("last",), "state_order": choose.choice(("lru", "index"))}
         num_blocks = choose.randint(46, 80)
         config = CacheConfig(num_blocks, 4, **settings)
         self.floor = (self.num_full + 1) * len(config.layer_groups) + config.state_blocks

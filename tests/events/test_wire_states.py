@@ -151,7 +151,7 @@ def test_a_state_is_one_block_behind_those_of_attention() -> None:
 
 
 def test_a_part_of_a_state_is_no_state() -> None:
-    heard = computed(("every:32",), state_order="blocks")
+    heard = computed(("every:32",))
     cache = heard.cache
     cache.free(list(cache.running()))
     lease = cache.hold_cached(PROMPT[:32])

@@ -88,7 +88,7 @@ def test_the_bound_is_above_the_best_of_all_choices_and_the_schedule_is_one_of_t
 @pytest.mark.parametrize("state_tokens", [16, 400])
 def test_no_rule_passes_the_bound_and_the_schedule_passes_all_rules(state_tokens: int) -> None:
     load = read_state_load(open_trace(f"chat:requests=200,seed={run_seed() % 1000}"))
-    rules = ["lru:last", "value:junction+ends", "index:junction+ends+pow2", "lru:every:64+junction"]
+    rules = ["lru:last", "lru:junction+ends", "index:junction+ends+pow2", "lru:every:64+junction"]
     sizes = [load.working_set // 8, load.working_set, 4 * load.working_set]
     curves = state_curves(load, rules, sizes, state_tokens)
     most, found = curves.num_hits[OPTIMUM], curves.num_hits[SCHEDULE]
@@ -172,7 +172,7 @@ def test_what_says_nothing_of_states_is_refused(capsys: pytest.CaptureFixture[st
     assert main(["replay", CHAT, "--state-tokens", "4", "--timed"]) == 2
     assert "--timed was given with states" in capsys.readouterr().err
     assert main(["curve", CHAT, "--state-tokens", "4", "--state-rules", "blocks:last"]) == 2
-    assert "one of index, value, lru" in capsys.readouterr().err
+    assert "one of index, lru" in capsys.readouterr().err
 
 
 def test_rates_need_rules_and_sizes() -> None:

@@ -153,7 +153,7 @@ def config(draw: random.Random) -> CacheConfig:
         groups=tuple(groups),
         max_num_seqs=draw.choice([4, 12]),
         max_model_len=200,
-        state_order=draw.choice(["index", "lru", "blocks"]),
+        state_order=draw.choice(["index", "lru"]),
         state_places=draw.choice([("junction", "ends", "pow2"), ("last",), ("every:8",)]),
         cut_chunks=draw.random() < 0.7,
         max_steps_in_flight=draw.choice([2, 3, 4]),

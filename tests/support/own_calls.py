@@ -38,7 +38,6 @@ KINDS: dict[str, dict[str, Any]] = {
         "num_blocks": 60,
         "cut_chunks": False,
         "eviction_policy": MRU,
-        "state_order": "blocks",
     },
 }
 KEYS = (LoRA("adapter"), CacheSalt("tenant"), Span("image", 1, 3))

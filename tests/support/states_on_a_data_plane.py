@@ -44,7 +44,7 @@ class StatesOnADataPlane(World):
                     max_model_len=choose.randint(4, 40) * size,
                     num_cpu_blocks=choose.choice((0, 0, choose.randint(3, 12), 60)),
                     keep_evicted=choose.random() < 0.7,
-                    state_order=choose.choice(("index", "index", "value", "lru", "blocks")),
+                    state_order=choose.choice(("index", "index", "lru")),
                     state_places=choose.choice((("junction", "ends", "pow2"), ("last",), ("every:8",), ("ends",), ())),
                     cut_chunks=choose.random() < 0.7,
                     **settings,

@@ -82,8 +82,8 @@ class World:
         hit = int(self.cache.num_computed_tokens(seq))
         if self.reference is not None:
             assert hit == self.reference.hit(salt, prompt)
-            if self.cache.config.state_order != "blocks":  # another sequence goes on from it: it is no longer one's own
-                self.reference.shared.add((salt, tuple(prompt[:hit])))
+            # Another sequence goes on from it: it is no longer one's own.
+            self.reference.shared.add((salt, tuple(prompt[:hit])))
         self.num_hits += hit > 0
         self.tokens[seq] = prompt
         self.salts[seq] = salt
@@ -287,7 +287,7 @@ def config(draw: random.Random, num_blocks: int, **fields: Any) -> CacheConfig:
         max_num_seqs=draw.choice([3, 8]),
         max_model_len=200,
         num_cpu_blocks=draw.choice([0, 60]),
-        state_order=draw.choice(["index", "value", "lru", "blocks"]),
+        state_order=draw.choice(["index", "lru"]),
         state_places=draw.choice(
             [("junction", "ends", "pow2"), ("ends",), ("last",), ("every:8",), ("junction", "every:24"), ()]
         ),

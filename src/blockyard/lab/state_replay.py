@@ -19,10 +19,10 @@ TOKEN_BITS = 31
 class StateReplay:
     """It has the calls of `StateRun`, and a `KVCacheManager` that runs one request after another.
 
-    order, places, state_tokens, budget, block_size: as there, with one more order, "blocks": the eviction policy alone
-    decides. room: blocks that running requests have besides the budget, as memory of running requests is in no budget
-    there; between requests they are taken away, so that no more than the budget is kept. 0: requests run in the
-    budget, as they do on a device, and one that does not fit runs without the cache and hits nothing.
+    order, places, state_tokens, budget, block_size: as there. room: blocks that running requests have besides the
+    budget, as memory of running requests is in no budget there; between requests they are taken away, so that no more
+    than the budget is kept. 0: requests run in the budget, as they do on a device, and one that does not fit runs
+    without the cache and hits nothing.
 
     >>> run = StateReplay("lru", ("junction", "ends"), state_tokens=16, budget=1600)
     >>> keys = np.arange(1, 11)

@@ -11,10 +11,10 @@ from ..pool.ledger import BlockLedger
 class NeededTokens:
     """Token blocks take no memory of their own, so they go by a plain queue, whatever the order of states keeps.
 
-    shelf: what states need; None where there is no order of states.
+    shelf: what states need.
     """
 
-    def __init__(self, token_blocks: BlockLedger, shelf: StateShelf | None) -> None:
+    def __init__(self, token_blocks: BlockLedger, shelf: StateShelf) -> None:
         self.token_blocks = token_blocks
         self.shelf = shelf
         #: After how many token blocks taken they are to be moved again.
@@ -23,7 +23,7 @@ class NeededTokens:
     def keep(self) -> None:
         """Move those that states need to the end of their queue, before they are forgotten. O(1) amortised."""
         ledger, shelf = self.token_blocks, self.shelf
-        if shelf is None or ledger.num_allocated_blocks < self._refresh_at:
+        if ledger.num_allocated_blocks < self._refresh_at:
             return
         tree = shelf.book.tree
         num_moved: i64 = 0

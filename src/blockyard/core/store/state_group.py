@@ -64,11 +64,9 @@ class StateGroup:
         self.is_caching = config.enable_prefix_caching
         self.places = Places(config.state_places, self.alignment)
         remembered = REMEMBERED_POOLS * config.num_blocks * config.layer_groups[0].block_size
-        name = config.state_order if config.state_order != "blocks" else "lru"
-        order = make_order(name, self.num_parts * config.layer_groups[0].block_size)
+        order = make_order(config.state_order, self.num_parts * config.layer_groups[0].block_size)
         self.book = StateBook(order, self.block_size, remembered // config.hash_block_size)
-        #: Where states are judged as such, and not block by block as the eviction policy says.
-        self.shelf = StateShelf(self.book, config.num_blocks) if config.state_order != "blocks" else None
+        self.shelf = StateShelf(self.book, config.num_blocks)
         self.num_saved: i64 = 0
         self.num_kept: i64 = 0
         self.num_replaced: i64 = 0
@@ -105,11 +103,9 @@ class StateGroup:
         #: The blocks of one state, for a moment.
         self._one_state = zeros_i32(int(self.num_parts))
         is_told = config.track_misses or config.enable_kv_cache_events
-        pool.make_part_room(self.num_parts, config.max_num_seqs, self.shelf is not None and not is_told)
+        pool.make_part_room(self.num_parts, config.max_num_seqs, not is_told)
         #: The record of the latest kept state of a row's output, which the next one takes the place of; 0 for none.
         self._rolling = zeros_i64(rows)
-        #: Without a shelf, the contents whose states a row hit or kept: they were of use up to its end.
-        self._used: list[list[int]] = [self._nothing] * rows
         self._tokens = NeededTokens(token_blocks, self.shelf)
         self._copies = SlotCopies(rows)
         #: What the plan that is made now saves: (row, boundary); and the rows whose slots it fills first.
@@ -150,16 +146,12 @@ class StateGroup:
             count += 1
         self.pool.share_hits(parts, 0, count)
         self.sequences.copy_from[row] = hit.state
-        if hit.state and self.shelf is None:
-            content = self.token_blocks.index.content_of(i64(hit.blocks[hit.num_usable - 1]))
-            self._used[row] = [int(content)]
 
     def unhold(self, row: i64) -> None:
         """Undo the latest `hold`."""
         for block in reversed(self.sequences.copy_from[row]):
             self.pool.unshare_one(block)
         self.sequences.copy_from[row] = []
-        self._used[row] = []
 
     # A sequence's life.
 
@@ -177,7 +169,7 @@ class StateGroup:
         places = self.places
         wanted = [place * int(KIND_SPAN) + kind for place, kind in zip(places.positions, places.kinds, strict=True)]
         self._wanted[row] = sorted(wanted)
-        if self.shelf is not None and hit.state and visit.state == 0:
+        if hit.state and visit.state == 0:
             # What is hit is worth what any state is, whether the book knew of it or not.
             self._register(row, self.book.keep(visit, start, JUNCTION), hit.state)
         if prompt.brought > start:
@@ -219,7 +211,6 @@ class StateGroup:
     def fork(self, row: i64, child: i64) -> None:
         """Let the next plan copy the slot of `row`, if there is anything in it."""
         self._open(child, self._last[row])
-        self._used[child] = self._nothing
         self._wanted[child] = self._wanted[row]
         if self._visits[row] is not NO_VISIT:
             self._visits[child] = self._visits[row].copied()
@@ -253,22 +244,7 @@ class StateGroup:
         """Let go of what a row was still to save."""
         self._drop(row, -1)
         self._copies.drop(row)
-        if self.shelf is None:
-            try:
-                self._touch(row)
-            except MemoryError:  # these states go sooner
-                self._used[row] = self._nothing
         self._open(row, 0)
-        self._used[row] = self._nothing
-
-    def _touch(self, row: i64) -> None:
-        """Let the states that a row used go in the queue with its keys and values: it used them up to its end."""
-        for content in self._used[row]:
-            parts = self.parts_of(content) if self.pool.stack is None else []
-            for block in parts:
-                if self.pool.ref_cnt[i64(block)] == 0 and block < self.pool.num_blocks:
-                    self.pool.queue.remove(block)
-                    self.pool.queue.append(block)
 
     # What stands where, for the order of states.
 
@@ -278,7 +254,7 @@ class StateGroup:
         O(blocks).
         """
         visit = self._visits[row]
-        if self.shelf is None or visit is NO_VISIT:
+        if visit is NO_VISIT:
             return
         self._extend(row, visit)
         self.shelf.put_tokens(visit, self.sequences.blocks, row * self.sequences.width, self.sequences.num_blocks[row])
@@ -303,7 +279,7 @@ class StateGroup:
         """Blocks of a layer group at places `first` to `last` are let go: they stand where the row's tokens do."""
         visit = self._visits[row]
         shelf = self.shelf
-        if shelf is None or visit is NO_VISIT:
+        if visit is NO_VISIT:
             return
         blocks = table.blocks
         start = row * table.width
@@ -327,7 +303,7 @@ class StateGroup:
         if latest != NONE:
             position = self.saves.boundary[latest]
             parts = self.parts_of(self.saves.content[latest])
-            if parts == self.saves.blocks_of(latest) and self._is_own(latest, i64(parts[0]), 0):
+            if parts == self.saves.blocks_of(latest) and self._is_own(latest, i64(parts[0])):
                 self._register(row, self.book.keep(visit, position, OUTPUT_END), parts)
             self._forget(row)
         self._remember_unkept(row, visit, position)
@@ -363,7 +339,7 @@ class StateGroup:
     def _register(self, row: i64, number: i64, parts: list[int]) -> None:
         """The book keeps a state: its blocks are known as such, and what stands before it is needed."""
         shelf = self.shelf
-        if number == 0 or shelf is None:
+        if number == 0:
             return
         state = self.book.state(number)
         state.parts = parts
@@ -510,14 +486,11 @@ class StateGroup:
         if old == NONE or boundary > self.sequences.num_tokens[row]:
             return False
         head = i64(self.saves.blocks[old * self.num_parts])
-        return self.pool.ref_cnt[head] == 0 and self._is_own(old, head, 0)
+        return self.pool.ref_cnt[head] == 0 and self._is_own(old, head)
 
-    def _is_own(self, number: i64, block: i64, part: i64) -> bool:
+    def _is_own(self, number: i64, block: i64) -> bool:
         """Return whether a block has a part of the latest state of an output still, and the book has not."""
-        if self.shelf is not None:
-            return self.shelf.part_of[block] == -number
-        is_there = self.pool.is_cached(block) and self.pool.content_of(block) == self.saves.content[number]
-        return is_there and self.pool.group_of(block) == FIRST_PART + part
+        return self.shelf.part_of[block] == -number
 
     def num_to_drop(self, row: i64) -> i64:
         """Return the blocks of saves that `begin` lets go of: their step was not committed. O(saves)."""
@@ -675,8 +648,6 @@ class StateGroup:
             return
         self.num_kept += 1
         saves.content[number] = content
-        if self.shelf is None:
-            self._used[row] = [*self._used[row], int(content)]
         first = number * self.num_parts
         if boundary > self._last[row]:
             # Of an output the last one is kept, and those that others hit.
@@ -688,9 +659,9 @@ class StateGroup:
             self.pool.give_back_state(row, saves.blocks, first, self.num_parts, -number)
             return
         self.pool.cache_parts(saves.blocks, first, self.num_parts, content, FIRST_PART)
-        if self.shelf is not None and boundary > self._last[row]:
+        if boundary > self._last[row]:
             self.shelf.own_run(saves.blocks, first, self.num_parts, -number)
-        elif self.shelf is not None:
+        else:
             kind = self._kind_of(row, boundary)
             self._extend(row, self._visits[row])
             self._register(row, self.book.keep(self._visits[row], boundary, kind), saves.blocks_of(number))
@@ -702,7 +673,7 @@ class StateGroup:
         if len(parts) < self.num_parts:
             return True
         shelf, stack = self.shelf, self.pool.stack
-        if shelf is None or stack is None:
+        if stack is None:
             return False
         for part in range(self.num_parts):
             block = i64(parts[part])
@@ -724,7 +695,7 @@ class StateGroup:
         first = number * self.num_parts
         count: i64 = 0
         for part in range(self.num_parts if number != NONE else 0):
-            if self._is_own(number, i64(saves.blocks[first + part]), part):
+            if self._is_own(number, i64(saves.blocks[first + part])):
                 self._one_state[count] = saves.blocks[first + part]
                 count += 1
         if count > 0:
@@ -735,7 +706,7 @@ class StateGroup:
 
     def _give_up(self, row: i64, number: i64) -> None:
         """Let go of a save that is pending."""
-        if self.saves.status[number] == OVER and self.shelf is not None:
+        if self.saves.status[number] == OVER:
             first = number * self.num_parts
             self.shelf.own_run(self.saves.blocks, first, 1, 0)
             self.pool.uncache_run(self.saves.blocks, first + 1, self.num_parts - 1)

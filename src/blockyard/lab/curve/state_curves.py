@@ -25,14 +25,16 @@ STATE_RULES = "lru:last,lru:junction+ends,index:junction+ends+pow2"
 OVER = "+over"
 
 
-def parse_state_rule(text: str, orders: Sequence[str] = STATE_ORDERS) -> tuple[str, tuple[str, ...]]:
+def parse_state_rule(text: str) -> tuple[str, tuple[str, ...]]:
     """Return the order and the places of a rule like "index:junction+ends+pow2", which may end with `OVER`.
 
     Raises `InvalidArgument`.
     """
     order, _, places = text.removesuffix(OVER).partition(":")
-    if order not in orders:
-        raise InvalidArgument(f"state rules have {text!r}; before the first colon stands one of {', '.join(orders)}")
+    if order not in STATE_ORDERS:
+        raise InvalidArgument(
+            f"state rules have {text!r}; before the first colon stands one of {', '.join(STATE_ORDERS)}"
+        )
     found = tuple(places.split("+"))
     require_places(f"state rule {text!r}", found)
     return order, found
@@ -62,7 +64,7 @@ def state_curves(
         (load, rule, state_tokens, size * load.tokens_a_block) for rule in (OPTIMUM, *rules) for size in sizes
     ]
     for rule in rules:
-        parse_state_rule(rule, STATE_ORDERS[:3])
+        parse_state_rule(rule)
     found = np.array(run_all(count_state_hits, cells, jobs=jobs, backend=backend, on_done=on_done), np.int64)
     by_rule = found.reshape(1 + len(rules), len(sizes), 2)
     num_hits = {rule: by_rule[place, :, 0] for place, rule in enumerate(rules, 1)}

@@ -86,19 +86,6 @@ class LRUStates(StateOrder):
         return float(state.stamp)
 
 
-class ValueStates(StateOrder):
-    """The score is tokens saved a byte, by hits over age."""
-
-    def score(self, state: State, above: i64, now: i64) -> float:
-        """Return what it saves against the next state up, over what it frees, times how soon it is expected."""
-        gain = float(state.position - above) / float(self.state_tokens + state.alone)
-        return gain * self.expects(state, now)
-
-    def expects(self, state: State, now: i64) -> float:
-        """Return hits, its making counted as one, over its age."""
-        return float(1 + state.num_hits) / float(state.age(now))
-
-
 class LearnedStates(StateOrder):
     """The score is tokens saved a byte, by what is learned of the class of a state at its age: hits by time held, the
     best ratio over all ages to keep it to (Gittins' index).
@@ -125,7 +112,7 @@ class LearnedStates(StateOrder):
         self._index = vec[float]([1.0] * (cells - num_over) + [DOUBT] * num_over)
 
     def score(self, state: State, above: i64, now: i64) -> float:
-        """Return the same as `ValueStates.score`, with what is learned."""
+        """Return what it saves against the next state up, over what it frees, times how soon it is expected."""
         gain = float(state.position - above) / float(self.state_tokens + state.alone)
         return self.expects(state, now) * gain
 
@@ -227,11 +214,9 @@ class LearnedStates(StateOrder):
 
 
 def make_order(name: str, state_tokens: i64) -> StateOrder:
-    """Return the order of this name: "index" (learned), "value" or "lru". Raise `InvalidArgument` for another."""
+    """Return the order of this name: "index" (learned) or "lru". Raise `InvalidArgument` for another."""
     if name == "lru":
         return LRUStates(state_tokens)
-    if name == "value":
-        return ValueStates(state_tokens)
     if name == "index":
         return LearnedStates(state_tokens)
-    raise InvalidArgument(f"order is {name!r}; it must be index, value or lru")
+    raise InvalidArgument(f"order is {name!r}; it must be index or lru")
