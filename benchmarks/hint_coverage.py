@@ -31,11 +31,8 @@ LOADS = ("chat:requests=400", "agents:requests=80", "coding:requests=120,agents=
 #: Nothing was tuned on loads of these seeds and the following ones, nor looked at before.
 FIRST_SEED = 301
 COVERAGES = (0.25, 0.5, 0.75, 1.0)
-KINDS = {"over": ("over",), "both": ("over", "wait")}
-WAYS = {
-    f"{name}, {100 * share:.0f} %": HintOracle(kinds, share) for name, kinds in KINDS.items() for share in COVERAGES
-}
-WAYS["both, all wrong"] = HintOracle(wrong=1.0)
+WAYS = {f"over, {100 * share:.0f} %": HintOracle(share) for share in COVERAGES}
+WAYS["over, all wrong"] = HintOracle(wrong=1.0)
 POLICIES = ("lru", "density")
 
 

@@ -1,4 +1,4 @@
-"""What hints win, by kind, coverage and error, and what lies cost: `python -m benchmarks.hint_table [TRACE...]`.
+"""What hints win, by coverage, and what lies cost: `python -m benchmarks.hint_table [TRACE...]`.
 
 Every way of hinting that `WAYS` names, on the second half of each file named and on generated loads with seeds on which
 nothing was tuned, for each policy. A line for each load and policy, a cell for each way: the worst difference to LRU in
@@ -41,16 +41,10 @@ LOADS = (
     "mix:requests=160,seed=81",
 )
 WAYS = {
-    "over": HintOracle(("over",)),
-    "over, half": HintOracle(("over",), coverage=0.5),
-    "wait": HintOracle(("wait",)),
-    "wait, error 1": HintOracle(("wait",), error=1.0),
-    "both": HintOracle(),
-    "both, half": HintOracle(coverage=0.5),
-    "both, error 1": HintOracle(error=1.0),
-    "both, error 2.3": HintOracle(error=2.3),
-    "both, 10 % wrong": HintOracle(wrong=0.1),
-    "both, all wrong": HintOracle(wrong=1.0),
+    "over": HintOracle(),
+    "over, half": HintOracle(coverage=0.5),
+    "over, 10 % wrong": HintOracle(wrong=0.1),
+    "over, all wrong": HintOracle(wrong=1.0),
 }
 POLICIES = ("lru", "density")
 

@@ -157,9 +157,6 @@ def hint_times(policy: str) -> Iterator[str]:
         "a turn of a session": chats.turns,
         "hint: over": lambda: chats.say(over=True),
         "hint: taken back": chats.say,
-        "hint: back_in": lambda: chats.say(back_in=30.0),
-        "hint: back_in, another": lambda: chats.say(back_in=20.0),
-        "a turn of one that was to come back": chats.turns,
     }
     samples: dict[str, list[float]] = {name: [] for name in does}
     for _ in range(ROUNDS + 1):
@@ -175,14 +172,14 @@ def hint_times(policy: str) -> Iterator[str]:
 
 
 def bytes_a_session() -> float:
-    """What is resident for a session that comes back, its name aside, when 100,000 are known and hold no block."""
+    """What is resident for a session that is over, its name aside, when 100,000 are known and hold no block."""
     names = [f"chat-{number}" for number in range(COUNTED_SESSIONS)]
     cache = KVCacheManager(CacheConfig(100, BLOCK, max_model_len=4 * BLOCK, max_sessions=2**17))
     cache.free(cache.allocate([1], session="first"))
     before = _resident_bytes()
     for name in names:
         cache.free(cache.allocate([1], session=name))
-        cache.hint(name, back_in=30.0)
+        cache.hint(name, over=True)
     return (_resident_bytes() - before) / len(names)
 
 

@@ -61,7 +61,7 @@ ARGUMENTS = {
     "blocks": "BlockLease | Integers",
     **dict.fromkeys(["source", "target", "max_events"], "Integer"),
     "now": "Number",
-    **dict.fromkeys(["expires_at", "back_in", "back_at"], "Number | None"),
+    **dict.fromkeys(["expires_at"], "Number | None"),
     "session": "str | None",
     "over": "bool",
     "boundaries": "Integers | None",

@@ -104,7 +104,6 @@ class World(DataPlane):
             "residency_sample": choose.choice((0, 0, 1, 3)),
             "enable_kv_cache_events": self.seed % 3 != 0,
             "max_sessions": choose.choice((0, 1, 3, 3, 100)),
-            "hint_horizon": 2.0,
         }
 
     # ------------------------------------------------------------------ running
@@ -289,9 +288,7 @@ class World(DataPlane):
         target = choose.choice(
             ([seq.handle for seq in self.seqs] or ["a"]) if choose.random() < 0.3 else list("abcdef")
         )
-        said = choose.choice(
-            ({}, {"over": True}, {"over": True}, {"back_in": 3 * choose.random()}, {"back_at": self.now + 1})
-        )
+        said = choose.choice(({}, {"over": True}, {"over": True}))
         outcome = self.cache.hint(target, **said)
         self.counts[f"hint {outcome.value}"] += 1
         return str(outcome.name)

@@ -167,26 +167,18 @@ class RetentionEnds:
 
 
 class HintOutcome(Enum):
-    """It says what became of a hint. True in an `if` for ACCEPTED and CLIPPED.
-
-    ACCEPTED: it holds until the session goes on, or another hint. CLIPPED: it holds, but the time was beyond
-    `hint_horizon`, and is that now. REFUSED: nothing has changed: the policy takes no hints, the cache knows no
-    sessions, the time has passed, or a newer sequence of the session has begun. UNKNOWN: no such session, or it was
-    forgotten.
-    """
+    """What became of a hint. Only ACCEPTED is truthy."""
 
     #: It holds until the session goes on, or another hint.
     ACCEPTED = "accepted"
-    #: It holds, with the latest time that there may be.
-    CLIPPED = "clipped"
-    #: Nothing has changed: no hints are taken, or this one contradicts what is newer.
+    #: Nothing has changed: the policy takes no hints, the cache knows no sessions, or a newer sequence of the session
+    #: has begun.
     REFUSED = "refused"
-    #: No such session.
+    #: No such session, or it was forgotten.
     UNKNOWN = "unknown"
 
     def __bool__(self) -> bool:
-        """True where the hint holds."""
-        return self is HintOutcome.ACCEPTED or self is HintOutcome.CLIPPED
+        return self is HintOutcome.ACCEPTED
 
 
 class Resize(Enum):

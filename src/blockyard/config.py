@@ -7,7 +7,7 @@ import numbers
 from bisect import bisect_right
 from dataclasses import InitVar, dataclass, field, fields
 
-from .arguments import require_bool, require_int, require_number, shown
+from .arguments import require_bool, require_int, shown
 from .errors import InvalidArgument
 from .groups import LayerGroup
 from .hash_seeds import MAX_HASH_SEED
@@ -101,8 +101,6 @@ class CacheConfig:
     enable_kv_cache_events: whether the manager notes what can be hit and what no more, for `take_events`.
     max_sessions: sessions that are known at a time (`hint`), 0 to 2**20; of more the one heard of longest ago is
         forgotten. With 0 there are none, and every hint is refused.
-    hint_horizon: how far ahead a session's return may be said, in logical time (`advance_time`), above 0; what is
-        beyond is cut to it.
     state_places: of a cache with a state group, at which boundaries of a prompt states are kept: names of "last",
         "junction", "ends", "pow2" and "every:N" (docs/states.md).
     state_order: which state is dropped first when room is needed: "index" (learned) or "lru" (docs/states.md). Keys and
@@ -155,10 +153,6 @@ class CacheConfig:
     max_sessions: int = field(
         default=65_536, metadata=_about("sessions that are known at a time", 0, MAX_SESSIONS, engine=True)
     )
-    hint_horizon: float = field(
-        default=86_400.0, metadata=_about("how far ahead a session's return may be said", engine=True)
-    )
-
     state_places: tuple[str, ...] = field(
         default=("junction", "ends", "pow2"), metadata=_about("boundaries at which states are kept", engine=True)
     )
@@ -195,9 +189,6 @@ class CacheConfig:
         if self.num_cpu_blocks == 1:
             require_int("num_cpu_blocks", self.num_cpu_blocks, 2, MAX_BLOCKS)
         object.__setattr__(self, "watermark", _share("watermark", self.watermark))
-        object.__setattr__(self, "hint_horizon", require_number("hint_horizon", self.hint_horizon))
-        if self.hint_horizon <= 0:
-            raise InvalidArgument(f"hint_horizon is {shown(self.hint_horizon)}; it must be above 0")
         if self.tenants != ():
             self.require_floors(self.num_blocks)
         entries = self.max_num_seqs * self.max_blocks_per_seq

@@ -113,7 +113,7 @@ class Adversary:
         num_seqs = self.random.choice((1, 1, 1, 4))
         self.seqs.append(self.cache.allocate(self.tokens(), "", self.keys(), num_seqs, session=session))
         if session is not None:
-            self.cache.hint(session, **self.random.choice(({"back_in": 1e4}, {"over": True})))
+            self.cache.hint(session, **self.random.choice(({}, {"over": True})))
 
     def allocate_batch(self) -> None:
         prompts = [self.tokens() for _ in range(self.random.randint(1, 4))]

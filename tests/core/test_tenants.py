@@ -33,7 +33,7 @@ from ..support.tenant_world import TenantWorld
 from ..world import NUM_CALLS
 
 #: Seeds of worlds in which all that must have happened does.
-EVENTFUL = (1, 2, 3, 5, 8, 13, 21, 34, 2517987696)
+EVENTFUL = (1, 2, 3, 5, 8, 13, 21, 34, 100, 105, 113)
 
 
 def test_what_each_tenant_holds_is_what_its_blocks_say() -> None:

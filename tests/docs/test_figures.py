@@ -92,7 +92,7 @@ def test_the_lead_of_the_hints_has_the_figures_of_its_table() -> None:
     shown = {row["policy"]: [int(row[column]) for column in list(row)[1:]] for row in lead}
     rows = [row for row in tables(text, "load")[0] if row["load"] == "Mooncake"]
     assert shown == {
-        row["policy"]: [pairs(row[column])[0][1] for column in ("no hints", "over", "both")]
+        row["policy"]: [pairs(row[column])[0][1] for column in ("no hints", "over")]
         for row in rows
         if row["policy"] in shown
     }

@@ -21,7 +21,6 @@ EVERYTHING = {
     "eviction_policy": "arc",
     "history_size": 50,
     "hash_seed": 7,
-    "hint_horizon": 60.0,
     "keep_evicted": False,
     "max_sessions": 100,
     "partial_hits": True,

@@ -87,7 +87,7 @@ def test_the_command_says_what_is_missing(
 
 def test_a_table_that_is_too_wide_is_cut_into_several(capsys: pytest.CaptureFixture[str]) -> None:
     """Each of them has the sizes, none is wider than 120 columns, and together they have all that the JSON has."""
-    arguments = ["curve", "chat:requests=80,seed=3", "--quiet", "--jobs", "1", "--sizes", "3", "--hints", "over"]
+    arguments = ["curve", "chat:requests=80,seed=3", "--quiet", "--jobs", "1", "--sizes", "3", "--hints"]
     arguments += ["--policies", "lru,fifo,lfu,density,arc,s3fifo,optimum"]
     assert main(arguments) == 0
     printed = capsys.readouterr().out

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from blockyard import InvalidArgument
 from blockyard.cli.main import main
 from blockyard.core.policies import POLICIES, make_policy
 from blockyard.lab import References, read_references
 from blockyard.lab.curve import count_hits, hit_curves
-from blockyard.lab.oracle import NOTHING, OVER, WAIT, HintOracle, SaidHints
+from blockyard.lab.oracle import HintOracle
 from blockyard.lab.simulation.hinted_run import HintedRun
 from blockyard.lab.traces import open_trace
 
@@ -22,11 +23,9 @@ from .test_sessions import references_of
 LOADS = ("chat:requests=300,seed=31", "agents:requests=60,seed=31,instruction_tokens=1000", "mix:requests=200,seed=31")
 
 
-def said_of(references: References, *kinds: tuple[int, int]) -> SaidHints:
-    """The (kind, second at which it comes back) of each request."""
-    now = references.arrivals
-    kind, seconds = np.array(kinds, np.int64).T
-    return SaidHints(kind.copy(), np.where(kind == WAIT, seconds * 1_000_000, 0), now)
+def said_of(*is_over: bool) -> NDArray[np.int64]:
+    """Return what the oracle says after each request."""
+    return np.array(is_over, np.int64)
 
 
 @pytest.fixture(scope="module", params=LOADS)
@@ -37,7 +36,7 @@ def load(request: Any) -> References:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_hints_that_are_never_given_change_nothing(load: References, policy: str) -> None:
     nothing = HintOracle(coverage=0.0).say(load)
-    assert not nothing.kind.any()
+    assert not nothing.any()
     for share in (20, 5, 2):
         capacity = load.num_contents // share
         assert count_hits(load, policy, capacity, nothing) == count_hits(load, policy, capacity)
@@ -46,9 +45,8 @@ def test_hints_that_are_never_given_change_nothing(load: References, policy: str
 def test_what_is_over_goes_before_what_is_older() -> None:
     # Room for two of three sessions of two blocks; the second says that it is over.
     asked = references_of((0, [1, 2], 8), (1, [11, 12], 8), (2, [21, 22], 8), (3, [1, 2], 8))
-    silent = said_of(asked, *[(NOTHING, 0)] * 4)
-    assert count_hits(asked, "lru", 4, silent) == 0
-    assert count_hits(asked, "lru", 4, said_of(asked, (NOTHING, 0), (OVER, 0), (NOTHING, 0), (NOTHING, 0))) == 2
+    assert count_hits(asked, "lru", 4, said_of(False, False, False, False)) == 0
+    assert count_hits(asked, "lru", 4, said_of(False, True, False, False)) == 2
 
 
 def test_a_new_turn_ends_what_was_said() -> None:
@@ -56,42 +54,17 @@ def test_a_new_turn_ends_what_was_said() -> None:
     asked = references_of(
         (0, [1, 2], 8), (1, [11], 4), (2, [1, 2, 3], 12), (3, [21], 4), (4, [11], 4), (5, [1, 2, 3], 12)
     )
-    assert count_hits(asked, "lru", 4, said_of(asked, (OVER, 0), *[(NOTHING, 0)] * 5)) == 4
-    still_over = said_of(asked, (OVER, 0), (NOTHING, 0), (OVER, 0), *[(NOTHING, 0)] * 3)
-    assert count_hits(asked, "lru", 4, still_over) == 5
-
-
-def test_what_comes_back_soon_outlives_what_is_younger() -> None:
-    asked = references_of((0, [1, 2], 8), (10, [11, 12], 8), (20, [21, 22], 8), (30, [1, 2], 8))
-    silent = said_of(asked, *[(NOTHING, 0)] * 4)
-    assert count_hits(asked, "lru", 4, silent) == 0
-    # At 20 the second session has been idle for 10 seconds and the first one comes back in 10: the second goes.
-    assert count_hits(asked, "lru", 4, said_of(asked, (WAIT, 30), *[(NOTHING, 0)] * 3)) == 2
-
-
-def test_what_comes_back_late_goes_before_what_is_younger() -> None:
-    asked = references_of((0, [1, 2], 8), (10, [11, 12], 8), (20, [21, 22], 8), (30, [11, 12], 8), (90, [21, 22], 8))
-    # At 20 somebody goes: the second says that it comes back in 400 seconds, the first one has been idle for 20.
-    late = said_of(asked, (NOTHING, 0), (WAIT, 400), *[(NOTHING, 0)] * 3)
-    assert count_hits(asked, "lru", 4) == 4
-    assert count_hits(asked, "lru", 4, late) == 2
-
-
-def test_of_two_that_come_back_the_later_one_goes() -> None:
-    # Room for five blocks. At 4 the fourth comes, and the third has been idle for 2 seconds: less than either waits.
-    asked = references_of((0, [1, 2], 8), (1, [11, 12], 8), (2, [31], 4), (4, [21], 4), (40, [1, 2], 8))
-    for first, second, hits in ((60, 50, 1), (40, 50, 2)):
-        said = said_of(asked, (WAIT, first), (WAIT, second), *[(NOTHING, 0)] * 3)
-        assert count_hits(asked, "lru", 5, said) == hits
+    assert count_hits(asked, "lru", 4, said_of(True, False, False, False, False, False)) == 4
+    assert count_hits(asked, "lru", 4, said_of(True, False, True, False, False, False)) == 5
 
 
 def test_the_structures_are_whole_at_the_end(load: References) -> None:
-    said = HintOracle(wrong=0.3, error=1.0, seed=2).say(load)
+    said = HintOracle(wrong=0.3, seed=2).say(load)
     capacity, longest = load.num_contents // 8, load.longest_sampled
     for name in ("lru", "density", "lfu"):
         policy = make_policy(name, capacity + longest + 1)
         run = HintedRun(policy, capacity, load.num_contents, longest, int(load.sessions.max()) + 1)
-        run.run_turns(load.ids, load.starts, load.sessions, said.kind, said.back_at, said.now)
+        run.run_turns(load.ids, load.starts, load.sessions, said)
         assert run.num_hits == count_hits(load, name, capacity, said)
         run.check()
 
@@ -100,21 +73,19 @@ def test_good_hints_win() -> None:
     references = read_references(open_trace("chat:requests=800,seed=32"), with_sessions=True)
     capacity = references.num_contents // 6
     lru, optimum = count_hits(references, "lru", capacity), count_hits(references, "optimum", capacity)
-    over, wait, both, half = (
-        count_hits(references, "lru", capacity, HintOracle(kinds, coverage=coverage).say(references)) - lru
-        for kinds, coverage in ((("over",), 1.0), (("wait",), 1.0), (("over", "wait"), 1.0), (("over", "wait"), 0.5))
+    whole, half = (
+        count_hits(references, "lru", capacity, HintOracle(coverage).say(references)) - lru for coverage in (1.0, 0.5)
     )
-    assert min(over, wait, half) > 0
-    assert both > max(over, wait, half)
-    assert 0.5 * (optimum - lru) < both <= optimum - lru
+    assert 0 < half < whole
+    assert 0.25 * (optimum - lru) < whole <= optimum - lru
 
 
 def test_curves_have_a_row_with_hints_for_each_policy() -> None:
     references = read_references(open_trace("chat:requests=120,seed=3"), with_sessions=True)
-    oracle = HintOracle(coverage=0.5, error=1.0)
+    oracle = HintOracle(coverage=0.5)
     curves = hit_curves(references, ["lru", "density", "optimum"], [100, 1000], hints=oracle)
     assert list(curves.hit_rates) == ["lru", "lru + hints", "density", "density + hints", "optimum"]
-    assert curves.hints == "over and wait, by 50 % of the sessions; waits typically off by a factor of 2.72"
+    assert curves.hints == "over, by 50 % of the sessions"
     said = oracle.say(references)
     assert curves.num_hits["lru + hints"].tolist() == [
         count_hits(references, "lru", size, said) for size in (100, 1000)
@@ -134,14 +105,14 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_the_command_says_what_of_the_gap_is_closed(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--policies", "lru,density,optimum", "--sizes", "4", "--hints", "over,wait")
-    text = run(capsys, *options, "--hint-coverage", "0.5", "--hint-error", "1.0")
-    assert "hints: over and wait, by 50 % of the sessions; waits typically off by a factor of 2.72" in text
+    options = ("--policies", "lru,density,optimum", "--sizes", "4", "--hints")
+    text = run(capsys, *options, "--hint-coverage", "0.5")
+    assert "hints: over, by 50 % of the sessions" in text
     table = text.partition("above lru over")[2]
     assert "lru + hints" in table
     assert "density + hints" in table
     found = json.loads(run(capsys, *options, "--hint-wrong", "1", "--json"))
-    assert found["hints"] == "over and wait, by 100 % of the sessions; 100 % wrong"
+    assert found["hints"] == "over, by 100 % of the sessions; 100 % wrong"
     assert set(found["claims"]) == {"lru + hints", "density", "density + hints"}
     assert run(capsys, *options, "--hint-coverage", "0.5") == run(capsys, *options, "--hint-coverage", "0.5")
 
@@ -149,12 +120,9 @@ def test_the_command_says_what_of_the_gap_is_closed(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--hints", "soon"), "hints is 'soon'; it must have over or wait, or both"),
-        (("--hints", ","), "hints is ','; it must have over or wait, or both"),
-        (("--hints", "over, wiat"), "hints is 'over, wiat'; it must have over or wait, or both"),
-        (("--hints", "over", "--hint-coverage", "2"), "hint_coverage is 2.0; it must be from 0 to 1"),
-        (("--hint-error", "1"), "hint_error is given without hints; it needs --hints over, wait or both"),
-        (("--hints", "over", "--hint-seed", "-1"), "hint_seed is -1"),
+        (("--hints", "--hint-coverage", "2"), "hint_coverage is 2.0; it must be from 0 to 1"),
+        (("--hint-wrong", "1"), "hint_wrong is given without hints; it needs --hints"),
+        (("--hints", "--hint-seed", "-1"), "hint_seed is -1"),
     ],
 )
 def test_bad_options(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from blockyard import InvalidArgument
 from blockyard.lab import References, Skips, TraceRequest, read_references
-from blockyard.lab.oracle import NOTHING, OVER, WAIT, HintOracle
+from blockyard.lab.oracle import HintOracle
 from blockyard.lab.references import SessionTeller
 from blockyard.lab.traces import open_trace
 
@@ -118,66 +115,39 @@ THREE = (
 )  # fmt: skip
 
 
-def test_the_oracle_says_what_will_be() -> None:
-    said = HintOracle().say(references_of(*THREE))
-    assert said.kind.tolist() == [WAIT, WAIT, WAIT, OVER, OVER, OVER]
-    assert said.back_at.tolist() == [2_000_000, 9_000_000, 5_000_000, 0, 0, 0]
-    assert said.now.tolist() == [0, 1_000_000, 2_000_000, 4_000_000, 5_000_000, 9_000_000]
-
-
-def test_one_kind_alone_says_nothing_of_the_other() -> None:
-    assert HintOracle(("over",)).say(references_of(*THREE)).kind.tolist() == [NOTHING] * 3 + [OVER] * 3
-    assert HintOracle(("wait",)).say(references_of(*THREE)).kind.tolist() == [WAIT] * 3 + [NOTHING] * 3
+def test_the_oracle_says_which_sessions_are_over() -> None:
+    assert HintOracle().say(references_of(*THREE)).tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_lies_say_the_opposite() -> None:
-    said = HintOracle(wrong=1.0).say(references_of(*THREE))
-    assert said.kind.tolist() == [OVER] * 3 + [WAIT] * 3
-    waits = (said.back_at - said.now)[3:] / 1_000_000
-    assert set(waits.tolist()) <= {2.0, 3.0, 8.0}  # waits of the trace
-    assert HintOracle(("over",), wrong=1.0).say(references_of(*THREE)).kind.tolist() == [OVER] * 3 + [NOTHING] * 3
+    assert HintOracle(wrong=1.0).say(references_of(*THREE)).tolist() == [1, 1, 1, 0, 0, 0]
 
 
-def test_coverage_is_of_sessions_and_error_of_waits() -> None:
+def test_coverage_is_of_sessions() -> None:
     references = read_references(open_trace("chat:requests=2000,seed=4"), with_sessions=True)
     half, whole = HintOracle(coverage=0.5, seed=3).say(references), HintOracle().say(references)
-    gives = {session: set() for session in range(int(references.sessions.max()) + 1)}
-    for session, kind in zip(references.sessions.tolist(), half.kind.tolist(), strict=True):
-        gives[session].add(kind != NOTHING)
-    assert all(len(found) == 1 for found in gives.values())  # a session gives all its hints or none
-    assert 0.4 < np.mean([found == {True} for found in gives.values()]) < 0.6
-    off = HintOracle(error=1.0, seed=3).say(references)
-    waits = whole.kind == WAIT
-    assert np.array_equal(off.kind, whole.kind)
-    logs = np.log((off.back_at - off.now)[waits] / (whole.back_at - whole.now)[waits])
-    assert abs(logs.mean()) < 0.15
-    assert 0.9 < logs.std() < 1.1
+    gives = half[whole == 1]  # each session is over once
+    assert not half[whole == 0].any()
+    assert 0.4 < gives.mean() < 0.6
+    half, whole = (HintOracle(share, 1.0, seed=3).say(references) for share in (0.5, 1.0))
+    lies = {session: set() for session in range(int(references.sessions.max()) + 1)}
+    for session, said in zip(references.sessions[whole == 1].tolist(), half[whole == 1].tolist(), strict=True):
+        lies[session].add(said)
+    assert all(len(found) <= 1 for found in lies.values()), "a session gives all its hints or none"
 
 
 def test_the_seed_decides() -> None:
     references = read_references(open_trace("chat:requests=300,seed=4"), with_sessions=True)
-    one, same, other = (HintOracle(coverage=0.5, error=1.0, wrong=0.2, seed=seed).say(references) for seed in (1, 1, 2))
-    assert np.array_equal(one.kind, same.kind)
-    assert np.array_equal(one.back_at, same.back_at)
-    assert not np.array_equal(one.kind, other.kind)
-
-
-def test_a_trace_without_arrivals_has_a_second_for_each_request(tmp_path: Path) -> None:
-    path = tmp_path / "tokens.jsonl"
-    path.write_text("".join(json.dumps({"token_ids": [1, 2, 3] * n}) + "\n" for n in (8, 16, 24)))
-    said = HintOracle().say(read_references(open_trace(path), block_size=4, with_sessions=True))
-    assert said.kind.tolist() == [WAIT, WAIT, OVER]
-    assert said.back_at.tolist() == [1_000_000, 2_000_000, 0]
+    one, same, other = (HintOracle(coverage=0.5, wrong=0.2, seed=seed).say(references) for seed in (1, 1, 2))
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
 
 
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ({"kinds": ()}, "hints is ''; it must have over or wait, or both"),
-        ({"kinds": ("over", "soon")}, "hints is 'over,soon'"),
         ({"coverage": 1.5}, "hint_coverage is 1.5; it must be from 0 to 1"),
         ({"coverage": float("nan")}, "hint_coverage is nan; it must be finite"),
-        ({"error": -0.1}, "hint_error is -0.1; it must be from 0 to 10"),
         ({"wrong": "all"}, "hint_wrong is 'all'; it must be a number"),
         ({"seed": -1}, "hint_seed is -1"),
     ],

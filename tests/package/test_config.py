@@ -88,7 +88,6 @@ def test_defaults() -> None:
         "enable_kv_cache_events": False,
         "max_steps_in_flight": 1,
         "max_sessions": 65536,
-        "hint_horizon": 86400.0,
         "state_places": ("junction", "ends", "pow2"),
         "state_order": "index",
         "cut_chunks": True,

@@ -94,7 +94,6 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
         ["block", "end", "after", "before", "number + 1", "target + 1"],
         "a block, or behind all blocks a list, at most two for each of MAX_SESSIONS = 2**20 sessions: below 2**28",
     ),
-    "core/policies/layers/hinted.py": {"depth": "a block's place in its sequence: below MAX_TABLE_ENTRIES = 2**30"},
     "core/policies/parts/keys.py": dict.fromkeys(
         ["row", "self._free", "last", "following", "previous"], "a row: at most twice the capacity, 2**28"
     ),

@@ -9,7 +9,6 @@ import pytest
 from blockyard import (
     CacheConfig,
     CacheSalt,
-    EvictionPolicy,
     HintOutcome,
     InvalidArgument,
     KVCacheManager,
@@ -21,7 +20,7 @@ from blockyard.tenants import Tenant
 from ..support.cached import cached_tokens
 from ..support.own_policies import MRU
 
-ACCEPTED, CLIPPED, REFUSED, UNKNOWN = HintOutcome
+ACCEPTED, REFUSED, UNKNOWN = HintOutcome
 POLICIES = ["lru", "fifo", "lfu", "s3fifo", "arc", "score", "density", MRU]
 
 
@@ -65,20 +64,6 @@ def test_what_is_over_goes_first(policy: Any) -> None:
     turn(cache, prompt(4, 3))
     assert cached(cache, 1, 2, 3) == [4, 1, 4]
     assert cache.stats().num_hinted_evictions == 3
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_what_comes_back_stays_and_of_that_the_latest_goes_first(policy: Any) -> None:
-    cache = make_cache(policy)
-    for number, session in enumerate("abc", 1):
-        turn(cache, prompt(number), session)
-    assert [cache.hint("a", back_in=5), cache.hint("b", back_at=50)] == [ACCEPTED, ACCEPTED]
-    turn(cache, prompt(4))
-    assert cached(cache, 1, 2, 3) == [4, 4, 0]
-    turn(cache, prompt(5))
-    assert cached(cache, 1, 2, 4) == [4, 4, 0]
-    turn(cache, prompt(6, 6))
-    assert cached(cache, 1, 2, 5) == [4, 2, 0]
 
 
 def test_a_hint_before_the_end_of_the_sequence_holds_when_it_ends() -> None:
@@ -143,20 +128,15 @@ def test_a_session_that_goes_on_is_over_no_longer() -> None:
     assert cached(cache, 1, 2) == [4, 0]
 
 
-def test_what_a_session_holds_no_more_is_not_kept_for_it() -> None:
-    """It began anew with other tokens: its first ones are the policy's, and go with it when it is over."""
+def test_what_a_session_no_longer_holds_is_evicted_before_what_it_holds() -> None:
+    """It began anew with other tokens, which are evicted after its first ones when it is over."""
     cache = make_cache()
     turn(cache, prompt(1), "a")
     turn(cache, prompt(2), "a")
-    cache.hint("a", back_in=5)
-    turn(cache, prompt(3))
-    turn(cache, prompt(4))
-    assert cached(cache, 1, 2, 3) == [0, 4, 4]
-    turn(cache, prompt(1), "a")
-    assert cached(cache, 1, 2, 4) == [4, 4, 4]
+    turn(cache, prompt(3), "b")
     cache.hint("a", over=True)
-    turn(cache, prompt(5, 5))
-    assert cached(cache, 1, 2, 4) == [3, 0, 4]
+    turn(cache, prompt(4, 5))
+    assert cached(cache, 1, 2, 3) == [0, 3, 4]
 
 
 def test_an_older_sequence_of_a_session_says_nothing() -> None:
@@ -173,50 +153,24 @@ def test_a_hint_can_be_changed_and_taken_back() -> None:
     for number, session in enumerate("ab", 1):
         turn(cache, prompt(number), session)
     turn(cache, prompt(3))
-    cache.hint("a", back_in=5)
     cache.hint("a", over=True)
     turn(cache, prompt(4, 1))
     assert cached(cache, 1, 2, 3) == [3, 4, 4]
     assert cache.hint("a") is ACCEPTED
-    cache.hint("a", back_in=7)
     turn(cache, prompt(5, 1))
-    assert cached(cache, 1, 2, 3) == [3, 3, 4]
-    cache.hint("a")
-    turn(cache, prompt(6, 4))
-    assert cached(cache, 1, 2, 3) == [3, 0, 3]
-
-
-def test_a_time_that_has_passed_is_no_hint_any_more() -> None:
-    cache = make_cache()
-    for number, session in enumerate("ab", 1):
-        turn(cache, prompt(number), session)
-    cache.hint("a", back_in=5)
-    cache.advance_time(5.0)
-    turn(cache, prompt(3, 6))
-    assert cached(cache, 1, 2) == [4, 2]
-    cache.advance_time(5.5)
-    cache.check()
-    turn(cache, prompt(4, 2))
-    turn(cache, prompt(5, 6))
-    assert cached(cache, 1, 2) == [4, 0]
-    turn(cache, prompt(6, 6))
-    assert cached(cache, 1, 2) == [0, 0]
+    assert cached(cache, 1, 2, 3) == [2, 4, 4]
 
 
 # ---------------------------------------------------------------- outcomes
 
 
 def test_outcomes() -> None:
-    cache = make_cache(hint_horizon=100.0)
+    cache = make_cache()
     assert cache.hint("a", over=True) is UNKNOWN
     turn(cache, prompt(1), "a")
-    cache.advance_time(10.0)
-    assert cache.hint("a", back_at=110.0) is ACCEPTED
-    assert cache.hint("a", back_at=110.5) is CLIPPED
-    assert cache.hint("a", back_in=1e308) is CLIPPED
-    assert cache.hint("a", back_at=9.0) is REFUSED
-    assert cache.hint("a", back_at=10.0) is ACCEPTED
-    assert [bool(outcome) for outcome in HintOutcome] == [True, True, False, False]
+    assert cache.hint("a", over=True) is ACCEPTED
+    assert cache.hint("a") is ACCEPTED
+    assert [bool(outcome) for outcome in HintOutcome] == [True, False, False]
 
 
 @pytest.mark.parametrize("options", [{"max_sessions": 0}, {"enable_prefix_caching": False}])
@@ -252,12 +206,6 @@ def test_a_policy_may_take_no_hints() -> None:
     [
         {"over": 1},
         {"over": None},
-        {"back_in": -1},
-        {"back_in": "1"},
-        {"back_at": float("nan")},
-        {"back_at": float("inf")},
-        {"over": True, "back_in": 1},
-        {"back_in": 1, "back_at": 1},
         {"target": ""},
         {"target": "x" * 201},
         {"target": None},
@@ -305,7 +253,7 @@ def test_the_oldest_session_is_forgotten() -> None:
     cache = make_cache(max_sessions=3, num_blocks=30)
     for number, session in enumerate("abc", 1):
         turn(cache, prompt(number), session)
-    assert cache.hint("a", back_in=5) is ACCEPTED
+    assert cache.hint("a") is ACCEPTED
     turn(cache, prompt(4), "d")
     assert cache.num_sessions == 3
     assert [cache.hint(name, over=True) for name in "abcd"] == [ACCEPTED, UNKNOWN, ACCEPTED, ACCEPTED]
@@ -316,9 +264,7 @@ def test_many_sessions() -> None:
     for number in range(20_000):
         turn_unchecked(cache, prompt(number, 1), f"session {number}")
         if number % 3:
-            cache.hint(f"session {number}", **({"over": True} if number % 2 else {"back_in": number % 97}))
-        if number % 50 == 0:
-            cache.advance_time(number / 10)
+            cache.hint(f"session {number}", over=number % 2 == 1)
     cache.check()
     assert cache.num_sessions == 1000
 
@@ -334,7 +280,6 @@ def test_hints_survive_another_policy_and_a_larger_pool() -> None:
     for number, session in enumerate("abc", 1):
         turn(cache, prompt(number), session)
     cache.hint("b", over=True)
-    cache.hint("a", back_in=3)
     cache.set_eviction_policy("arc")
     cache.check()
     turn(cache, prompt(4, 2))
@@ -342,7 +287,7 @@ def test_hints_survive_another_policy_and_a_larger_pool() -> None:
     cache.resize(15)
     cache.set_eviction_policy("lru")
     turn(cache, prompt(5, 5))
-    assert cached(cache, 1, 2, 3) == [4, 0, 3]
+    assert cached(cache, 1, 2, 3) == [3, 0, 4]
     assert cache.stats().num_hinted_evictions == 4
 
 
@@ -374,48 +319,6 @@ def test_after_a_reset_under_a_policy_without_hints_nothing_is_anybodys() -> Non
     assert cache.stats().num_hinted_evictions == 4
 
 
-class Asks(EvictionPolicy):
-    """Chooses by hints itself: what is over, then the oldest that nobody comes back for."""
-
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks)
-        self.idle: dict[int, Any] = {}
-
-    def needs_hints(self) -> bool:
-        return True
-
-    def hinted(self, block: int, is_over: bool, back_at: float | None) -> None:
-        self.idle[block] = (not is_over, back_at or 0)
-
-    def insert(self, block: int, key: int, depth: int) -> None:
-        self.idle[block] = (True, 0)
-
-    def remove(self, block: int) -> None:
-        del self.idle[block]
-
-    def evict(self) -> int:
-        block = min(self.idle, key=lambda block: self.idle[block])
-        del self.idle[block]
-        return block
-
-    def clear(self) -> None:
-        self.idle = {}
-
-
-def test_a_policy_may_choose_by_hints_itself() -> None:
-    cache = make_cache(Asks)
-    for number, session in enumerate("abc", 1):
-        turn(cache, prompt(number), session)
-    cache.hint("b", over=True)
-    cache.hint("a", back_in=10)
-    turn(cache, prompt(4, 3))
-    assert cached(cache, 1, 2, 3) == [4, 1, 4]
-    cache.hint("b")
-    turn(cache, prompt(5, 3))
-    assert cached(cache, 1, 3) != [4, 4]
-    assert cached(cache, 1) == [4]
-
-
 # ---------------------------------------------------------------- policies that break their contract
 
 
@@ -442,11 +345,6 @@ class Faulty(MRU):
             raise KeyError("broken takes_hints")
         return True
 
-    def needs_hints(self) -> bool:
-        if self.fault == "needs_hints":
-            raise KeyError("broken needs_hints")
-        return False
-
 
 @pytest.fixture
 def faulty() -> Any:
@@ -458,11 +356,10 @@ def faulty() -> Any:
     return OfThisTest
 
 
-@pytest.mark.parametrize("fault", ["takes_hints", "needs_hints"])
-def test_a_policy_that_raises_when_it_is_asked_about_hints(faulty: Any, fault: str) -> None:
+def test_a_policy_that_raises_when_it_is_asked_about_hints(faulty: Any) -> None:
     cache = make_cache(faulty)
-    faulty.fault = fault
-    with pytest.raises(PolicyError, match=f"OfThisTest: {fault} raised KeyError: 'broken {fault}'"):
+    faulty.fault = "takes_hints"
+    with pytest.raises(PolicyError, match="OfThisTest: takes_hints raised KeyError: 'broken takes_hints'"):
         cache.allocate(prompt(1), session="a")
     cache.check()
     assert (cache.num_seqs, cache.num_sessions) == (0, 0)
@@ -490,35 +387,17 @@ def test_a_policy_that_raises_when_a_block_is_taken_from_it(faulty: Any) -> None
     assert cached(cache, 1, 2, 3) == [0, 4, 4]
 
 
-def test_a_policy_that_raises_when_what_was_kept_is_given_back(faulty: Any) -> None:
-    cache = make_cache(faulty)
-    for number, session in enumerate("abc", 1):
-        turn(cache, prompt(number), session)
-    cache.hint("c", back_in=5)
-    turn(cache, prompt(4, 1))
-    faulty.fault = "insert"
-    cache.advance_time(6.0)
-    cache.check()
-    with pytest.raises(PolicyError, match="OfThisTest: insert raised KeyError: 'broken insert'"):
-        cache.allocate(prompt(5))
-    cache.set_eviction_policy("lru")
-    turn(cache, prompt(5))
-    cache.check()
-
-
 def test_a_policy_that_names_a_block_twice(faulty: Any) -> None:
-    """Its first answer was kept on a hint's word; the same again is refused, and whatever was asked is undone."""
     cache = make_cache(faulty)
     for number, session in enumerate("abc", 1):
         turn(cache, prompt(number), session)
     assert cache.block(1).is_cached
-    cache.hint("a", back_in=5)
     faulty.fault = "evict"
-    with pytest.raises(PolicyError, match="OfThisTest: evict raised ValueError: block 1 was chosen before"):
+    with pytest.raises(PolicyError, match="OfThisTest: evict returned block 1 twice"):
         cache.allocate(prompt(4))
     cache.set_eviction_policy("lru")
     turn(cache, prompt(4))
-    assert cached(cache, 1) == [4]
+    assert cached(cache, 1, 2, 4) == [0, 4, 4]
 
 
 def test_a_block_revived_after_a_hint_named_it_is_no_hinted_eviction() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blockyard.core.policies.layers.hinted import Hinted
-from blockyard.core.policies.layers.sessions import BACK, OVER, UNKNOWN, Sessions
+from blockyard.core.policies.layers.sessions import Sessions
 from blockyard.core.policies.simple.lru import LRU
 
 from ..support.seeds import run_seed
@@ -18,24 +18,19 @@ class HintModel:
     """Blocks, whose they are, what was said, and what goes next.
 
     owner: block → (session, number of the sequence), None where it is shared; missing where nobody has used it.
-    idle: blocks in the order in which they became idle, or were released, as least recently used has them.
-    kept: those that it would have evicted, were they not kept. chosen: the one of them that nobody is to come back for.
-    order: when each became idle, idle_from: in logical time. old_since: and when its session held it no more.
-    said: session → "over" or a time. since: when a session that is over came to have idle blocks.
+    idle: blocks in the order in which they became idle, as least recently used has them.
+    order: when each became idle. old_since: and when its session held it no more.
+    over: the sessions that are over. since: when a session that is over came to have idle blocks.
     """
 
     def __init__(self) -> None:
         self.owner: dict[int, Any] = {}
         self.idle: list[int] = []
-        self.kept: list[int] = []
-        self.chosen = 0
         self.order: dict[int, int] = {}
-        self.idle_from: dict[int, float] = {}
         self.old_since: dict[int, int] = {}
-        self.said: dict[str, Any] = {}
+        self.over: set[str] = set()
         self.since: dict[str, int] = {}
         self.latest: dict[str, int] = {}
-        self.now = 0.0
         self.count = 0
 
     def tick(self) -> int:
@@ -45,33 +40,21 @@ class HintModel:
     # Sessions.
 
     def begin(self, session: str) -> None:
-        self.say(session, None)
+        self.say(session, False)
         number = self.tick()
         held = [block for block in self.order if self.of(block) == session and self.is_current(block)]
         self.old_since |= dict.fromkeys(held, number)
         self.latest[session] = number
 
     def forget(self, session: str) -> None:
-        self.say(session, None)
+        self.say(session, False)
         del self.latest[session]
         for block, owner in list(self.owner.items()):
             if owner is not None and owner[0] == session:
                 self.owner[block] = None
 
-    def say(self, session: str, said: Any) -> None:
-        self.said[session] = said
-        if said is None:
-            mine = [block for block in sorted(self.kept, key=lambda b: self.order[b]) if self.of(block) == session]
-            mine = [block for block in mine if block != self.chosen]
-            # What it holds no more was released when its newest sequence began.
-            self.idle += mine
-            self.kept = [block for block in self.kept if block not in mine]
-
-    def advance(self, now: float) -> None:
-        self.now = now
-        late = [(said, s) for s, said in self.said.items() if isinstance(said, float) and said < now]
-        for _, session in sorted(late, key=lambda item: item[0]):
-            self.say(session, None)
+    def say(self, session: str, is_over: bool) -> None:
+        (self.over.add if is_over else self.over.discard)(session)
 
     def of(self, block: int) -> str | None:
         owner = self.owner.get(block)
@@ -95,12 +78,9 @@ class HintModel:
         self.idle.append(block)
         self.order[block] = self.tick()
         self.old_since[block] = self.order[block]
-        self.idle_from[block] = self.now
 
     def remove(self, block: int) -> None:
-        if block == self.chosen:
-            self.chosen = 0
-        (self.idle if block in self.idle else self.kept).remove(block)
+        self.idle.remove(block)
 
     def evict(self) -> int:
         block = self.choose()
@@ -108,28 +88,12 @@ class HintModel:
         return block
 
     def choose(self) -> int:
-        everything = sorted(self.idle + self.kept, key=lambda block: self.order[block])
-        over = [block for block in everything if self.said.get(self.of(block) or "") == "over"]
-        if over:
-            first = min(over, key=lambda block: self.since[self.of(block) or ""])
-            mine = [block for block in over if self.of(block) == self.of(first)]
-            return min(mine, key=lambda block: (self.is_current(block), self.old_since[block], self.order[block]))
-        if self.chosen and self.is_expected(self.chosen):
-            self.chosen = 0
-        while not self.chosen and self.idle:
-            block = self.idle.pop(0)
-            self.kept.append(block)
-            self.chosen = 0 if self.is_expected(block) else block
-        back = [block for block in everything if self.is_expected(block)]
-        last = max(back, key=lambda block: self.said[self.of(block) or ""], default=0)
-        if last and self.chosen:
-            idle_for = self.now - self.idle_from[self.chosen]
-            is_later = 0 < idle_for < self.said[self.of(last) or ""] - self.now
-            return last if is_later else self.chosen
-        return last or self.chosen
-
-    def is_expected(self, block: int) -> bool:
-        return isinstance(self.said.get(self.of(block) or ""), float) and self.is_current(block)
+        over = [block for block in self.idle if self.of(block) in self.over]
+        if not over:
+            return self.idle[0]
+        first = min(over, key=lambda block: self.since[self.of(block) or ""])
+        mine = [block for block in over if self.of(block) == self.of(first)]
+        return min(mine, key=lambda block: (self.is_current(block), self.old_since[block], self.order[block]))
 
 
 NAMES = "abcde"
@@ -149,12 +113,11 @@ class Walk:
         self.idle: set[int] = set()
         self.running: list[tuple[str | None, int, int, list[int]]] = []
         self.slots: dict[str, int] = {}
-        self.now = 0.0
         self.num_by_hint = 0
 
     def step(self) -> None:
-        self.random.choices([self.begin, self.end, self.evict, self.hint, self.advance], (5, 5, 6, 4, 2))[0]()
-        over = {s for s, said in self.model.said.items() if said == "over" and self.has_idle(s)}
+        self.random.choices([self.begin, self.end, self.evict, self.hint], (5, 5, 6, 4))[0]()
+        over = {session for session in self.model.over if self.has_idle(session)}
         for session in over - set(self.model.since):
             self.model.since[session] = self.model.tick()
         self.model.since = {session: tick for session, tick in self.model.since.items() if session in over}
@@ -184,7 +147,7 @@ class Walk:
                 self.forget(self.sessions.oldest())
             self.slots[session] = self.sessions.open()
         slot = self.slots[session]
-        self.say(session, UNKNOWN, 0.0)
+        self.say(session, False)
         self.hinted.supersede(slot)
         self.model.begin(session)
         self.sessions.hear(slot)
@@ -192,17 +155,16 @@ class Walk:
 
     def forget(self, slot: int) -> None:
         session = next(name for name, own in self.slots.items() if own == slot)
-        self.say(session, UNKNOWN, 0.0)
+        self.say(session, False)
         self.hinted.forget(slot)
         self.sessions.close(slot)
         self.model.forget(session)
         del self.slots[session]
 
-    def say(self, session: str, state: int, back_at: float) -> None:
-        self.sessions.say(self.slots[session], state, back_at)
+    def say(self, session: str, is_over: bool) -> None:
+        self.sessions.say(self.slots[session], is_over)
         self.hinted.restate(self.slots[session])
-        said: Any = {UNKNOWN: None, OVER: "over", BACK: back_at}[state]
-        self.model.say(session, said)
+        self.model.say(session, is_over)
 
     def end(self) -> None:
         if not self.running:
@@ -232,17 +194,7 @@ class Walk:
 
     def hint(self) -> None:
         if self.slots:
-            session = self.random.choice(sorted(self.slots))
-            said = self.random.choice((UNKNOWN, OVER, BACK, BACK))
-            self.say(session, said, self.now + self.random.choice((1, 5, 100)) * self.random.random())
-
-    def advance(self) -> None:
-        self.now += self.random.random()
-        self.sessions.now = self.now
-        while (slot := self.sessions.overdue()) >= 0:
-            self.sessions.say(slot, UNKNOWN, 0.0)
-            self.hinted.restate(slot)
-        self.model.advance(self.now)
+            self.say(self.random.choice(sorted(self.slots)), self.random.random() < 0.6)
 
 
 @pytest.mark.parametrize("number", range(60))

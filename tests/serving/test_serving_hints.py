@@ -62,8 +62,7 @@ def test_a_session_that_is_over_goes_first() -> None:
 def test_chats_have_sessions_too(server: Running) -> None:
     chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1, "session_id": "a chat"}
     assert server.post("/v1/chat/completions", **chat)[0] == 200
-    assert outcome_of(server, session_id="a chat", action="wait", back_in=30.0) == "accepted"
-    assert outcome_of(server, session_id="a chat", action="wait", back_in=30_000_000.0) == "clipped"
+    assert outcome_of(server, session_id="a chat", action="over") == "accepted"
     assert outcome_of(server, session_id="a chat", action="forget") == "accepted"
     assert outcome_of(server, session_id="another", action="over") == "unknown"
 
@@ -72,13 +71,13 @@ def test_a_list_is_answered_in_its_order(server: Running) -> None:
     complete(server, PROMPTS[0], session_id="first")
     hints = [
         {"session_id": "nobody", "action": "over"},
-        {"session_id": "first", "action": "wait", "back_in": 5},
+        {"session_id": "first", "action": "forget"},
         {"session_id": "first", "action": "over"},
     ]
     status, answer = send(server, {"hints": hints})
     assert status == 200
     assert [(one["session_id"], one["action"], one["outcome"]) for one in answer["data"]] == [
-        ("nobody", "over", "unknown"), ("first", "wait", "accepted"), ("first", "over", "accepted"),
+        ("nobody", "over", "unknown"), ("first", "forget", "accepted"), ("first", "over", "accepted"),
     ]  # fmt: skip
 
 
@@ -106,13 +105,13 @@ def test_outcomes_are_counted(server: Running) -> None:
         return {outcome: float(value) for outcome, value in found}
 
     before = counts()
-    assert set(before) == {"accepted", "clipped", "refused", "unknown"}  # from the start
+    assert set(before) == {"accepted", "refused", "unknown"}  # from the start
     complete(server, PROMPTS[2], session_id="counted")
     outcome_of(server, session_id="counted", action="over")
     send(server, {"hints": [{"session_id": "x", "action": "over"}] * 3})
     after = counts()
     assert {name: after[name] - before[name] for name in after} == {
-        "accepted": 1, "clipped": 0, "refused": 0, "unknown": 3,
+        "accepted": 1, "refused": 0, "unknown": 3,
     }  # fmt: skip
 
 
@@ -125,10 +124,7 @@ BAD: list[tuple[dict[str, Any], str | None]] = [
     ({**GOOD, "session_id": 7}, "session_id"),
     ({**GOOD, "action": "end"}, "action"),
     ({**GOOD, "back_in": 1.0}, "back_in"),
-    ({**GOOD, "action": "wait"}, "back_in"),
-    ({**GOOD, "action": "wait", "back_in": -1}, "back_in"),
-    ({**GOOD, "action": "wait", "back_in": 1e9}, "back_in"),
-    ({**GOOD, "action": "wait", "back_in": "soon"}, "back_in"),
+    ({**GOOD, "action": "wait"}, "action"),
     ({**GOOD, "cache_salt": ""}, "cache_salt"),
     ({**GOOD, "sesion": "s"}, "sesion"),
     ({"hints": []}, "hints"),
@@ -148,7 +144,7 @@ def test_bad_hints_are_refused_by_name(server: Running, body: dict[str, Any], pa
 def test_an_unknown_field_of_a_hint_is_told_of_those_that_it_takes(server: Running) -> None:
     status, answer = send(server, {"session_id": "s", "over": True})
     assert (status, answer["error"]["param"]) == (400, "over")
-    assert answer["error"]["message"] == "unknown field 'over'; it takes action, back_in, cache_salt, session_id"
+    assert answer["error"]["message"] == "unknown field 'over'; it takes action, cache_salt, session_id"
 
 
 def test_a_list_with_one_bad_hint_tells_the_engine_nothing(server: Running) -> None:

@@ -86,7 +86,7 @@ class Site:
             cache.swap_out([self.swapped])
         cache.free(idle)
         if self.kind == "hints":
-            cache.hint("idle", back_in=7.0)
+            cache.hint("idle", over=True)
         self.lease = self.pool.get_new_blocks(2, "a lease")
         self.hit = self.cache.hold_cached(tokens(3, 6), self.keys, "a hit")
 
@@ -182,8 +182,8 @@ def _manager_calls() -> list[Call]:
         ("num_retained_of", lambda s: {"token_ids": tokens(1, 12), "extra_keys": s.keys}),
         ("advance_time", lambda _: {"now": 9.5}),
         ("hint", lambda _: {"target": "idle", "over": True}),
-        ("hint", lambda s: {"target": s.decoding, "back_in": 5.5}),
-        ("hint", lambda s: {"target": s.done, "back_at": 9}),
+        ("hint", lambda s: {"target": s.decoding, "over": True}),
+        ("hint", lambda s: {"target": s.done}),
         ("num_cached_tokens", lambda s: {"token_ids": tokens(1, 14), "extra_keys": s.keys}),
         ("state_blocks", lambda s: {"token_ids": tokens(1, 12), "extra_keys": s.keys}),
         ("skip_states", lambda s: {"seq": s.waiting, "num_tokens": 9}),

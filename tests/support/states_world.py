@@ -227,7 +227,7 @@ class World:
 
     def hint(self) -> None:
         target = self.draw.choice([*"xyz", *self.tokens])
-        self.cache.hint(target, **self.draw.choice([{"over": True}, {"back_in": 3}, {}]))
+        self.cache.hint(target, **self.draw.choice([{"over": True}, {}]))
         self.now += 1
         self.cache.advance_time(self.now)
 

@@ -18,7 +18,7 @@ from ..lab.curve.page import write_page
 from ..lab.curve.side_by_side import label_in, require_one_block_size
 from ..lab.curve.state_curves import state_curves
 from ..lab.curve.words import ENOUGH_SIZES, FIFTH, GAP_POINTS, Claim, claims_of, parts_of
-from ..lab.oracle import HintOracle, parse_kinds
+from ..lab.oracle import HintOracle
 from ..lab.output_file import require_output
 from ..lab.policy_names import MAX_SIZES, OPTIMUM, parse_policies, parse_sizes, spread_sizes
 from ..lab.printing import fine_percent, short_number
@@ -98,12 +98,12 @@ def _default_policies(options: argparse.Namespace) -> list[str]:
 
 def _chosen_hints(options: argparse.Namespace) -> HintOracle | None:
     """Returns the oracle that gives hints, or None for runs without any."""
-    figures = {name: getattr(options, f"hint_{name}") for name in ("coverage", "error", "wrong", "seed")}
+    figures = {name: getattr(options, f"hint_{name}") for name in ("coverage", "wrong", "seed")}
     given = {name: figure for name, figure in figures.items() if figure is not None}
-    if options.hints is not None:
-        return HintOracle(parse_kinds(options.hints), **given)
+    if options.hints:
+        return HintOracle(**given)
     if given:
-        raise InvalidArgument(f"hint_{next(iter(given))} is given without hints; it needs --hints over, wait or both")
+        raise InvalidArgument(f"hint_{next(iter(given))} is given without hints; it needs --hints")
     return None
 
 
@@ -146,7 +146,7 @@ def _read(options: argparse.Namespace, trace: Trace) -> References | StateLoad:
             trace,
             block_size=options.block_size,
             max_references=MAX_REFERENCES if options.max_references is None else options.max_references,
-            with_sessions=options.hints is not None,
+            with_sessions=options.hints,
             on_request=bar.update,
         )
 

@@ -259,7 +259,7 @@ examples:
   blockyard curve trace.jsonl --model qwen3-next-80b --state-rules lru:last,index:junction+ends+pow2
   blockyard curve trace.jsonl --policies lru,mine.py:Mine,optimum --blocks 1k,3k,10k,30k
   blockyard curve trace.jsonl --kv-bytes 128KiB --blocks 10k --tier auto,speed=2GB -o tiers.svg   by tier
-  blockyard curve trace.jsonl --policies lru,density,optimum --hints over,wait --hint-coverage 0.5 --hint-error 1.0
+  blockyard curve trace.jsonl --policies lru,density,optimum --hints --hint-coverage 0.5
 """
 
 
@@ -291,24 +291,17 @@ def add_curve_options(commands: Any) -> None:
 def _add_curve_hints(group: Any) -> None:
     group.add_argument(
         "--hints",
-        metavar="LIST",
-        help="also run each policy with hints: over (a session's last request was its last), wait (when its next turn "
-        "comes), or both",
+        action="store_true",
+        help="also run each policy with hints: each session says after its last request that it is over",
     )
     group.add_argument(
         "--hint-coverage", type=float, metavar="SHARE", help="of the sessions that give hints, 0 to 1; default: 1"
     )
     group.add_argument(
-        "--hint-error",
-        type=float,
-        metavar="S",
-        help="waits are off by a lognormal factor, e to the power of S to either side; default: 0",
-    )
-    group.add_argument(
         "--hint-wrong", type=float, metavar="SHARE", help="of the hints that say the opposite, 0 to 1; default: 0"
     )
     group.add_argument(
-        "--hint-seed", type=int, metavar="N", help="of the choice of sessions and of the errors; default: 0"
+        "--hint-seed", type=int, metavar="N", help="of the choice of sessions and of wrong hints; default: 0"
     )
 
 

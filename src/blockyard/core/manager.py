@@ -53,7 +53,6 @@ from .pool.lease import BlockLease
 from .pools.lease_pool import LeasePool
 from .reading import (
     read_boundaries,
-    read_comeback,
     read_committed,
     read_ended,
     read_holders,
@@ -641,26 +640,22 @@ class KVCacheManager:
         finally:
             self._gate.leave()
 
-    def hint(
-        self, target: object, *, over: object = False, back_in: object = None, back_at: object = None
-    ) -> HintOutcome:
-        """Say what a session will do next: one of the three, or none to take a hint back. O(log sessions).
+    def hint(self, target: object, *, over: object = False) -> HintOutcome:
+        """Say that a session is over, or take that back. O(log sessions).
 
-        target: the session's name, or a running sequence, which needs no name. over: it does not come back; what it
-        alone has used is evicted before all else. back_in, back_at: it comes back after this much logical time, or at
-        that time (`advance_time`): its blocks are kept until then, unless others may be wanted sooner (docs/hints.md).
-        Hints change in which order idle blocks are evicted, nothing else. Returns what became of it
-        (`HintOutcome`). Raises `InvalidArgument`, and `UnknownSequence` for a sequence that has ended.
+        target: the session's name, or a running sequence, which needs no name. over: whether the session does not come
+        back; what it alone has used is then evicted before all else. A hint changes the order in which idle blocks are
+        evicted, and nothing else. Returns what became of it (`HintOutcome`). Raises `InvalidArgument`, and
+        `UnknownSequence` for a sequence that has ended.
         """
         self._gate.enter("hint")
         try:
             is_over = require_bool("over", over)
-            time = read_comeback(is_over, back_in, back_at, self._parts.clock.now)
             if isinstance(target, str):
-                return self._hints.hint_name(require_session("target", target), is_over, time)
+                return self._hints.hint_name(require_session("target", target), is_over)
             if isinstance(target, bool) or not isinstance(target, (int, np.integer)):
                 raise InvalidArgument(f"target is {shown(target)}; a session's name or a sequence is needed")
-            return self._hints.hint_row(self._sequences.row_of(target), is_over, time)
+            return self._hints.hint_row(self._sequences.row_of(target), is_over)
         finally:
             self._gate.leave()
 

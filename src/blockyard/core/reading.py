@@ -2,7 +2,7 @@
 
 from mypy_extensions import i64
 
-from ..arguments import require_int, require_number, shown
+from ..arguments import require_int, shown
 from ..errors import InvalidArgument
 from .calls.in_flight import NO_STEP, InFlight
 from .face import read_int, read_str
@@ -63,21 +63,6 @@ def read_holders(holders: object, num_seqs: int, default: str | None) -> list[st
         raise InvalidArgument(f"holders is {shown(holders)}; {num_seqs} names are needed, one for each sequence")
     names = [read_str(f"holders[{i}]", name) for i, name in enumerate(given)]
     return names if names or default is None else [default] * num_seqs
-
-
-def read_comeback(is_over: bool, back_in: object, back_at: object, now: float) -> float | None:
-    """Return when a hinted session comes back; None where that is not said."""
-    after = None if back_in is None else require_number("back_in", back_in)
-    time = None if back_at is None else require_number("back_at", back_at)
-    if is_over + (after is not None) + (time is not None) > 1:
-        raise InvalidArgument(
-            f"over is {is_over}, back_in is {shown(after)}, back_at is {shown(time)}; give at most one of them"
-        )
-    if after is None:
-        return time
-    if after < 0:
-        raise InvalidArgument(f"back_in is {after}; it must be at least 0")
-    return now + after
 
 
 def read_committed(step: object, in_flight: InFlight | None) -> i64:

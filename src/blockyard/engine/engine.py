@@ -311,20 +311,18 @@ class Engine:
         self._scheduler.add(request)
         return request.request_id
 
-    def hint(self, session: str, *, over: bool = False, back_in: float | None = None) -> HintOutcome:
-        """Say what comes next of a session: that it is over, or that its next turn comes in `back_in` seconds.
+    def hint(self, session: str, *, over: bool = False) -> HintOutcome:
+        """Say that a session is over, or take that back (`KVCacheManager.hint`).
 
-        With neither, a hint is taken back. It goes to the cache (`KVCacheManager.hint`), at the time of the
-        engine's clock: seconds are those of `clock`. What is said holds for the session's newest state and until its
-        next turn is admitted, whatever became of the one before: of `n` completions, of a request that was preempted or
-        aborted. It changes what is evicted first, and no token. A session is known from the step that admits its
-        first request; until then the answer is `HintOutcome.UNKNOWN`.
+        What is said holds for the session's newest state and until its next turn is admitted, whatever became of the
+        one before: of `n` completions, of a request that was preempted or aborted. It changes what is evicted first,
+        and no token. A session is known from the step that admits its first request; until then the answer is
+        `HintOutcome.UNKNOWN`.
 
-        Cost as of `KVCacheManager.hint`. Raises `InvalidArgument` for a name, a time or a combination that cannot be.
+        Cost as of `KVCacheManager.hint`. Raises `InvalidArgument` for a name that cannot be.
         """
         name = require_session("session", session)
-        self.cache.advance_time(self._clock())
-        return self.cache.hint(name, over=over, back_in=back_in)
+        return self.cache.hint(name, over=over)
 
     def retain(
         self,

@@ -190,16 +190,14 @@ class CacheGroup:
         for cache in self.caches:
             cache.reset_prefix_cache()
 
-    def hint(
-        self, target: int | str, *, over: bool = False, back_in: float | None = None, back_at: float | None = None
-    ) -> HintOutcome:
-        """Say what a session will do next, to the caches of all ranks that know it, or to a sequence's own; as there.
+    def hint(self, target: int | str, *, over: bool = False) -> HintOutcome:
+        """Say that a session is over, to the caches of all ranks that know it, or to a sequence's own.
 
         Returns the best outcome of all ranks. Raises as `KVCacheManager.hint`.
         """
         self._require_idle()
         caches = self.caches if isinstance(target, str) else (self.caches[self.rank_of(target)],)
-        found = {cache.hint(target, over=over, back_in=back_in, back_at=back_at) for cache in caches}
+        found = {cache.hint(target, over=over) for cache in caches}
         return next(outcome for outcome in HintOutcome if outcome in found)
 
     def advance_time(self, now: float) -> None:

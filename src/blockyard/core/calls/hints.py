@@ -1,4 +1,4 @@
-"""`hint`, and the names of sessions: what a caller says about who comes back, and when."""
+"""`hint`, and the names of sessions: a caller says which of them are over."""
 
 from typing import Final
 
@@ -8,13 +8,11 @@ from ...answers import HintOutcome
 from ...arguments import shown
 from ...errors import InvariantError, not_enough_memory
 from ..parts import Parts
-from ..policies.layers.sessions import BACK, OVER, UNKNOWN
 from ..policies.stack import EvictionStack
 from ..pool.eviction import EvictionOrder
 
 #: Enum members, read once.
 ACCEPTED: Final = HintOutcome.ACCEPTED
-CLIPPED: Final = HintOutcome.CLIPPED
 REFUSED: Final = HintOutcome.REFUSED
 NO_SESSION: Final = HintOutcome.UNKNOWN
 
@@ -25,9 +23,7 @@ class HintCalls:
     def __init__(self, parts: Parts, order: EvictionOrder) -> None:
         self.parts = parts
         self.sequences = parts.sequences
-        self.clock = parts.clock
         self.order = order
-        self.horizon: float = parts.config.hint_horizon
         self._max_sessions = parts.config.max_sessions if parts.config.enable_prefix_caching else 0
         #: The slot of each session; -1 for a name that `prepare` has made room for.
         self._slots: dict[object, int] = {}
@@ -88,15 +84,15 @@ class HintCalls:
 
     # What is said.
 
-    def hint_name(self, name: str, is_over: bool, back_at: float | None) -> HintOutcome:
-        """Say what the session of this name will do."""
+    def hint_name(self, name: str, is_over: bool) -> HintOutcome:
+        """Say whether the session of this name is over."""
         if self._max_sessions == 0:
             return REFUSED
         slot = i64(self._slots.get(name, -1))
-        return NO_SESSION if slot < 0 else self._say(slot, is_over, back_at)
+        return NO_SESSION if slot < 0 else self._say(slot, is_over)
 
-    def hint_row(self, row: i64, is_over: bool, back_at: float | None) -> HintOutcome:
-        """Say what the session of a sequence will do. A sequence without a session gets one, which has no name."""
+    def hint_row(self, row: i64, is_over: bool) -> HintOutcome:
+        """Say whether the session of a sequence is over. A sequence without a session gets one, which has no name."""
         if self._max_sessions == 0:
             return REFUSED
         tag = self.sequences.session[row]
@@ -105,33 +101,28 @@ class HintCalls:
             slot = sessions.slot_of(tag)
             if slot < 0:
                 return NO_SESSION
-            return self._say(slot, is_over, back_at) if sessions.is_latest(tag) else REFUSED
-        if not is_over and back_at is None:
+            return self._say(slot, is_over) if sessions.is_latest(tag) else REFUSED
+        if not is_over:
             return ACCEPTED
         handle = int(self.sequences.handle[row])
         self.prepare(handle)
-        if not self._takes(back_at):
+        if not self._takes_hints():
             self.cancel(handle)
             return REFUSED
         self.bind(row, handle)
-        return self._say(i64(self._slots[handle]), is_over, back_at)
+        return self._say(i64(self._slots[handle]), is_over)
 
-    def _takes(self, back_at: float | None) -> bool:
-        """Return whether the policy takes hints, and the time has not passed."""
+    def _takes_hints(self) -> bool:
         stack = self.order.stack
-        return stack is not None and stack.hints is not None and (back_at is None or back_at >= self.clock.now)
+        return stack is not None and stack.hints is not None
 
-    def _say(self, slot: i64, is_over: bool, back_at: float | None) -> HintOutcome:
+    def _say(self, slot: i64, is_over: bool) -> HintOutcome:
         stack = self.order.stack
-        if stack is None or not self._takes(back_at):
+        if stack is None or not self._takes_hints():
             return REFUSED
         stack.sessions.hear(slot)
-        if back_at is None:
-            stack.say(slot, OVER if is_over else UNKNOWN, 0.0)
-            return ACCEPTED
-        latest = self.clock.now + self.horizon
-        stack.say(slot, BACK, min(back_at, latest))
-        return ACCEPTED if back_at <= latest else CLIPPED
+        stack.say(slot, is_over)
+        return ACCEPTED
 
     def check(self) -> None:
         """Names lead to the sessions that are known, and back. O(num_blocks + sessions). Raises `InvariantError`."""

@@ -62,16 +62,6 @@ class EvictionPolicy:
         """Whether hints may decide before it (`KVCacheManager.hint`); they are refused otherwise."""
         return True
 
-    def needs_hints(self) -> bool:
-        """Whether it wants `hinted`, and to choose by hints itself: none decides before it then."""
-        return False
-
-    def hinted(self, block: i64, is_over: bool, back_at: float | None) -> None:
-        """What is known of the session of the idle `block`, right after `insert` and when it changes. Optional.
-
-        is_over: it does not come back. back_at: the logical time at which it does; None where nothing is known.
-        """
-
     def as_layer(self) -> "Layer | None":
         """This policy, if it stands around another one."""
         return None

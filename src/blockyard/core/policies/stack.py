@@ -12,7 +12,7 @@ from ..gate import Interruption
 from .base import EvictionPolicy, Layer
 from .layers.hinted import Hinted
 from .layers.retention import Retention, RetentionWatch
-from .layers.sessions import OVER, UNKNOWN, Sessions
+from .layers.sessions import Sessions
 from .layers.shares import Shares, TenantBook
 from .states.layer import StateLayer
 
@@ -120,12 +120,7 @@ class EvictionStack:
         idle = [block for block in range(len(self._idle)) if self._idle[i64(block)] != 0]
         for layer in self.layers:
             idle = [block for block in idle if layer.passes(i64(block))]
-        try:
-            return Hinted(policy, len(self._idle), sessions, idle)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise self._refused("needs_hints", error)
+        return Hinted(policy, len(self._idle), sessions, idle)
 
     # What happens to blocks.
 
@@ -301,21 +296,13 @@ class EvictionStack:
                 self._keep("remove" if priority > 0 else "insert", error)
 
     def advance(self, now: float) -> None:
-        """It is `now`: retentions end, and of sessions that should have come back before, nothing is known.
-
-        O(log n) for each that ends.
-        """
+        """It is `now`: retentions end. O(log n) for each that ends."""
         try:
             self.top.advance(now)
         except BaseException as error:
             self._keep("advance", error)
-        self.sessions.now = now
-        slot = self.sessions.overdue()
-        while slot >= 0:
-            self.say(slot, UNKNOWN, 0.0)
-            slot = self.sessions.overdue()
 
-    # Sessions. O(log sessions) a call, and O(idle blocks of the session) where some were kept.
+    # Sessions. O(log sessions) a call.
 
     def make_session_room(self) -> bool:
         """Have a free slot for a session, or say that none can be had. Raises MemoryError."""
@@ -324,30 +311,26 @@ class EvictionStack:
             self.hints.grow_slots()
         return has_room
 
-    def say(self, slot: i64, state: i64, back_at: float) -> None:
-        """This is known of a session now, which may give the policy blocks back."""
+    def say(self, slot: i64, is_over: bool) -> None:
+        """Say that a session is over, or that nothing is known of it."""
         was_over = self.sessions.is_over(slot)
-        self.sessions.say(slot, state, back_at)
-        if self.states is not None and was_over != (state == OVER):
-            self.states.book.say(self.sessions.number(slot), not was_over)
-        hints = self.hints
-        if hints is not None:
-            try:
-                hints.restate(slot)
-            except BaseException as error:
-                self._keep("hinted" if hints.tells else "insert", error)
+        self.sessions.say(slot, is_over)
+        if self.states is not None and was_over != is_over:
+            self.states.book.say(self.sessions.number(slot), is_over)
+        if self.hints is not None:
+            self.hints.restate(slot)
 
     def begin_sequence(self, slot: i64) -> i64:
         """A new sequence of a session: what was said is over, and what it held is old. Returns the sequence's tag."""
         self.sessions.hear(slot)
-        self.say(slot, UNKNOWN, 0.0)
+        self.say(slot, False)
         if self.hints is not None:
             self.hints.supersede(slot)
         return self.sessions.begin(slot)
 
     def forget_session(self, slot: i64) -> None:
         """Forget a session; its slot is free."""
-        self.say(slot, UNKNOWN, 0.0)
+        self.say(slot, False)
         if self.hints is not None:
             self.hints.forget(slot)
         self.sessions.close(slot)

@@ -99,7 +99,6 @@ class EvictionOrder:
         """
         num_blocks = int(self.ledger.capacity)
         sessions = Sessions(num_blocks, max_sessions)
-        sessions.now = self.clock.now
         for block in range(num_blocks):
             # Which session used what is cached is not known; what one sequence holds alone is taken for its own.
             if self.ledger.index.is_cached(i64(block)) and self.ledger.ref_cnt[i64(block)] != 1:

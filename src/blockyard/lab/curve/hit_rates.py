@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...core.policies.base import EvictionPolicy
 from ...errors import InvalidArgument, PolicyError
-from ..oracle import HintOracle, SaidHints
+from ..oracle import HintOracle
 from ..policy_names import OPTIMUM, PolicyName, label_of, no_exit, place_of, policy_for
 from ..references import References
 from ..simulation.belady import Belady
@@ -144,11 +144,11 @@ def hit_curves(
     )
 
 
-def count_hits(references: References, policy: PolicyName, capacity: int, said: SaidHints | None = None) -> int:
+def count_hits(references: References, policy: PolicyName, capacity: int, said: NDArray[np.int64] | None = None) -> int:
     """Return block references that hit in `capacity` blocks. O(references * cost of the policy).
 
-    said: hints that the policy is told, if not None. Raises `PolicyError` where a policy raises or names what is not
-    cached.
+    said: what `HintOracle.say` returns, for a run with hints. Raises `PolicyError` if a policy raises or names what is
+    not cached.
     """
     ids, starts = np.ascontiguousarray(references.ids), np.ascontiguousarray(references.starts)
     if policy == OPTIMUM:
@@ -159,7 +159,7 @@ def count_hits(references: References, policy: PolicyName, capacity: int, said: 
         run = _run_of(policy_for(policy, capacity + references.longest_sampled + 1), references, capacity, said)
         try:
             if isinstance(run, HintedRun) and said is not None:
-                run.run_turns(ids, starts, references.sessions, said.kind, said.back_at, said.now)
+                run.run_turns(ids, starts, references.sessions, said)
             else:
                 run.run(ids, starts)
         except Exception as error:
@@ -168,7 +168,7 @@ def count_hits(references: References, policy: PolicyName, capacity: int, said: 
     return run.num_hits
 
 
-def _run_of(policy: EvictionPolicy, references: References, capacity: int, said: SaidHints | None) -> PolicyRun:
+def _run_of(policy: EvictionPolicy, references: References, capacity: int, said: NDArray[np.int64] | None) -> PolicyRun:
     longest = references.longest_sampled
     if said is None:
         return PolicyRun(policy, capacity, references.num_contents, longest)

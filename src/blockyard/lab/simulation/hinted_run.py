@@ -1,7 +1,5 @@
 """The same loop with hints about sessions: after each request someone may say what comes next of its session."""
 
-from typing import Final
-
 import numpy as np
 import numpy.typing as npt
 from librt.vecs import vec
@@ -10,21 +8,16 @@ from mypy_extensions import i64
 from ...core.arrays import zeros_i64
 from ...core.gate import Interruption
 from ...core.policies.base import EvictionPolicy
-from ...core.policies.layers.sessions import BACK, OVER, SLOT_SPAN, Sessions
+from ...core.policies.layers.sessions import SLOT_SPAN, Sessions
 from ...core.policies.stack import EvictionStack
 from .policy_run import PolicyRun
-
-#: What is said of a session, as the arrays have it.
-SAYS_OVER: Final[i64] = 1
-SAYS_WAIT: Final[i64] = 2
 
 
 class HintedRun(PolicyRun):
     """A `PolicyRun` whose requests are turns of sessions, with hints that reach the policy as in a pool.
 
-    They decide before the policy that chooses. A new turn of a session ends what was said of it, and so does the time
-    at which it should have come back. Up to 2**20 sessions are known; the one that was
-    begun first is forgotten for another. A policy that takes no hints is run without.
+    They decide before the policy that chooses. A new turn of a session ends what was said of it. Up to 2**20 sessions
+    are known; the one that was begun first is forgotten for another. A policy that takes no hints is run without.
 
     num_sessions: sessions are numbers from 0 to num_sessions - 1.
     """
@@ -49,25 +42,19 @@ class HintedRun(PolicyRun):
         ids_array: npt.NDArray[np.int64],
         starts_array: npt.NDArray[np.int64],
         sessions_array: npt.NDArray[np.int64],
-        kinds_array: npt.NDArray[np.int64],
-        back_at_array: npt.NDArray[np.int64],
-        now_array: npt.NDArray[np.int64],
+        is_over_array: npt.NDArray[np.int64],
     ) -> None:
-        """Run all requests, and say of the session of each what `kinds` has for it: nothing, over, or back at a time.
+        """Run all requests, and say after each that its session is over where `is_over` has 1.
 
-        ids, starts: as in `run`. sessions, kinds, back_at, now: one a request. All are contiguous int64 arrays.
+        ids, starts: as in `run`. sessions, is_over: one a request. All are contiguous int64 arrays.
         """
         ids, starts = vec[i64](ids_array), vec[i64](starts_array)
-        sessions, kinds = vec[i64](sessions_array), vec[i64](kinds_array)
-        back_at, now = vec[i64](back_at_array), vec[i64](now_array)
+        sessions, is_over = vec[i64](sessions_array), vec[i64](is_over_array)
         for request in range(i64(len(starts)) - 1):
-            self._stack.advance(float(now[request]))
             slot = self._begin(sessions[request])
             self._request(ids, starts[request], starts[request + 1])
-            if kinds[request] == SAYS_OVER:
-                self._stack.say(slot, OVER, 0.0)
-            elif kinds[request] == SAYS_WAIT:
-                self._stack.say(slot, BACK, float(back_at[request]))
+            if is_over[request] != 0:
+                self._stack.say(slot, True)
 
     def _begin(self, session: i64) -> i64:
         """A turn of a session begins; returns its slot."""

@@ -44,7 +44,7 @@ _LOOK_SECONDS, _MAX_PROMPTS = 20.0, 64
 #: Asks for a look ("state" or "comparison") at each ingress; returns what they say, this one first.
 AskAll = Callable[[str], Awaitable[list[dict[str, Any]]]]
 #: The first of these that an engine says is what came of a hint.
-_BEST = [each.value for each in (HintOutcome.ACCEPTED, HintOutcome.CLIPPED, HintOutcome.REFUSED, HintOutcome.UNKNOWN)]
+_BEST = [each.value for each in (HintOutcome.ACCEPTED, HintOutcome.REFUSED, HintOutcome.UNKNOWN)]
 #: Has each engine do something between two steps; returns what they say, errors for clients included.
 AskEngines = Callable[[Callable[[Any], Any]], Awaitable[list[Any]]]
 

@@ -210,8 +210,7 @@ def hint_routes(service: Service, asker: EngineAsker, figures: RequestFigures, g
 
 def _told(engine: Engine, hint: Hint) -> str:
     name = session_name(hint.session_id, hint.cache_salt)
-    arguments: dict[str, Any] = {"over": hint.action == "over", "back_in": hint.back_in}
-    return engine.hint(name, **arguments).value
+    return engine.hint(name, over=hint.action == "over").value
 
 
 _WHY = {

@@ -135,7 +135,7 @@ class RequestFigures(Collector):
         self._refused.labels(*self._labels.values(), reason).inc()
 
     def count_hint(self, outcome: str) -> None:
-        """Count a hint about a session, which the cache accepted, clipped, refused or did not know. O(1)."""
+        """Count a hint about a session, which the cache accepted, refused or did not know. O(1)."""
         self._hints.labels(*self._labels.values(), outcome).inc()
 
     def _count_times(self, job: Job, result: GenerationResult, now: float) -> None:

@@ -7,24 +7,22 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictFloat, StrictInt
 
-from ..errors import invalid
 from .fields import FIRST_ERROR, Fields, RequestFields, parse_fields, read_object
 from .protocol import Salt, SessionId
 from .tokenizing import ChatFields, PromptFields, TextFields, read_prompt
 
 #: Of one request.
 MAX_HINTS = 256
-#: A year, in seconds: no wait is longer.
+#: A year, in seconds: no retention is longer.
 MAX_WAIT = 31_536_000.0
 
 
 class Hint(Fields):
-    """action: "over", the session has no next turn; "wait", it comes in `back_in` seconds; "forget", what was said
-    before holds no longer. cache_salt: that of the session's requests."""
+    """action: "over", the session has no next turn; "forget", what was said before holds no longer. cache_salt: that of
+    the session's requests."""
 
     session_id: SessionId
-    action: Literal["over", "wait", "forget"]
-    back_in: Annotated[StrictFloat, Field(ge=0, le=MAX_WAIT, allow_inf_nan=False)] | None = None
+    action: Literal["over", "forget"]
     cache_salt: Salt | None = None
 
     @classmethod
@@ -52,13 +50,9 @@ class HintList(RequestFields):
 def parse_hints(body: bytes) -> list[Hint]:
     """Read a body: one hint, or `hints`, a list of up to 256. Raises `ApiError` (400) for what is not understood."""
     fields = read_object(body)
-    hints: list[Hint] = []
-    hints += parse_fields(HintList, fields).hints if "hints" in fields else [parse_fields(OneHint, fields)]
-    for place, hint in enumerate(hints):
-        name = f"hints[{place}].back_in" if "hints" in fields else "back_in"
-        if (hint.action == "wait") != (hint.back_in is not None):
-            raise invalid(f"'{name}' goes with the action 'wait', and that needs it", name)
-    return hints
+    if "hints" in fields:
+        return parse_fields(HintList, fields).hints
+    return [parse_fields(OneHint, fields)]
 
 
 class RetainFields(PromptFields):

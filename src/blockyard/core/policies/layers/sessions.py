@@ -1,4 +1,4 @@
-"""What is known of sessions: which blocks each one alone has used, and what was said about its return."""
+"""What is known of sessions: which blocks each one alone has used, and whether it is over."""
 
 from typing import Final
 
@@ -6,14 +6,9 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ....errors import InvariantError
-from ...arrays import clear_i64, grown_float, grown_i64, zeros_float, zeros_i64
-from ..parts.heap import BlockHeap, order_of
+from ...arrays import clear_i64, grown_i64, zeros_i64
 from ..parts.lists import BlockLists
 
-#: What is known of a session: nothing, that it does not come back, or when it does.
-UNKNOWN: Final[i64] = 0
-OVER: Final[i64] = 1
-BACK: Final[i64] = 2
 #: Whose a block is: no session's yet, or used by several sessions, or by requests without one.
 NO_SESSION: Final[i64] = 0
 SHARED: Final[i64] = -1
@@ -30,18 +25,15 @@ class Sessions:
     a session, is shared, and no hint concerns it. So whatever follows a block of a session is that session's too. The
     sequence begun last is what a session holds; its blocks that only earlier ones used are its old ones.
 
-    8 bytes a block and about 200 bytes a session, made when the first sessions come. All operations are O(1), but those
-    that change when a session comes back: O(log sessions).
+    8 bytes a block and about 100 bytes a session, made when the first sessions come. All operations are O(1).
     """
 
     def __init__(self, num_blocks: int, max_sessions: int) -> None:
         self.max_sessions: i64 = max_sessions
-        #: Logical time.
-        self.now: float = 0.0
         self.num_slots: i64 = min(FIRST_SLOTS, self.max_sessions)
         slots = int(self.num_slots)
-        self.state = zeros_i64(slots)
-        self.back_at = zeros_float(slots)
+        #: 1 for a session that is over.
+        self._is_over = zeros_i64(slots)
         #: The tags of the first and of the latest sequence of the session in each slot; 0 in a free one.
         self._first = zeros_i64(slots)
         self._latest = zeros_i64(slots)
@@ -49,8 +41,6 @@ class Sessions:
         self._num_free: i64 = 0
         self._offer(0)
         self._num_drawn: i64 = 0
-        #: Those that come back, by when they do.
-        self._due = BlockHeap(slots)
         #: Slots in use, the one that was heard of longest ago first.
         self._heard = BlockLists(1, slots)
         self._owner = zeros_i64(num_blocks)
@@ -77,15 +67,12 @@ class Sessions:
         if self.num_slots >= self.max_sessions:
             return False
         slots = int(min(2 * self.num_slots, self.max_sessions))
-        state = grown_i64(self.state, slots)
-        back_at = grown_float(self.back_at, slots)
+        is_over = grown_i64(self._is_over, slots)
         first = grown_i64(self._first, slots)
         latest = grown_i64(self._latest, slots)
         free = grown_i64(self._free, slots)
-        self._due.grow(slots)
         self._heard.grow(slots)
-        self.state = state
-        self.back_at = back_at
+        self._is_over = is_over
         self._first = first
         self._latest = latest
         self._free = free
@@ -104,7 +91,7 @@ class Sessions:
 
     def close(self, slot: i64) -> None:
         """Forget a session: its blocks are no session's, and shared when they are used again."""
-        self.say(slot, UNKNOWN, 0.0)
+        self.say(slot, False)
         self._first[slot] = 0
         self._latest[slot] = 0
         self._heard.remove(slot)
@@ -137,7 +124,7 @@ class Sessions:
 
     def is_over(self, slot: i64) -> bool:
         """Return whether a session is said to be over."""
-        return self.state[slot] == OVER
+        return self._is_over[slot] != 0
 
     def is_latest(self, tag: i64) -> bool:
         """Return whether a tag is that of its session's newest sequence."""
@@ -145,25 +132,14 @@ class Sessions:
 
     # What is said.
 
-    def say(self, slot: i64, state: i64, back_at: float) -> None:
-        """This is known of the session now, and nothing else."""
-        if self.state[slot] == BACK:
-            self._due.remove(slot)
-        self.state[slot] = state
-        self.back_at[slot] = back_at
-        if state == BACK:
-            self._due.insert(slot, order_of(back_at))
+    def say(self, slot: i64, is_over: bool) -> None:
+        """Say that the session is over, or that nothing is known of it."""
+        self._is_over[slot] = i64(1) if is_over else i64(0)
 
     def hear(self, slot: i64) -> None:
         """The session was heard of: of all it is forgotten last."""
         self._heard.remove(slot)
         self._heard.append(0, slot)
-
-    def overdue(self) -> i64:
-        """Return a session that should have come back before now; -1 for none."""
-        if self._due.num_items > 0 and self._due.lowest() < order_of(self.now):
-            return self._due.first()
-        return -1
 
     # Blocks.
 
@@ -218,7 +194,6 @@ class Sessions:
     def check(self) -> None:
         """Slots, tags and times agree. O(num_blocks + sessions). Raises `InvariantError`."""
         self._heard.check()
-        self._due.check()
         used = set(self.slots())
         if len(used) != self.num_sessions or self.num_sessions > self.max_sessions:
             raise InvariantError(
@@ -227,8 +202,8 @@ class Sessions:
         for slot in range(self.num_slots):
             if (self._first[slot] != 0) != (int(slot) in used) or self._latest[slot] < self._first[slot]:
                 raise InvariantError(f"sessions: slot {slot} has tags {self._first[slot]} to {self._latest[slot]}")
-            if (self.state[slot] == BACK) != self._due.holds(slot) or (self.state[slot] != 0 and int(slot) not in used):
-                raise InvariantError(f"sessions: slot {slot} is in state {self.state[slot]}, due or not")
+            if self._is_over[slot] != 0 and int(slot) not in used:
+                raise InvariantError(f"sessions: slot {slot} is over, and no session's")
         for block in range(i64(len(self._owner))):
             tag = self._owner[block]
             if tag > 0 and self.slot_of(tag) >= 0 and tag > self._latest[tag & SLOT_MASK]:
