@@ -162,7 +162,6 @@ def test_curves_with_tiers_refuse_what_they_do_not_count(capsys: pytest.CaptureF
         (("--tier", "1KiB", "--kv-bytes", "1KiB"), "1024 bytes hold no block of 16 tokens"),
         (("--tier", "1GiB", "--kv-bytes", "1KiB", "--policies", "lru,arc"), "--policies is 'lru,arc'"),
         (("--tier", "1GiB", "--kv-bytes", "1KiB", "--beside", TRACE), "--beside was given with --tier"),
-        (("--tier", "1GiB", "--kv-bytes", "1KiB", "--state-tokens", "9"), "with states"),
         (("--tier", "1GiB", "--kv-bytes", "1KiB", "--sizes", "0"), "sizes is 0; it must be from 2 to"),
         (("--seconds-per-prompt-token", "1"), "--seconds-per-prompt-token was given without --tier"),
     ):

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.state_rules.replay import StateReplay
 
 from blockyard import InvalidArgument
-from blockyard.lab import StateReplay, StateRun
+from blockyard.lab import StateRun
 
 from ..support import seeds
 from ..support.state_loads import Keys, Request, chats, pattern

@@ -16,25 +16,20 @@ from ..lab.curve import HitCurves, hit_curves, put_together
 from ..lab.curve.drawing import draw_curves
 from ..lab.curve.page import write_page
 from ..lab.curve.side_by_side import label_in, require_one_block_size
-from ..lab.curve.state_curves import state_curves
 from ..lab.curve.words import ENOUGH_SIZES, FIFTH, GAP_POINTS, Claim, claims_of, parts_of
 from ..lab.oracle import HintOracle
 from ..lab.output_file import require_output
 from ..lab.policy_names import MAX_SIZES, OPTIMUM, parse_policies, parse_sizes, spread_sizes
 from ..lab.printing import fine_percent, short_number
 from ..lab.references import MAX_REFERENCES
-from ..lab.state_bound import StateLoad, read_state_load
 from ..progress import WorkBar
 from ..sizing import KVCacheSpec, model_config
 from .lab_options import chosen_jobs, open_chosen_trace, report_skips, require_tier, short_name, skips_as_dict
-from .states import chosen_state_tokens, has_states, refuse_beside_states, state_rules
 from .tables import as_csv, as_json, as_narrow_text, as_text
 
 _GIB = 2**30
 #: Curves begin at a thousandth of the working set: in smaller caches hardly anything hits, whatever the policy.
 SMALLEST_SHARE, NUM_SIZES = 1000, 40
-#: With states a run takes longer, and less than this share of the working set holds hardly a prompt and its state.
-STATES_SHARE, STATES_SIZES = 100, 8
 _WRITERS = {".png": draw_curves, ".svg": draw_curves, ".html": write_page}
 
 
@@ -44,8 +39,6 @@ def run_curve(options: argparse.Namespace) -> int:
         if Path(path).suffix not in _WRITERS:
             raise InvalidArgument(f"output is {path!r}; it must end in {', '.join(_WRITERS)}")
         require_output(path, tuple(_WRITERS))  # before hours of work, and before the first of several is written
-    if has_states(options):
-        refuse_beside_states(options, "policies", "hints", "max_references")
     policies = parse_policies(options.policies, "--policies") if options.policies else _default_policies(options)
     hints = _chosen_hints(options)
     require_tier(options)
@@ -63,7 +56,7 @@ def run_curve(options: argparse.Namespace) -> int:
         _run(options, trace, found, policies, sizes, hints) for trace, found in zip(traces, references, strict=True)
     ]
     curves = put_together(several)
-    bytes_per_block = _bytes_per_token(options)[0] * curves.tokens_a_block
+    bytes_per_block = _bytes_per_token(options) * curves.tokens_a_block
     for path in options.output:
         _WRITERS[Path(path).suffix](curves, path, bytes_per_block=bytes_per_block, model=options.model or "")
     _print(options, traces, curves, bytes_per_block)
@@ -76,7 +69,7 @@ def _run_tiers(options: argparse.Namespace) -> int:
     from .tier_table import tier_text
 
     refuse_beside_tiers(options)
-    bytes_per_token = _bytes_per_token(options)[0]
+    bytes_per_token = _bytes_per_token(options)
     trace = open_chosen_trace(options)
     curves, rows = tier_curves(options, trace, bytes_per_token)
     bytes_per_block = bytes_per_token * curves.tokens_a_block
@@ -110,19 +103,11 @@ def _chosen_hints(options: argparse.Namespace) -> HintOracle | None:
 def _run(
     options: argparse.Namespace,
     trace: Trace,
-    references: References | StateLoad,
+    references: References,
     policies: list[str],
     sizes: list[int],
     hints: HintOracle | None,
 ) -> HitCurves:
-    if isinstance(references, StateLoad):
-        rules = state_rules(options)
-        tokens = chosen_state_tokens(options, *_bytes_per_token(options))
-        num_runs = len(sizes) * (1 + len(rules))
-        with WorkBar("runs", num_runs, not options.quiet) as bar:
-            jobs = chosen_jobs(options, num_runs)
-            running = {"jobs": jobs, "backend": options.backend, "on_done": bar.update}
-            return state_curves(references, rules, sizes, tokens, name=short_name(trace), **running)
     num_hinted = len([policy for policy in policies if policy != OPTIMUM]) if hints else 0
     num_runs = len(sizes) * (len([policy for policy in policies if policy != "lru"]) + num_hinted)
     with WorkBar("runs", num_runs, not options.quiet) as bar:
@@ -138,9 +123,7 @@ def _run(
         )
 
 
-def _read(options: argparse.Namespace, trace: Trace) -> References | StateLoad:
-    if has_states(options):
-        return read_state_load(trace, options.block_size)
+def _read(options: argparse.Namespace, trace: Trace) -> References:
     with WorkBar("requests", 0, not options.quiet) as bar:
         return read_references(
             trace,
@@ -155,18 +138,17 @@ def _sizes(options: argparse.Namespace, working_set: int) -> list[int]:
     """Returns the same sizes for all traces; shares are of the largest working set."""
     if options.blocks is not None:
         return parse_sizes(options.blocks, working_set)
-    share, count = (STATES_SHARE, STATES_SIZES) if has_states(options) else (SMALLEST_SHARE, NUM_SIZES)
-    count = count if options.sizes is None else require_int("sizes", options.sizes, 2, MAX_SIZES)
-    return spread_sizes(count, working_set, max(working_set // share, 1))
+    count = NUM_SIZES if options.sizes is None else require_int("sizes", options.sizes, 2, MAX_SIZES)
+    return spread_sizes(count, working_set, max(working_set // SMALLEST_SHARE, 1))
 
 
-def _bytes_per_token(options: argparse.Namespace) -> tuple[int, int]:
-    """Bytes that the named model keeps for a token, and those of a state; 0 where they are not known."""
-    spec = KVCacheSpec.from_config(model_config(options.model), dtype=options.dtype) if options.model else None
-    of_state = spec.state_bytes_per_sequence if spec is not None else 0
+def _bytes_per_token(options: argparse.Namespace) -> int:
+    """Return the bytes that the named model keeps for a token; 0 if they are not known."""
     if options.kv_bytes is not None:
-        return parse_memory("--kv-bytes", options.kv_bytes), of_state
-    return (spec.bytes_per_token if spec is not None else 0), of_state
+        return parse_memory("--kv-bytes", options.kv_bytes)
+    if options.model:
+        return KVCacheSpec.from_config(model_config(options.model), dtype=options.dtype).bytes_per_token
+    return 0
 
 
 def _print(options: argparse.Namespace, traces: list[Trace], curves: HitCurves, bytes_per_block: int) -> None:
@@ -193,7 +175,7 @@ def _print(options: argparse.Namespace, traces: list[Trace], curves: HitCurves, 
 
 def _claims(curves: HitCurves, num_asked: int) -> list[str]:
     """Returns what can be claimed for each policy over these sizes, and what is missing; none where all is LRU."""
-    if curves.states or not set(curves.hit_rates) - {"lru", OPTIMUM}:
+    if not set(curves.hit_rates) - {"lru", OPTIMUM}:
         return []
     if num_asked < ENOUGH_SIZES and not curves.hints:
         return [f"What may be claimed for a policy takes {ENOUGH_SIZES} sizes or more: --sizes 300"]
@@ -257,7 +239,7 @@ def _headline(curves: HitCurves) -> str:
     return (
         f"{letter}{curves.trace}: {curves.num_requests:,} requests, {curves.num_references:,} references to "
         f"{curves.working_set:,} blocks of {curves.tokens_a_block} tokens{sampled}"
-        f"{f'; hints: {curves.hints}' if curves.hints else ''}{f'; {curves.states}' if curves.states else ''}"
+        f"{f'; hints: {curves.hints}' if curves.hints else ''}"
     )
 
 
@@ -286,7 +268,6 @@ def _as_dict(curves: HitCurves, bytes_per_block: int) -> dict[str, Any]:
         "sample_rate": curves.sample_rate,
         "infinite": curves.infinite,
         "hints": curves.hints,
-        "states": curves.states,
         "knee": dataclasses.asdict(curves.knee),
         "num_hits": {policy: hits.tolist() for policy, hits in curves.num_hits.items()},
         "sizes": _rows(curves, bytes_per_block),

@@ -55,24 +55,6 @@ def add_running_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--quiet", action="store_true", help="draw no progress bar")
 
 
-def _add_states(group: Any) -> None:
-    """Adds the options that ask about a hybrid model."""
-    group.add_argument(
-        "--state-tokens",
-        type=int,
-        metavar="N",
-        help="of a hybrid model: tokens of keys and values that a state is worth",
-    )
-    group.add_argument("--state-bytes", metavar="SIZE", help="the same in bytes, like 77.3MB, beside --kv-bytes")
-    group.add_argument(
-        "--state-rules",
-        metavar="LIST",
-        help="ORDER:PLACE+PLACE (docs/states.md), which state goes first and where they are kept, +over where sessions "
-        "say that they are over; default: "
-        "lru:last,lru:junction+ends,index:junction+ends+pow2",
-    )
-
-
 def _add_files(parser: argparse.ArgumentParser, metavar: str, line: str) -> None:
     """Adds the option for files that a command writes."""
     parser.add_argument(
@@ -148,7 +130,6 @@ examples:
   blockyard replay trace.jsonl --timed -o run.html --blocks 30k what happened when, as a page
   blockyard replay trace.jsonl --blocks 30k --num-cpu-blocks 90k  evicted blocks kept in the CPU's memory
   blockyard replay trace.jsonl --kv-bytes 128KiB --tier 50GiB/1TiB   how many GiB of files for which hit rate
-  blockyard replay trace.jsonl --state-tokens 400 --blocks 25%   a hybrid model: rules for states, and a bound
   blockyard replay trace.jsonl --csv > runs.csv                 for a spreadsheet
 """
 
@@ -164,7 +145,6 @@ def add_replay_options(commands: Any) -> None:
     )
     add_trace_options(parser)
     _add_replay_cache(parser.add_argument_group("cache"))
-    _add_states(parser.add_argument_group("states"))
     _add_replay_time(parser.add_argument_group("time"))
     add_running_options(parser)
     _add_files(parser, "FILE.html", "with --timed: a page of what happened when")
@@ -256,7 +236,6 @@ examples:
   blockyard curve trace.jsonl -o curve.html -o curve.png    a page with hover, and a picture
   blockyard curve trace.jsonl --model llama-3.1-8b          sizes in GiB too
   blockyard curve mon.jsonl --beside tue.jsonl --policies lru,optimum -o days.html   two traces in one picture
-  blockyard curve trace.jsonl --model qwen3-next-80b --state-rules lru:last,index:junction+ends+pow2
   blockyard curve trace.jsonl --policies lru,mine.py:Mine,optimum --blocks 1k,3k,10k,30k
   blockyard curve trace.jsonl --kv-bytes 128KiB --blocks 10k --tier auto,speed=2GB -o tiers.svg   by tier
   blockyard curve trace.jsonl --policies lru,density,optimum --hints --hint-coverage 0.5
@@ -281,7 +260,6 @@ def add_curve_options(commands: Any) -> None:
         help="another trace in the same table and pictures, with blocks of the same size; may be given often",
     )
     _add_curve_cache(parser.add_argument_group("cache"))
-    _add_states(parser.add_argument_group("states"))
     _add_curve_hints(parser.add_argument_group("hints"))
     add_running_options(parser)
     _add_files(parser, "FILE", ".png, .svg or .html")
@@ -318,8 +296,8 @@ def _add_curve_cache(group: Any) -> None:
         "--sizes",
         type=int,
         metavar="N",
-        help="how many capacities, from a thousandth of the working set to all of it; default: 40. With states or "
-        "tiers from a hundredth; default: 8",
+        help="how many capacities, from a thousandth of the working set to all of it; default: 40. With tiers "
+        "from a hundredth; default: 8",
     )
     add_cache_field(group, "block_size", ", of a trace of tokens", default=16)
     group.add_argument(

@@ -23,7 +23,6 @@ from ..lab.survey import TraceSurvey, survey
 from ..lab.sweep import run_all
 from ..progress import WorkBar
 from .lab_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
-from .states import has_states, run_state_replay
 from .tables import as_csv, as_json, as_text
 
 
@@ -91,8 +90,6 @@ def run_replay(options: argparse.Namespace) -> int:
     if OPTIMUM in policies:
         raise InvalidArgument("policies has 'optimum', which knows the future; `blockyard curve` has it")
     trace = open_chosen_trace(options)
-    if has_states(options):
-        return run_state_replay(options, trace)
     found, working_set = _read(options, trace)
     report_skips(trace)
     cells = _cells(options, trace, found, policies, working_set)

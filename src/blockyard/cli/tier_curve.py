@@ -16,10 +16,9 @@ from ..lab.curve.hit_rates import find_knee
 from ..lab.policy_names import MAX_SIZES, OPTIMUM, parse_policies, parse_sizes, spread_sizes
 from ..lab.replay.tiers import TierModel
 from .lab_options import report_skips, short_name
-from .states import has_states
 from .tier_table import asks_auto, run_stacks, sizes_that_pay, tier_models
 
-#: As of curves with states: a run takes long.
+#: A run takes long, and a smaller share of the working set holds hardly a prompt.
 _SHARE, _SIZES = 100, 8
 _GIB = 2**30
 
@@ -29,8 +28,6 @@ def refuse_beside_tiers(options: argparse.Namespace) -> None:
     for name in ("beside", "hints", "max_references"):
         if getattr(options, name):
             raise InvalidArgument(f"--{name.replace('_', '-')} was given with --tier, which it says nothing of")
-    if has_states(options):
-        raise InvalidArgument("--tier was given with states, which its curves do not count")
 
 
 def tier_curves(

@@ -9,8 +9,6 @@ Read it in this order:
     sweep                       many runs over processes, or a cluster
     curve                       hit rate against capacity, as a table, a picture and a page
     replay                      a trace through the real manager; replay.tiers through the real offload too
-    state_replay                requests with states through the real manager, beside simulation.state_run
-    state_bound                 what no cache with states can pass; curve.state_curves draws rules below it
     planning                    blocks, requests and hit rates from a model, GPUs and a trace
 
 `docs/lab.md` has the commands, and what their numbers mean.
@@ -19,13 +17,11 @@ Read it in this order:
 from ..errors import TraceError
 from .references import References, UnknownContents, read_references
 from .simulation.state_run import StateRun
-from .state_replay import StateReplay
 from .trace import Skips, Trace, TraceRequest
 
 __all__ = [
     "References",
     "Skips",
-    "StateReplay",
     "StateRun",
     "Trace",
     "TraceError",

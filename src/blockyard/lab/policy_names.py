@@ -24,8 +24,6 @@ from ..errors import InvalidArgument, PolicyError
 PolicyName = str | Callable[[int], EvictionPolicy]
 #: The offline optimum stands in lists beside policies; no pool can run it.
 OPTIMUM = "optimum"
-#: So does the best that was found for states with the future known, where the optimum is a bound.
-SCHEDULE = "best found"
 
 
 def parse_policies(text: str, argument: str = "policies") -> list[str]:

@@ -56,8 +56,8 @@ class HitCurves:
     hints. infinite: with no limit. error: policy to (S,) standard errors of a sampled curve, empty if the whole trace
     was used. num_hits: policy to (S,) exact counts, of the sample if sampled. knee: of LRU's curve at every capacity,
     not only at `sizes`, whichever policies were asked for. parts: of curves of several traces put together, the curves
-    of each; else empty. letter: of such a part. hints: what was said where rows have hints, in words. states: of a
-    hybrid model ("states of 400 tokens"), whose rates and counts are of tokens (`state_curves`). tiers: what lies below
+    of each; else empty. letter: of such a part. hints: what was said where rows have hints, in words. tiers: what lies
+    below
     the pool, in words; then rates are of tokens too, a line for each place. beside: other figures, (S,) by their names.
     """
 
@@ -76,7 +76,6 @@ class HitCurves:
     parts: tuple[HitCurves, ...] = ()
     letter: str = ""
     hints: str = ""
-    states: str = ""
     tiers: str = ""
     beside: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..policy_names import OPTIMUM, SCHEDULE
+from ..policy_names import OPTIMUM
 from ..printing import counted, cut_off, percent, printable, sentence, shortened
 from .hit_rates import HitCurves
 from .side_by_side import label_in
@@ -20,8 +20,7 @@ GIB = 2**30
 
 def title_of(curves: HitCurves) -> str:
     """Return what is shown, and of which trace."""
-    what = f"Token hit rate with {curves.states}," if curves.states else "Block hit rate"
-    what = "Token hit rate by tier" if curves.tiers else what
+    what = "Token hit rate by tier" if curves.tiers else "Block hit rate"
     if curves.parts:
         return f"{what} of {len(curves.parts)} traces"
     return f"{what} of {printable(curves.trace) or 'a trace'}"
@@ -100,7 +99,7 @@ def foot_of(curves: HitCurves) -> str:
 
 def best_rates(curves: HitCurves) -> NDArray[np.float64] | None:
     """(S,) the highest hit rate of any policy that can be run, or None where only the optimum is there."""
-    rates = [rates for policy, rates in curves.hit_rates.items() if policy not in {OPTIMUM, SCHEDULE}]
+    rates = [rates for policy, rates in curves.hit_rates.items() if policy != OPTIMUM]
     return np.max(rates, axis=0) if rates else None
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import require_int
-from ..config import CacheConfig
-from ..core.manager import KVCacheManager
-from ..core.policies.states.state import MOST_SESSIONS
-from ..errors import NeverFits, OutOfBlocks
-from ..groups import LayerGroup
+from blockyard.arguments import require_int
+from blockyard.config import CacheConfig
+from blockyard.core.manager import KVCacheManager
+from blockyard.core.policies.states.state import MOST_SESSIONS
+from blockyard.errors import NeverFits, OutOfBlocks
+from blockyard.groups import LayerGroup
 
 #: Tokens are below it: a key is cut into parts of this many bits.
 TOKEN_BITS = 31

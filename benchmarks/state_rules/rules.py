@@ -1,4 +1,4 @@
-"""This counts the tokens that hit in hybrid models by budget, rule by rule, below what no cache can pass."""
+"""Counts the tokens that hit in hybrid models by budget, rule by rule, below what no cache can pass."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...arguments import require_int
-from ...config import STATE_ORDERS, require_places
-from ...errors import InvalidArgument
-from ..policy_names import OPTIMUM, SCHEDULE
-from ..simulation.state_run import StateRun
-from ..state_bound import StateBound, StateLoad
-from ..state_replay import StateReplay
-from ..sweep import run_all
-from .hit_rates import HitCurves, Knee, find_knee
+from blockyard import InvalidArgument
+from blockyard.arguments import require_int
+from blockyard.config import STATE_ORDERS, require_places
+from blockyard.lab import StateRun
+from blockyard.lab.policy_names import OPTIMUM
+from blockyard.lab.sweep import run_all
 
+from .bound import StateBound, StateLoad
+from .replay import StateReplay
+
+#: The best that was found with the future known, where the optimum is a bound.
+SCHEDULE = "best found"
 #: Tokens of a state: from one to more than any memory holds.
 MAX_STATE_TOKENS = 2**40
 #: What is compared unless rules are named: the last boundary under one LRU, a good simple rule, and the default.
@@ -40,22 +43,21 @@ def parse_state_rule(text: str) -> tuple[str, tuple[str, ...]]:
     return order, found
 
 
-def state_curves(
+def rule_hits(
     load: StateLoad,
     rules: Sequence[str],
     sizes: Sequence[int],
     state_tokens: int,
     *,
-    name: str = "",
     jobs: int = 1,
     backend: str = "processes",
     on_done: Callable[[int], None] | None = None,
-) -> HitCurves:
-    """Run every rule by `StateRun`, and the offline bound and schedule, at every size.
+) -> dict[str, NDArray[np.int64]]:
+    """Run every rule by `StateRun`, and the offline bound and schedule, at every size; return the tokens that hit.
 
-    rules: as `parse_state_rule` has them. sizes: budgets for states, keys and values together, in blocks of the load,
-    ascending. state_tokens: of a state. Rates are shares of all prompt tokens; the knee is the last rule's, at these
-    sizes. O(tokens + states * evictions) a rule and size; the bound as `StateBound`. Raises `InvalidArgument`.
+    rules: as `parse_state_rule` has them. sizes: budgets for states, keys and values together, in blocks of the load.
+    state_tokens: of a state. O(tokens + states * evictions) a rule and size; the bound as `StateBound`. Raises
+    `InvalidArgument`.
     """
     require_int("state_tokens", state_tokens, 1, MAX_STATE_TOKENS)
     if not rules or not sizes:
@@ -67,26 +69,8 @@ def state_curves(
         parse_state_rule(rule)
     found = np.array(run_all(count_state_hits, cells, jobs=jobs, backend=backend, on_done=on_done), np.int64)
     by_rule = found.reshape(1 + len(rules), len(sizes), 2)
-    num_hits = {rule: by_rule[place, :, 0] for place, rule in enumerate(rules, 1)}
-    num_hits |= {SCHEDULE: by_rule[0, :, 1], OPTIMUM: by_rule[0, :, 0]}
-    hit_rates = {rule: hits / load.num_tokens for rule, hits in num_hits.items()}
-    infinite = StateBound(load).ideal / load.num_tokens
-    knee = find_knee(np.array(sizes, np.float64), hit_rates[rules[-1]], max(load.working_set, *sizes), infinite)
-    return HitCurves(
-        trace=name,
-        tokens_a_block=load.tokens_a_block,
-        num_requests=len(load.prompts),
-        num_references=len(load.keys),
-        working_set=load.working_set,
-        sample_rate=1.0,
-        sizes=np.array(sizes, np.int64),
-        hit_rates=hit_rates,
-        num_hits=num_hits,
-        infinite=infinite,
-        error={},
-        knee=Knee(rules[-1], sizes[knee], float(hit_rates[rules[-1]][knee])),
-        states=f"states of {state_tokens:,} tokens",
-    )
+    hits = {rule: by_rule[place, :, 0] for place, rule in enumerate(rules, 1)}
+    return hits | {SCHEDULE: by_rule[0, :, 1], OPTIMUM: by_rule[0, :, 0]}
 
 
 def count_state_hits(load: StateLoad, rule: str, state_tokens: int, budget: int) -> tuple[int, int]:

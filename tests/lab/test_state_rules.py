@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.state_rules.__main__ import main, managed
+from benchmarks.state_rules.bound import StateBound, StateLoad, read_state_load
+from benchmarks.state_rules.rules import SCHEDULE, STATE_RULES, parse_state_rule, rule_hits
 
 from blockyard import InvalidArgument
-from blockyard.cli.main import main
 from blockyard.lab import StateRun, TraceRequest
-from blockyard.lab.curve.state_curves import parse_state_rule, state_curves
-from blockyard.lab.policy_names import OPTIMUM, SCHEDULE
-from blockyard.lab.state_bound import StateBound, StateLoad, read_state_load
+from blockyard.lab.policy_names import OPTIMUM
 from blockyard.lab.traces import open_trace
 
 from ..support.lab_reference import ListedTrace, prefix_trace
@@ -90,17 +88,16 @@ def test_no_rule_passes_the_bound_and_the_schedule_passes_all_rules(state_tokens
     load = read_state_load(open_trace(f"chat:requests=200,seed={run_seed() % 1000}"))
     rules = ["lru:last", "lru:junction+ends", "index:junction+ends+pow2", "lru:every:64+junction"]
     sizes = [load.working_set // 8, load.working_set, 4 * load.working_set]
-    curves = state_curves(load, rules, sizes, state_tokens)
-    most, found = curves.num_hits[OPTIMUM], curves.num_hits[SCHEDULE]
+    hits = rule_hits(load, rules, sizes, state_tokens)
+    most, found = hits[OPTIMUM], hits[SCHEDULE]
     assert (found <= most).all()
-    assert most[-1] / load.num_tokens == curves.infinite
+    assert most[-1] == StateBound(load).ideal
     for rule in rules:
-        assert (curves.num_hits[rule] <= most).all(), rule
+        assert (hits[rule] <= most).all(), rule
         run = StateRun(*parse_state_rule(rule), state_tokens, sizes[1] * 16)
-        hits = [run.request(load.keys_of(n), int(t), int(t), [], []) for n, t in enumerate(load.prompts)]
-        assert curves.num_hits[rule][1] == sum(hits)
-    assert (found[1:] >= max(curves.num_hits[rule][1] for rule in rules)).all()
-    assert curves.knee.policy == rules[-1]
+        own = [run.request(load.keys_of(n), int(t), int(t), [], []) for n, t in enumerate(load.prompts)]
+        assert hits[rule][1] == sum(own)
+    assert (found[1:] >= max(hits[rule][1] for rule in rules)).all()
 
 
 def test_a_trace_of_hash_ids_keeps_its_own_blocks_that_are_full() -> None:
@@ -115,7 +112,7 @@ def test_sessions_that_say_that_they_are_over_hit_more(order: str) -> None:
     load = read_state_load(open_trace("chat:requests=400,seed=11"))
     rules = [f"{order}:junction+ends", f"{order}:junction+ends+over"]
     sizes = [load.working_set // 8, load.working_set // 4]
-    found = state_curves(load, rules, sizes, 40).num_hits
+    found = rule_hits(load, rules, sizes, 40)
     assert (found[rules[1]] > found[rules[0]]).all()
     assert (found[rules[1]] <= found[OPTIMUM]).all()
 
@@ -123,59 +120,42 @@ def test_sessions_that_say_that_they_are_over_hit_more(order: str) -> None:
 CHAT = "chat:requests=60,seed=3"
 
 
-def test_the_command_draws_rules_and_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "states.html"
-    arguments = ["curve", CHAT, "--blocks", "100,1k", "--jobs", "1", "--quiet", "--model", "qwen3-next-80b"]
-    assert main([*arguments, "--state-rules", "lru:last,index:ends", "-o", str(page)]) == 0
-    said = capsys.readouterr().out
-    assert "states of 3,144 tokens" in said
-    assert "best found  optimum" in said
-    assert "Token hit rate with states of 3,144 tokens, of chat" in page.read_text()
-    assert main([*arguments, "--state-tokens", "40", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["states"] == "states of 40 tokens"
-    assert len(shown["num_hits"]) == 5
+def test_the_table_has_a_line_for_each_rule_and_budget(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--state-tokens", "40", "--rules", "lru:last,index:ends", "--blocks", "100,1k"]
+    monkeypatch.setattr("sys.argv", ["state_rules", CHAT, *options])
+    main()
+    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [line[:2] for line in lines[1:]] == [[r, b] for r in ("lru:last", "index:ends") for b in ("100", "1,000")]
+    for line in lines[1:]:
+        hit_rate, best_found, optimum = map(float, line[2:])
+        assert 0 <= hit_rate <= optimum
+        assert best_found <= optimum
 
 
-def test_the_manager_replays_states_beside_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["replay", CHAT, "--blocks", "300,100%", "--jobs", "1", "--quiet", "--kv-bytes", "1KiB"]
-    assert main([*arguments, "--state-bytes", "40KiB", "--json"]) == 0
-    runs = json.loads(capsys.readouterr().out)["runs"]
-    assert [run["rule"] for run in runs[::2]] == ["lru:last", "lru:junction+ends", "index:junction+ends+pow2"]
-    assert all(0 <= run["hit_rate"] <= run["optimum"] and run["best_found"] <= run["optimum"] for run in runs)
-    assert runs[5]["hit_rate"] > runs[1]["hit_rate"] > 0
-    assert main([*arguments, "--state-tokens", "40"]) == 0
-    assert "states of 40 tokens at boundaries of 16" in capsys.readouterr().out
+def test_the_manager_replays_states_below_the_bound() -> None:
+    load = read_state_load(open_trace(CHAT))
+    rules = STATE_RULES.split(",")
+    bound = rule_hits(load, rules, [load.working_set], 40)[OPTIMUM][0]
+    runs = {rule: managed(load, rule, 40, load.working_set) for rule in rules}
+    assert all(0 <= run["hits"] <= bound for run in runs.values())
+    assert runs["index:junction+ends+pow2"]["hits"] > runs["lru:last"]["hits"] > 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("rule", "said"),
     [
-        (["--state-tokens", "0"], "--state-tokens is 0"),
-        (["--state-bytes", "1MB"], "a state has 1000000 bytes and the keys and values of a token 0"),
-        (["--state-rules", "lru:last"], "a state has 0 bytes"),
-        (["--state-tokens", "4", "--state-rules", "clock:last"], "state rules have 'clock:last'"),
-        (["--state-tokens", "4", "--state-rules", "lru:middle"], "state rule 'lru:middle' is"),
+        ("clock:last", "state rules have 'clock:last'; .* one of index, lru"),
+        ("lru:middle", "state rule 'lru:middle' is"),
     ],
 )
-@pytest.mark.parametrize("command", ["curve", "replay"])
-def test_bad_options_are_named(
-    command: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([command, CHAT, "--quiet", *arguments]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_what_says_nothing_of_states_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["curve", CHAT, "--state-tokens", "4", "--policies", "lru"]) == 2
-    assert "--policies was given with states" in capsys.readouterr().err
-    assert main(["replay", CHAT, "--state-tokens", "4", "--timed"]) == 2
-    assert "--timed was given with states" in capsys.readouterr().err
-    assert main(["curve", CHAT, "--state-tokens", "4", "--state-rules", "blocks:last"]) == 2
-    assert "one of index, lru" in capsys.readouterr().err
+def test_bad_rules_are_named(rule: str, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        parse_state_rule(rule)
 
 
 def test_rates_need_rules_and_sizes() -> None:
     load = read_state_load(open_trace(CHAT))
     with pytest.raises(InvalidArgument, match="rules has 0 names"):
-        state_curves(load, [], [10], 4)
+        rule_hits(load, [], [10], 4)
