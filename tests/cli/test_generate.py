@@ -99,7 +99,7 @@ def test_prompts_come_from_standard_input(
         (["a", "--temperature", "-1"], "temperature is -1"),
         (["a", "--speculate", "-1"], "--speculate is -1; it must be from 0 to 64"),
         (["a", "--device", "meta"], "on device 'meta', which holds no numbers"),
-        (["a", "--attention-backend", "flashinfer"], "it needs tensors on CUDA; these are on cpu"),
+        (["a", "--attention-backend", "flash_attention_3"], "it needs tensors on CUDA; these are on cpu"),
         (["a", "--n", "17"], "max_num_seqs, 16"),
         (["a", "--system", "Be kind."], "--system goes with --chat"),
         (["a", "--max-tokens", "100000"], "max_model_len"),

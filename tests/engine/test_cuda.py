@@ -18,7 +18,7 @@ from blockyard.engine.attention.backends import BACKENDS
 from blockyard.engine.attention.sdpa import SdpaBackend
 from blockyard.storage import KVCache, MoveLists
 
-from ..support.attention_steps import GROUPS, own_block_size, random_step, run_step
+from ..support.attention_steps import GROUPS, random_step, run_step
 from ..support.seeds import run_seed
 from ..support.tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
 
@@ -27,7 +27,7 @@ PAGED = [backend for backend in BACKENDS if backend is not SdpaBackend]
 
 
 def skip_unless_it_serves(backend: Any, head_size: int) -> None:
-    cache = KVCache(3, own_block_size(backend, 16), 1, 2, head_size, dtype=torch.bfloat16, device="cuda")
+    cache = KVCache(3, 16, 1, 2, head_size, dtype=torch.bfloat16, device="cuda")
     refusal = backend.refusal(cache)
     if refusal is not None:
         pytest.skip(f"{backend.name}: {refusal}")
@@ -41,7 +41,7 @@ def test_a_kernel_equals_sdpa(backend: Any, num_heads: int, num_kv_heads: int, d
     skip_unless_it_serves(backend, 64)
     rng = np.random.default_rng(run_seed())
     for _ in range(5):
-        step = random_step(rng, num_heads, num_kv_heads, own_block_size(backend, 16), head_size=64).rounded_to(dtype)
+        step = random_step(rng, num_heads, num_kv_heads, 16, head_size=64).rounded_to(dtype)
         output = run_step(step, backend, device="cuda", dtype=dtype)
         torch.testing.assert_close(output, run_step(step, SdpaBackend), rtol=2e-2, atol=2e-2)
 
@@ -80,7 +80,7 @@ def test_an_engine_on_a_paged_kernel_agrees_with_sdpa(backend: Any) -> None:
     prompts = mixed_prompts((100, 20, 130, 1), shared=64)
     chosen = []
     for name in (backend.name, "sdpa"):
-        options = {"num_blocks": 60, "block_size": own_block_size(backend, 16), "attention_backend": name}
+        options = {"num_blocks": 60, "block_size": 16, "attention_backend": name}
         engine = Engine(model, max_num_batched_tokens=64, **options)
         results = engine.generate(prompts, SamplingParams(max_tokens=1))
         chosen.append(tokens_of(results))

@@ -92,6 +92,6 @@ def test_a_model_computes_as_before_between_the_steps_of_an_engine() -> None:
 @pytest.mark.parametrize(("shape", "name"), [("gemma2", "softcap"), ("gpt-oss", "s_aux"), ("deepseek-v3", "latent")])
 def test_a_kernel_that_lacks_it_is_refused_by_name(shape: str, name: str) -> None:
     with pytest.raises(
-        InvalidArgument, match=f"'flashinfer'; it needs attention without {name}, which this model asks"
+        InvalidArgument, match=f"'flash_attention_3'; it needs attention without {name}, which this model asks"
     ):
-        Engine(tiny_model(shape), num_blocks=20, attention_backend="flashinfer")
+        Engine(tiny_model(shape), num_blocks=20, attention_backend="flash_attention_3")

@@ -189,7 +189,7 @@ def test_ranks_and_hand_over_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="keeps index keys, which are not handed over"):
         peer_of(engine_of(model), "a", 1)
     with pytest.raises(InvalidArgument, match="attention without indices, latent"):
-        engine_of(model, attention_backend="torch_varlen")
+        engine_of(model, attention_backend="flash_attention_3")
 
 
 def test_an_index_that_selects_otherwise_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:

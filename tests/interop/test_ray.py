@@ -133,9 +133,12 @@ def test_no_port_is_open_to_other_machines(tmp_path: Path) -> None:
 def test_what_the_replicas_say_where_they_cannot_be_made(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path)
     command = [sys.executable, "-m", "blockyard", "fleet", "serve", str(folder), "--num-blocks", "100"]
-    ended = subprocess.run([*command, "--attention-backend", "flashinfer"], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [*command, "--attention-backend", "flash_attention_3"], capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 2
-    said = "blockyard: the replicas did not become ready: attention_backend is 'flashinfer'; it needs tensors on CUDA"
+    refused = "attention_backend is 'flash_attention_3'; it needs tensors on CUDA"
+    said = f"blockyard: the replicas did not become ready: {refused}"
     assert ended.stderr.splitlines()[-1].startswith(said)
 
 

@@ -17,11 +17,6 @@ WINDOW = 13
 GROUPS = ((0, 2), (1, 3))
 
 
-def own_block_size(backend: Any, usual: int) -> int:
-    """The block size to test a backend with: the usual one, or the least that it reads."""
-    return 256 if backend.name == "flash_attention_2" else usual
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """A step's shape, and the tensors of every layer: what is cached already, and what comes."""

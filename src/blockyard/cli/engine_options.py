@@ -108,7 +108,7 @@ def add_cache_options(group: Any, max_num_seqs: int) -> None:
         "--attention-backend",
         default="auto",
         metavar="NAME",
-        help="auto (the first that can serve), or flash_attention_3, flashinfer, flash_attention_2, torch_varlen, sdpa",
+        help="auto (the first that can serve), or flash_attention_3, sdpa",
     )
     group.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its beginning")
     for name in COMMAND_OPTIONS:

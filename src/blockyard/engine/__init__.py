@@ -12,7 +12,7 @@ Read it in this order, a file at a time:
     scheduling/                  who computes what in the next step: step, limits, preemption, prefixes, scheduler
     decoding/                    from logits to text: sampler, speculation, text (stop strings)
     attention/                   a step's attention over the KV tensors: interface, softmax, sdpa; latent (MLA);
-                                 paged, flash_attention, flashinfer (CUDA); context (tokens shared over ranks); backends
+                                 flash_attention (CUDA); context (tokens shared over ranks); backends
                                  (which is chosen); hook (how transformers calls it)
     shape                        what an engine knows of its model
     borrowing                    a model whose attention is ours while a step runs

@@ -77,7 +77,7 @@ class Engine:
     preemption: where a sequence goes that makes room: "recompute" or "swap" (needs num_cpu_blocks).
     speculation: `PromptLookup` to try several tokens a step; the tokens are the same with and without.
     attention_backend: "auto" for the first that is installed and can serve the tensors, or the name of one
-        (`attention.backends`): flash_attention_3, flashinfer, flash_attention_2, torch_varlen, sdpa.
+        (`attention.backends`): flash_attention_3, sdpa.
     tensor_parallel: ranks that share the model's heads and features, this process among them; the others are started,
         and end with `close`, with this object or with this process. The blocks are the same on all of them.
     context_parallel: ranks that share the tokens of every sequence instead, each with the whole model: token i is on

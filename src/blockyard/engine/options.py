@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .shape import KVShape
 
 #: What `attention_backend` may be, in order of preference; "auto" is the first that can serve.
-BACKEND_NAMES = ("auto", "flash_attention_3", "flashinfer", "flash_attention_2", "torch_varlen", "sdpa")
+BACKEND_NAMES = ("auto", "flash_attention_3", "sdpa")
 #: Blocks of a config whose number is not found yet: the least that there can be.
 _FEWEST = 2
 

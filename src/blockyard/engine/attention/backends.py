@@ -5,14 +5,13 @@ from __future__ import annotations
 from ...errors import InvalidArgument
 from ...storage import KVCache
 from ..options import BACKEND_NAMES
-from .flash_attention import FlashAttention2, FlashAttention3, TorchVarlen
-from .flashinfer import FlashInfer
+from .flash_attention import FlashAttention3
 from .interface import AttentionBackend
 from .sdpa import SdpaBackend
 
 AUTO = "auto"
-#: In order of preference: kernels that read block tables on the GPU, then the one that runs everywhere.
-BACKENDS: tuple[type[AttentionBackend], ...] = (FlashAttention3, FlashInfer, FlashAttention2, TorchVarlen, SdpaBackend)
+#: In order of preference: the kernel that reads block tables on the GPU, then the one that runs everywhere.
+BACKENDS: tuple[type[AttentionBackend], ...] = (FlashAttention3, SdpaBackend)
 
 
 def select_backend(
