@@ -100,7 +100,7 @@ def test_on_a_cpu_the_choice_is_sdpa() -> None:
 
 
 def test_a_backend_that_cannot_serve_says_why() -> None:
-    with pytest.raises(InvalidArgument, match="is 'flash_attention_3'; it needs tensors on CUDA; .* on cpu"):
+    with pytest.raises(InvalidArgument, match=r"is 'flash_attention_3'; it needs tensors on CUDA; .* on cpu"):
         Engine(tiny_model("llama-gqa"), num_blocks=20, attention_backend="flash_attention_3")
 
 
