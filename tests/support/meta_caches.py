@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch.fx.experimental import _config as fx_config
 from torch.overrides import TorchFunctionMode
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
@@ -26,7 +27,12 @@ _OF_LAYERS = ("layer_types", "mlp_layer_types", "indexer_types", "per_layer_conf
 #: What the default config of a class lacks.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 5], "num_hidden_layers": NUM_LAYERS},
-    "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2, "n_routed_experts": 4},
+    "deepseek_v2": {
+        "topk_method": "greedy",
+        "num_experts_per_tok": 2,
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 1408,
+    },
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 4, "num_hidden_layers": NUM_LAYERS},
     "hunyuan_v1_dense": {"head_dim": 16},
@@ -35,6 +41,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 4, "num_hidden_layers": NUM_LAYERS},
     "ministral": {"head_dim": 16},
     "nemotron": {"num_key_value_heads": 8},
+    "step3p7": {"text_config": {"sliding_window": 512}},
 }
 
 
@@ -107,7 +114,7 @@ def kept_elements(model_class: Any, config: Any) -> tuple[int, int, int]:
     default = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.bfloat16)
-        with torch.no_grad(), _Answers():
+        with torch.no_grad(), _Answers(), fx_config.patch(meta_nonzero_assume_all_nonzero=True):
             output = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True)
     finally:
         torch.set_default_dtype(default)
