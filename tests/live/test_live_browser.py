@@ -342,6 +342,8 @@ def test_each_completion_has_a_row_of_its_own_name(tmp_path: Path) -> None:
               const holders = shown("b"), names = shown("i"), ends = ["", ", completion 1", ", completion 2"];
               return ends.every((end, at) => holders[at] === `${holders[0]}${end}` && names[at] === `mine${end}`);
             })()""")
+            assert page.evaluate("""[...document.querySelectorAll('#rows .who')].every((row) =>
+              row.querySelector('em').getBoundingClientRect().right <= row.getBoundingClientRect().right)""")
         require_quiet(page, server)
 
 
@@ -360,6 +362,20 @@ def test_a_large_pool_is_drawn_in_shares_and_opens(tmp_path: Path) -> None:
         page.wait("document.querySelectorAll('#block-body .tokens li').length === 16")
         assert page.evaluate("document.getElementById('run-map-cell').textContent").startswith("Block 1: idle")
         require_quiet(page, server)
+
+
+def test_branches_that_begin_alike_are_shown_from_where_they_differ(tmp_path: Path) -> None:
+    begin = "You answer the customers of a shop, politely and in one sentence, "
+    texts = [f"{begin}as a {trade} would. Rule 1" for trade in ("baker", "tailor")]
+    branches = [{"text": texts[0], "below": 1}, {"text": "Is it open?", "below": 0}, {"text": texts[1], "below": 0}]
+    with running_server(tiny_engine(num_blocks=60)) as server, browser(tmp_path) as page:
+        open_page(page, server)
+        shown = page.evaluate(f"import('./tree.js').then((found) => found.textsOf({json.dumps(branches)}))")
+    assert shown == [
+        "You answer the c\u2026 baker would. Rule 1",
+        "Is it open?",
+        "You answer the c\u2026 tailor would. Rule 1",
+    ]
 
 
 def test_pictures_can_be_taken(tmp_path: Path) -> None:

@@ -3,6 +3,35 @@
 import { count, make, onOneLine, share, times } from "./text.js";
 import { askJson } from "./wire.js";
 
+// Characters that are shown of what branches have in common, where most of it is left out.
+const HEAD = 16;
+
+// The branches' texts on one line; of those that part from one branch, shown from the word in which they differ.
+export function textsOf(branches) {
+  const texts = branches.map((branch) => onOneLine(branch.text)), groups = new Map(), open = [];
+  branches.forEach((branch, place) => {
+    while (open.length && open[open.length - 1].below === 0) open.pop();
+    if (open.length) open[open.length - 1].below--;
+    const parent = open.length ? open[open.length - 1].place : -1;
+    groups.set(parent, [...(groups.get(parent) ?? []), place]);
+    open.push({ place, below: branch.below });
+  });
+  const shown = [...texts];
+  for (const places of groups.values()) for (const place of places) {
+    const text = texts[place], others = places.filter((other) => texts[other] !== text);
+    const same = Math.max(0, ...others.map((other) => common(text, texts[other])));
+    const from = text.lastIndexOf(" ", same) + 1;
+    if (from > 2 * HEAD) shown[place] = `${text.slice(0, HEAD)}\u2026 ${text.slice(from)}`;
+  }
+  return shown;
+}
+
+function common(one, other) {
+  let length = 0;
+  while (length < one.length && one[length] === other[length]) length++;
+  return length;
+}
+
 export class Tree {
   // light: called with {name, cells} or null; cellOf: from a block to its cell.
   constructor(list, size, none, light, cellOf) {
@@ -22,14 +51,15 @@ export class Tree {
     const lines = [], depths = [];
     let tenant = null;
     const tenants = new Set(branches.map((branch) => branch.tenant)).size;
-    for (const branch of branches) {
+    const texts = textsOf(branches);
+    for (const [place, branch] of branches.entries()) {
       while (depths.length && depths[depths.length - 1].below === 0) this.leave(depths, lines);
       if (tenants > 1 && branch.tenant !== tenant && branch.depth === 0) {
         lines.push(make("li", "tenant", branch.tenant === 0 ? "Without a salt or an adapter" : `Tenant ${branch.tenant}, with a salt or an adapter of its own`));
         tenant = branch.tenant;
       }
       if (depths.length) depths[depths.length - 1].below--;
-      lines.push(this.line(branch, depths.length));
+      lines.push(this.line(branch, depths.length, texts[place]));
       depths.push({ below: branch.below, rest: branch.rest, more: branch.rest_branches });
     }
     while (depths.length) this.leave(depths, lines);
@@ -51,8 +81,8 @@ export class Tree {
     return line;
   }
 
-  line(branch, depth) {
-    const text = make("span", "text", onOneLine(branch.text) || "(no text)");
+  line(branch, depth, shown) {
+    const text = make("span", "text", shown || "(no text)");
     text.style.marginLeft = `${Math.min(depth, 8) * 16}px`;
     const bar = make("span", "bar", "", make("i"));
     bar.firstChild.style.width = `${(100 * branch.hit) / Math.max(branch.asked, 1)}%`;
@@ -61,7 +91,7 @@ export class Tree {
       make("span", "num cached", times(branch.blocks, "block", "blocks") + (branch.behind ? ` + ${count(branch.behind)}` : "")));
     button.type = "button";
     button.title = (branch.asked ? `${share(branch.hit, branch.asked)} of ${count(branch.asked)} tokens asked here came from the cache; ` : "") +
-      `${times(branch.blocks, "block", "blocks")} cached here, ${count(branch.behind)} behind`;
+      `${times(branch.blocks, "block", "blocks")} cached here, ${count(branch.behind)} behind${branch.text ? `\n${onOneLine(branch.text)}` : ""}`;
     const key = `${branch.tenant} ${branch.depth} ${branch.text}`;
     button.setAttribute("aria-pressed", String(this.kept === key));
     button.addEventListener("click", () => this.press(button, key, branch.id));
