@@ -129,10 +129,13 @@ class Interrupted:
         Injection(-1).run(call.make(Site(kind)))
         site = Site(kind)
         run = call.make(site)
+        # `check` ranks the tenants that have changed since they were ranked last.
+        site.check()
         self.before = state(site)
         whole = Injection(-1)
         whole.run(run)
         self.num_points = whole.num_events
+        site.check()
         self.after = state(site)
 
     def problem_at(self, point: int, outcomes: Counter[str]) -> str:

@@ -31,3 +31,11 @@ def test_an_interrupt_in_an_admission_with_keys_leaves_no_sequence() -> None:
     found = interrupt_all(1.0, 0, kinds=("keys",), calls=("allocate", "allocate_batch", "extend"))
     assert found.broken == []
     assert found.num_points > 500
+
+
+def test_interrupt_in_an_admission_with_tenants_leaves_no_sequence() -> None:
+    """It used to come when the row was open already, and left a sequence of all tokens without blocks."""
+    calls = ("allocate", "allocate_batch", "try_allocate")
+    found = interrupt_all(1.0, 0, kinds=("tenants",), calls=calls)
+    assert found.broken == []
+    assert found.num_points > 300

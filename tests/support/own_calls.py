@@ -11,6 +11,7 @@ from typing import Any
 
 import blockyard
 from blockyard import BlockPool, CacheConfig, CacheSalt, KVCacheManager, LayerGroup, LoRA, Span
+from blockyard.tenants import Tenant, TenantGroup
 
 from .own_policies import MRU
 from .twin import count_handles_from_the_start
@@ -19,6 +20,17 @@ BLOCK_SIZE = 4
 NUM_BLOCKS = 24
 GROUPS = (LayerGroup(4), LayerGroup(4, 6))
 STATES = (LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=60))
+TENANTS = (Tenant("first", min_blocks=2), TenantGroup("others", (Tenant("second", 2), Tenant("third", max_idle=3))))
+#: Options that do not exclude one another.
+EVERYTHING: dict[str, Any] = {
+    "tenants": TENANTS,
+    "max_sessions": 6,
+    "retention_blocks": 10,
+    "history_size": 6,
+    "track_misses": True,
+    "residency_sample": 1,
+    "max_steps_in_flight": 4,
+}
 
 #: What each kind of manager has beside the plain settings.
 KINDS: dict[str, dict[str, Any]] = {
@@ -39,6 +51,25 @@ KINDS: dict[str, dict[str, Any]] = {
         "cut_chunks": False,
         "eviction_policy": MRU,
     },
+    "tenants": {"tenants": TENANTS, "num_blocks": 28},
+    "everything": {**EVERYTHING, "partial_hits": True, "num_blocks": 36},
+    "everything with a CPU pool": {
+        **EVERYTHING,
+        "groups": GROUPS,
+        "num_cpu_blocks": 30,
+        "keep_evicted": True,
+        "eviction_policy": "lfu",
+        "num_blocks": 60,
+    },
+    "everything with states": {
+        **EVERYTHING,
+        "groups": STATES,
+        "num_cpu_blocks": 30,
+        "keep_evicted": True,
+        "num_blocks": 80,
+        "cut_chunks": False,
+    },
+    "everything with an own policy": {**EVERYTHING, "eviction_policy": MRU, "num_blocks": 36},
 }
 KEYS = (LoRA("adapter"), CacheSalt("tenant"), Span("image", 1, 3))
 
@@ -59,6 +90,8 @@ class Site:
         self.cache = KVCacheManager(CacheConfig(block_size=BLOCK_SIZE, watermark=0.0, **settings))
         self.pool = self.cache.pool
         self.keys: tuple[Any, ...] = KEYS if kind == "keys" else ()
+        if self.cache.config.tenants:
+            self.keys = (CacheSalt("first"),)
         self._begin()
         options: dict[str, Any] = {"retention_blocks": 4, "residency_sample": 2, "enable_kv_cache_events": True}
         self.alone = BlockPool(12, BLOCK_SIZE, hash_seed=5, **options)
@@ -69,6 +102,10 @@ class Site:
         self.alone.cache_next_blocks(self.alone_idle, tokens(2, 8))
         self.alone.free_blocks(self.alone_idle)
         self.alone_found = self.alone.find_cached_blocks(tokens(2, 8))
+
+    @property
+    def has_sessions(self) -> bool:
+        return self.kind == "hints" or self.kind.startswith("everything")
 
     def _begin(self) -> None:
         cache = self.cache
@@ -85,13 +122,13 @@ class Site:
         if cache.config.num_cpu_blocks:
             cache.swap_out([self.swapped])
         cache.free(idle)
-        if self.kind == "hints":
+        if self.has_sessions:
             cache.hint("idle", over=True)
         self.lease = self.pool.get_new_blocks(2, "a lease")
         self.hit = self.cache.hold_cached(tokens(3, 6), self.keys, "a hit")
 
     def computed(self, prompt: list[int], holder: str, next_tokens: list[int] | None = None, ends: bool = True) -> int:
-        seq = self.cache.allocate(prompt, holder, self.keys, session=holder if self.kind == "hints" else None)
+        seq = self.cache.allocate(prompt, holder, self.keys, session=holder if self.has_sessions else None)
         missing = self.cache.num_tokens(seq) - self.cache.num_computed_tokens(seq)
         step = self.cache.reserve([seq], missing).step or None
         self.cache.commit([seq], missing, next_tokens, step)

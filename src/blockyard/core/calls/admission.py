@@ -42,8 +42,15 @@ class AdmissionControl:
         return hit
 
     def slot_of(self, prompt: Prompt) -> i64:
-        """Return the number of a prompt's tenant, 0 where the pool is not shared."""
-        return 0 if self.tenants is None else self.tenants.slot_of(prompt.keys)
+        """Return the number of a prompt's tenant, 0 if the pool has no tenants.
+
+        Interpreted code looks it up, which Ctrl-C can interrupt. So it is kept: nothing is looked up during a change.
+        """
+        if self.tenants is None:
+            return 0
+        if prompt.tenant < 0:
+            prompt.tenant = self.tenants.slot_of(prompt.keys)
+        return prompt.tenant
 
     def look_up_all(self, prompts: list[Prompt], num_seqs: i64 = 1) -> list[Hit]:
         """Return the same for each prompt of a batch, each for `num_seqs` sequences.

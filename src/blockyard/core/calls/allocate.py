@@ -180,7 +180,7 @@ class AllocateCalls:
         sequences.generation[row] = self.token_blocks.index.num_generations
         sequences.spans[row] = prompt.spans
         if self.parts.tenants is not None:
-            self.parts.tenants.of_row[row] = self.admission.slot_of(prompt)
+            self.parts.tenants.of_row[row] = prompt.tenant
             self.kv_pool.charge_row(row)
         self.joins.join(row, hit)
         return row

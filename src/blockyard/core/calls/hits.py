@@ -55,8 +55,7 @@ class PartialHits:
         idle = len([block for block in hit.sources if self.kv_pool.ref_cnt[i64(block)] == 0])
         if idle == 0 or not alone:
             return idle == 0
-        slot: i64 = 0 if self.kv_pool.tenants is None else self.kv_pool.tenants.slot_of(prompt.keys)
-        return idle <= self.kv_pool.room(slot) - self.store.num_needed(hit, prompt.num_tokens)
+        return idle <= self.kv_pool.room(max(prompt.tenant, 0)) - self.store.num_needed(hit, prompt.num_tokens)
 
     def hold(self, row: i64, hit: Hit) -> None:
         """Hold the sources for a sequence that was just opened, and count what they bring as computed."""

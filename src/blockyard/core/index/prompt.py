@@ -52,6 +52,8 @@ class Prompt:
         self.queued = NOWHERE
         #: Behind how many tokens a state comes from outside; 0 for none.
         self.brought: i64 = 0
+        #: The number of its tenant, -1 until the admission has looked it up.
+        self.tenant: i64 = -1
 
     def require_tokens(self, first_word: i64) -> None:
         """Raise `InvalidArgument` for a number from a word on that is no token, which no call has looked at. O(tokens).
