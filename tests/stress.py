@@ -183,9 +183,12 @@ class LargeWorld(World):
     def commit_alone(self, seq: Seq, number: int) -> None:
         """Commit; refused where what the sequence joined went away with its owner, or is not there yet."""
         try:
-            self.cache.commit([seq.handle], number)
-        except (self.package.SequenceNotReady, self.package.InvalidArgument):
+            ended = self.cache.commit([seq.handle], number)
+        except self.package.SequenceNotReady:
             self.did("refused commit")
+            return
+        if ended:
+            self.did("commit of an ended reservation")
             return
         self.did("commit")
         seq.was_read = True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockyard import CacheConfig, KVCacheManager, SeqStatus
+from blockyard import CacheConfig, InvalidArgument, KVCacheManager, SeqStatus
 
 from ..support.model_pair import Pair
 from ..support.reference import SCHEDULED, WAITS_FOR_PREFIX
@@ -85,16 +85,61 @@ def test_the_heir_takes_over() -> None:
     assert given(pair, [1, 2, 3, 4, 5, 6]).num_computed == 3
 
 
-def test_an_owner_that_leaves_takes_the_joiners_slots_along() -> None:
-    """All three had slots in one step; the owner is aborted; what the others would compute stands on nothing."""
+def test_freed_owner_ends_the_reservations_of_its_joiners_and_of_nobody_else() -> None:
+    """All four had slots in one step; the owner is aborted; what the joiners would compute stands on nothing."""
     pair = crowd()
     owner, heir, other = given(pair, [1, 2, 3]), given(pair, [1, 2, 3, 4]), given(pair, [1, 2, 5])
-    assert statuses(pair, [owner, heir, other], [3, 1, 1]) == [SCHEDULED] * 3
+    stranger = given(pair, [8, 9])
+    assert statuses(pair, [owner, heir, other, stranger], [3, 1, 1, 2]) == [SCHEDULED] * 4
     pair.free([owner])
-    pair.commit([heir, other], [1, 1])
+    pair.commit([heir, other, stranger], [1, 1, 2], [[7], [7], [7]])
+    assert pair.num_left_out == 2
     assert (heir.num_reserved, other.num_reserved, heir.num_computed, other.num_computed) == (0, 0, 0, 2)
+    assert (stranger.num_computed, len(stranger.tokens), len(heir.tokens)) == (2, 3, 4)
+    pair.commit([heir], [1])  # refused: it was said already
     assert statuses(pair, [heir, other], [4, 1]) == [SCHEDULED] * 2
     pair.commit([heir, other], [4, 1])
+
+
+def test_joiner_of_a_joiner_loses_its_reservation_too() -> None:
+    """C waits on B, and B on A, all in one step; A is freed."""
+    pair = crowd()
+    a, b, c = given(pair, [1, 2]), given(pair, [1, 2, 3, 4]), given(pair, [1, 2, 3, 4, 5])
+    stranger = given(pair, [8, 9])
+    assert statuses(pair, [a, b, c, stranger], [2, 2, 1, 2]) == [SCHEDULED] * 4
+    pair.free([a])
+    pair.commit([b, c, stranger], [2, 1, 2], [[], [6], [7]])
+    assert pair.num_left_out == 2
+    assert stranger.num_computed == 2
+    assert statuses(pair, [b, c], [4, 1]) == [SCHEDULED] * 2
+    pair.commit([b, c], [4, 1], [[], [6]])
+
+
+def test_commit_that_names_a_freed_sequences_joiner_with_nothing_computed_appends() -> None:
+    pair = crowd()
+    owner, heir = given(pair, [1, 2, 3]), given(pair, [1, 2, 3, 4])
+    assert statuses(pair, [owner, heir], [3, 1]) == [SCHEDULED] * 2
+    pair.free([owner])
+    pair.commit([heir], [0], [[5]])
+    assert (pair.num_left_out, heir.tokens) == (0, [1, 2, 3, 4, 5])
+
+
+def test_commit_returns_whose_reservation_ended_and_errors_name_the_cause() -> None:
+    cache = KVCacheManager(CacheConfig(20, 4, max_num_seqs=4, max_model_len=32))
+    owner, heir, other = cache.allocate([1, 2, 3, 4, 5]), cache.allocate([1, 2, 3, 4, 6]), cache.allocate([9, 9])
+    plan = cache.reserve([owner, heir, other])
+    cache.free(owner)
+    with pytest.raises(InvalidArgument, match=f"reservation of 1 tokens ended when sequence {owner}, whose prefix"):
+        cache.commit([heir, other], [2, 2], [7, 7])
+    assert cache.commit([heir, other], plan.num_scheduled[1:], [7, 7]) == (heir,)
+    assert cache.num_computed_tokens([heir, other]).tolist() == [0, 2]
+    assert cache.num_tokens([heir, other]).tolist() == [5, 3]
+    plan = cache.reserve([heir])
+    assert cache.commit([heir], plan.num_scheduled, [7]) == ()
+    with pytest.raises(InvalidArgument) as caught:
+        cache.commit([heir], 1)
+    assert "freed" not in str(caught.value)
+    cache.check()
 
 
 def test_an_heir_inherits_what_its_owner_waited_for() -> None:

@@ -166,15 +166,32 @@ def test_a_joiner_waits_until_its_prefix_is_committed() -> None:
     assert second.reserve([owner, joiner], [9, 1]).all_fit
 
 
-def test_an_heir_has_nothing_reserved_any_more() -> None:
+def test_freed_owner_ends_the_step_of_its_joiner_and_no_other() -> None:
+    cache = flying()
+    owner, joiner, other = cache.allocate(prompt(1, 9)), cache.allocate(prompt(1, 9)), cache.allocate(prompt(2, 3))
+    cache.reserve([owner, joiner, other], [9, 1, 3])
+    assert cache.reserve([joiner, other], 1).status.tolist() == [SeqStatus.WAITS_FOR_PREFIX, SeqStatus.SCHEDULED]
+    cache.free(owner)
+    assert cache.reserve([joiner], 9).num_computed.tolist() == [0]
+    assert cache.commit([joiner, other], [1, 3], [3, 4], 1) == (joiner,)
+    assert [cache.state(seq) for seq in (joiner, other)] == [(9, 0), (4, 3)]
+    for step in (1, 2):
+        words = f"nothing is reserved in step {step}: it was not SCHEDULED in it"
+        refuse(cache, InvalidArgument, words, lambda step=step: cache.cache.commit([joiner], 1, [3], step))
+    assert cache.commit([joiner, other], [0, 1], [-1, 6], 2) == ()
+    cache.end_step(2)
+    assert cache.commit([joiner], 9, [3], 3) == ()
+    cache.end_step(3)
+    assert cache.state(joiner) == (10, 9)
+
+
+def test_reservation_that_ended_with_a_freed_owner_is_named() -> None:
     cache = flying()
     owner, joiner = cache.allocate(prompt(1, 9)), cache.allocate(prompt(1, 9))
     cache.reserve([owner, joiner], [9, 1])
     cache.free(owner)
-    refuse(cache, InvalidArgument, "nothing is reserved in step 1", lambda: cache.cache.commit([joiner], 1, [3], 1))
-    cache.end_step(1)
-    plan = cache.reserve([joiner])
-    assert plan.num_computed.tolist() == [0]
+    words = f"reservation of 1 tokens ended when sequence {owner}, whose prefix it joined, was freed"
+    refuse(cache, InvalidArgument, words, lambda: cache.cache.commit([joiner], 2, [3], 1))
 
 
 # ---------------------------------------------------------------------- the fence

@@ -51,6 +51,8 @@ class Pair:
         self.num_calls = 0
         self.num_waits = 0
         self.refusals: Counter[str] = Counter()
+        #: Sequences of which `commit` took nothing, because their reservation had ended.
+        self.num_left_out = 0
 
     # ------------------------------------------------------------------ calls
 
@@ -103,10 +105,12 @@ class Pair:
             rows = np.array([new + [-1] * (width - len(new)) for new in appended], dtype=np.int64)
             rows = rows.reshape(len(seqs), width)
         refused = self.refusals.total()
-        self._both(
+        left_out, answer = self._both(
             lambda: self.model.commit(seqs, num_computed, appended, step),
             lambda: self.cache.commit(handles, np.array(num_computed, dtype=np.int64), rows, step),
         )
+        assert [self.handle_of[seq] for seq in left_out or []] == list(answer or ())
+        self.num_left_out += len(left_out or [])
         self.compare()
         return self.refusals.total() == refused
 

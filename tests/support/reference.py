@@ -49,6 +49,8 @@ class Sequence:
     num_computed: int = 0
     num_published: int = 0
     num_reserved: int = 0
+    #: The reservation that ended because another sequence was freed: its step, and its tokens, 0 for none.
+    ended: tuple[int, int] = (0, 0)
     #: Where several steps may be in flight: the step and the tokens of each open reservation, and the latest step.
     open: list[tuple[int, int]] = field(default_factory=list)
     last_step: int = 0
@@ -300,6 +302,7 @@ class ReferenceManager:
     def reserve_one(self, seq: Sequence, start: int, num_new: int, step: Step) -> str:
         if self.max_steps == 1:
             seq.num_reserved = 0
+            seq.ended = (0, 0)
         if num_new == 0:
             return SCHEDULED
         if not self.prefix_is_coming(seq):
@@ -349,8 +352,11 @@ class ReferenceManager:
         num_computed: list[int],
         next_tokens: list[list[int]] | None = None,
         step: int | None = None,
-    ) -> None:
+    ) -> list[Sequence]:
         appended = next_tokens or [[] for _ in seqs]
+        left_out = [seq for seq, num in zip(seqs, num_computed, strict=True) if self.has_ended(seq, num, step)]
+        num_computed = [0 if seq in left_out else num for seq, num in zip(seqs, num_computed, strict=True)]
+        appended = [[] if seq in left_out else new for seq, new in zip(seqs, appended, strict=True)]
         if self.max_steps > 1:
             self.require_step(seqs, num_computed, appended, step)
         self.require_committable(seqs, num_computed, appended)
@@ -363,6 +369,15 @@ class ReferenceManager:
             self.settle(seq)
         for seq in seqs:
             self.publish_computed(seq)
+        for seq in left_out:
+            seq.ended = (0, 0)
+        return left_out
+
+    def has_ended(self, seq: Sequence, num: int, step: int | None) -> bool:
+        """Whether what is committed of it was reserved, and ended when the owner of its prefix was freed."""
+        ended_in, count = seq.ended
+        is_replaced = self.max_steps == 1 and seq.num_reserved > 0
+        return 0 < num <= count and ended_in == (step or 0) and not is_replaced
 
     def require_step(
         self, seqs: list[Sequence], num_computed: list[int], appended: list[list[int]], step: int | None
@@ -469,6 +484,16 @@ class ReferenceManager:
                 self.give_back(seq, block)
             self.free_rows.append(seq.row)
 
+    def end_with_owner(self, seq: Sequence) -> None:
+        """End its reservations, and those of all that wait for it."""
+        if seq.num_reserved:
+            seq.ended = seq.open[0] if seq.open else (0, seq.num_reserved)
+        seq.num_reserved = 0
+        seq.open = []
+        for other in self.running.values():
+            if other.waits_on is seq:
+                self.end_with_owner(other)
+
     def hand_over(self, owner: Sequence) -> None:
         """Pending blocks of a sequence that ends go to the one that joined most of them, or out of the index."""
         waiting = [seq for seq in self.running.values() if seq.waits_on is owner]
@@ -485,9 +510,9 @@ class ReferenceManager:
                 if block in self.node_of:
                     self.withdraw(block)
         for seq in waiting:
+            self.end_with_owner(seq)
+        for seq in waiting:
             seq.waits_on = heir
-            seq.num_reserved = 0
-            seq.open = []
         if heir is not None:
             owned = [index for index, block in enumerate(heir.blocks) if self.owner_of.get(block) is heir]
             heir.num_computed = min(heir.num_computed, owned[0] * self.block_size)

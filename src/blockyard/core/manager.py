@@ -85,7 +85,8 @@ class KVCacheManager:
     >>> plan = cache.reserve([first], 6)
     >>> plan.slot_mapping.tolist()
     [4, 5, 6, 7, 8, 9]
-    >>> cache.commit([first], 6, [7])
+    >>> cache.commit([first], 6, [7])  # nothing was left out
+    ()
     >>> second = cache.allocate([1, 2, 3, 4, 9])
     >>> cache.num_computed_tokens(second)
     4
@@ -363,7 +364,9 @@ class KVCacheManager:
             self._gate.leave_with_result()
             self._sequences.has_new_plan = False
 
-    def commit(self, seqs: object, num_computed: object, next_tokens: object = None, step: object = None) -> None:
+    def commit(
+        self, seqs: object, num_computed: object, next_tokens: object = None, step: object = None
+    ) -> tuple[int, ...]:
         """Say what the step did: the first `num_computed` reserved tokens of each sequence are computed. O(batch).
 
         num_computed: integers (B,), or one for all, at most what was reserved; 0 says that the step failed.
@@ -372,13 +375,15 @@ class KVCacheManager:
         Full computed blocks become shareable. The reservation ends.
         step: `plan.step`, where several steps may be in flight. The steps of a sequence are committed in their order.
         If less is computed than was reserved, later reservations of that sequence end: commit 0 tokens for them.
+        Returns the sequences whose reservation had ended since `reserve`, because a sequence was freed whose prefix
+        they joined: nothing of them was taken, and they must be reserved again. Usually none.
         Raises `UnknownSequence`, `SequenceNotReady` or `InvalidArgument`.
         """
         self._gate.enter("commit")
         try:
             self._parts.kv_pool.act("commit")
             number = read_committed(step, self._in_flight)
-            self._commit_read(seqs, num_computed, next_tokens, number)
+            return self._commit_read(seqs, num_computed, next_tokens, number)
         finally:
             self._gate.leave()
 
@@ -438,11 +443,11 @@ class KVCacheManager:
         finally:
             self._gate.leave()
 
-    def _commit_read(self, seqs: object, num_computed: object, next_tokens: object, step: i64) -> None:
+    def _commit_read(self, seqs: object, num_computed: object, next_tokens: object, step: i64) -> tuple[int, ...]:
         given = read_handles(seqs)
         counts = int64_vector("num_computed", num_computed, len(given))
         table = token_table("next_tokens", next_tokens, len(given))
-        self._commit.commit(self._sequences.rows_of(given), counts, table, step)
+        return self._commit.commit(self._sequences.rows_of(given), counts, table, step)
 
     # Forks, cuts, the end.
 

@@ -11,13 +11,15 @@ from ..arrays import filled_i64, zeros_i64
 from ..parts import Parts
 from ..sequences.table import NO_TOKEN, QUIET
 from ..tokens import HIGH_HALF, LAST_TOKEN, LOW_HALF, TokenTable, store_token
-from .in_flight import InFlight
+from .in_flight import InFlight, ended_with_owner
 
 #: Added to an error about a sequence without reserved tokens.
 NOT_SCHEDULED: Final = (
-    "; nothing of it is reserved: a sequence that is not SCHEDULED in plan.status gets 0 and -1, and append or commit "
-    "since its reserve ended the reservation: reserve it again"
+    "; nothing of it is reserved: a sequence that is not SCHEDULED in plan.status gets 0 and -1, and one whose "
+    "reservation append or commit has ended must be reserved again"
 )
+#: What `commit` returns if it has taken everything.
+_NONE: Final[tuple[int, ...]] = ()
 
 
 class CommitCalls:
@@ -42,8 +44,49 @@ class CommitCalls:
         self._filled_blocks = zeros_i64(int(sequences.max_num_seqs))
         self._filled_parents = zeros_i64(int(sequences.max_num_seqs))
 
-    def commit(self, rows: vec[i64], counts: vec[i64], table: TokenTable, step: i64) -> None:
-        """Count `counts` tokens as computed in `step`, and append what `table` has for each sequence."""
+    def commit(self, rows: vec[i64], counts: vec[i64], table: TokenTable, step: i64) -> tuple[int, ...]:
+        """Count `counts` tokens as computed in `step`, and append what `table` has for each sequence.
+
+        Return the sequences of which nothing was taken, because their reservation ended with that of another one.
+        """
+        if self.sequences.num_ended > 0:
+            places = self._ended(rows, counts, step)
+            if places:
+                return self._commit_others(rows, counts, table, step, places)
+        self._commit(rows, counts, table, step)
+        return _NONE
+
+    def _ended(self, rows: vec[i64], counts: vec[i64], step: i64) -> list[int]:
+        """Return the places in the batch whose reservation in this step ended with that of a freed sequence."""
+        sequences = self.sequences
+        places: list[int] = []
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            if sequences.ended_by[row] == 0 or not 0 < counts[index] <= sequences.ended_count[row]:
+                continue
+            if sequences.ended_at[row] == step and (self.in_flight is not None or sequences.num_reserved[row] == 0):
+                places.append(int(index))
+        return places
+
+    def _commit_others(
+        self, rows: vec[i64], counts: vec[i64], table: TokenTable, step: i64, places: list[int]
+    ) -> tuple[int, ...]:
+        """Commit with nothing computed and no tokens at these places; return the sequences there."""
+        left = counts[:]
+        tokens = table.items[:]
+        handles: list[int] = []
+        for place in places:
+            left[i64(place)] = 0
+            for column in range(table.columns):
+                tokens[i64(place) * table.columns + column] = NO_TOKEN
+            handles.append(int(self.sequences.handle[rows[i64(place)]]))
+        answer: tuple[int, ...] = tuple(handles)
+        self._commit(rows, left, TokenTable(tokens, table.columns), step)
+        for place in places:
+            self.sequences.forget_end(rows[i64(place)])
+        return answer
+
+    def _commit(self, rows: vec[i64], counts: vec[i64], table: TokenTable, step: i64) -> None:
         if self.in_flight is not None:
             self.in_flight.check_commit(rows, counts, table, step)
         if table.columns > 1:
@@ -116,11 +159,16 @@ class CommitCalls:
             self._reached[rows[index]] = self.sequences.num_computed[rows[index]] + counts[index]
 
     def _refuse_count(self, index: i64, row: i64, count: i64) -> None:
-        hint = "" if self.sequences.num_reserved[row] > 0 else NOT_SCHEDULED
         raise InvalidArgument(
-            f"num_computed[{index}] is {count} for {self.sequences.name(row)}; "
-            f"it must be from 0 to the {self.sequences.num_reserved[row]} tokens reserved{hint}"
+            f"num_computed[{index}] is {count} for {self.sequences.name(row)}; it must be from 0 to the "
+            f"{self.sequences.num_reserved[row]} tokens reserved{self._why_not_reserved(row)}"
         )
+
+    def _why_not_reserved(self, row: i64) -> str:
+        """Return what to add to an error about a sequence; "" if tokens of it are reserved."""
+        if self.sequences.num_reserved[row] > 0:
+            return ""
+        return ended_with_owner(self.sequences, row) or NOT_SCHEDULED
 
     def _check_many(self, rows: vec[i64], counts: vec[i64], appended: vec[i64]) -> None:
         """The same, with any number of tokens for each sequence."""
@@ -180,7 +228,8 @@ class CommitCalls:
             needed = self.sequences.waits_for[row]
             raise SequenceNotReady(
                 f"num_computed[{index}] is {count} for {self.sequences.name(row)}, which joined {needed} tokens of "
-                f"{self.sequences.name(owner)}; only {computed} are computed: commit that one first"
+                f"{self.sequences.name(owner)}; only {computed} are computed: commit more of "
+                f"that one, before this one or together with it"
             )
 
     def _check_room(self, index: i64, row: i64, new: i64) -> None:
@@ -193,10 +242,9 @@ class CommitCalls:
         elif room > 0 and sequences.alert[row] != QUIET and not self._is_writable(row, first // self.block_size):
             room = 0
         if new > room + 1:
-            hint = "" if sequences.num_reserved[row] > 0 else NOT_SCHEDULED
             raise InvalidArgument(
-                f"next_tokens[{index}] has {new} tokens for {sequences.name(row)}; "
-                f"{room + 1} fit before the next reserve gives it blocks of its own{hint}"
+                f"next_tokens[{index}] has {new} tokens for {sequences.name(row)}; {room + 1} fit before the next "
+                f"reserve gives it blocks of its own{self._why_not_reserved(row)}"
             )
 
     def _is_writable(self, row: i64, position: i64) -> bool:

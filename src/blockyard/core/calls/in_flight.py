@@ -15,6 +15,11 @@ from ..tokens import TokenTable
 
 #: Of a call that names no step.
 NO_STEP: Final[i64] = 0
+#: Added to an error about a sequence without reserved tokens in a step.
+NOT_IN_STEP: Final = (
+    ": it was not SCHEDULED in it, it is committed already, or an earlier step computed less than was reserved, which "
+    "ended the later reservations"
+)
 
 
 class InFlight:
@@ -104,9 +109,10 @@ class InFlight:
         while it has nothing reserved at all."""
         name = self.sequences.name(row)
         if count != 0:
+            why = ended_with_owner(self.sequences, row) if step == self.sequences.ended_at[row] else ""
             raise InvalidArgument(
-                f"num_computed[{index}] is {count} for {name}, of which nothing is reserved in step {step}: it was not "
-                f"SCHEDULED in it, or an earlier step computed less than was reserved, which ended the later ones"
+                f"num_computed[{index}] is {count} for {name}, of which nothing is reserved in step {step}"
+                f"{why or NOT_IN_STEP}"
             )
         if self.open_steps.num_open[row] == 0:
             return
@@ -150,6 +156,16 @@ def in_flight_of(parts: Parts) -> InFlight | None:
     fence = parts.kv_pool.fence
     open_steps = parts.sequences.open_steps
     return None if fence is None or open_steps is None else InFlight(parts, fence, open_steps)
+
+
+def ended_with_owner(sequences: SequenceTable, row: i64) -> str:
+    """Return what to add to an error if the reservation of a row ended with another sequence; "" if it did not."""
+    if sequences.ended_by[row] == 0:
+        return ""
+    return (
+        f"; its reservation of {sequences.ended_count[row]} tokens ended when sequence {sequences.ended_by[row]}, "
+        f"whose prefix it joined, was freed: reserve it again"
+    )
 
 
 def require_nothing_reserved(sequences: SequenceTable, row: i64, action: str) -> None:

@@ -312,6 +312,8 @@ class ReserveCalls:
             row = rows[index]
             end = starts[index] + counts[index]
             sequences.reserved_at[row] = sequences.version
+            if sequences.ended_by[row] != 0 and sequences.ended_at[row] <= self._num_landed():
+                sequences.forget_end(row)
             status = SCHEDULED
             if sequences.ready[row] == 0 or end > sequences.ready[row]:
                 status = self._grow(row, starts[index], end)
@@ -329,6 +331,10 @@ class ReserveCalls:
         if not maps:
             return 0
         return table.map_slots(rows, starts, counts, slots) if failed else self._num_slots
+
+    def _num_landed(self) -> i64:
+        """Return the latest step that has ended; 0 where steps have no numbers."""
+        return 0 if self.in_flight is None else self.in_flight.fence.num_ended
 
     def _grow(self, row: i64, start: i64, end: i64) -> i64:
         """Give one sequence what it needs to write tokens `start` to `end`, or say why not."""

@@ -125,7 +125,7 @@ class Joins:
         for other in range(sequences.max_num_seqs):
             if sequences.handle[other] != 0 and sequences.waits_on[other] == row:
                 self.settle(other)
-                sequences.end_reservations(other)
+                self._end_reservations(other, sequences.handle[row])
                 if other != heir:
                     self._wait(other, heir, sequences.waits_for[other])
         if sequences.is_waiting(row):
@@ -133,6 +133,16 @@ class Joins:
         computed = sequences.num_computed[row] // self.block_size * self.block_size
         computed = max(computed, sequences.waits_from[heir])
         sequences.num_computed[heir] = min(sequences.num_computed[heir], computed)
+
+    def _end_reservations(self, row: i64, freed: i64) -> None:
+        """End those of a row that waited for the sequence `freed`, and of all that wait for the row in turn."""
+        sequences = self.sequences
+        sequences.end_with(row, freed)
+        if sequences.num_waiters[row] == 0:
+            return
+        for other in range(sequences.max_num_seqs):
+            if sequences.handle[other] != 0 and sequences.waits_on[other] == row and sequences.is_waiting(other):
+                self._end_reservations(other, freed)
 
     def _pass_on_blocks(self, row: i64, heir: i64, heir_first: i64, heir_last: i64) -> None:
         """What `row` had yet to compute: the heir's part changes its owner, the rest leaves the index."""

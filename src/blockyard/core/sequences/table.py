@@ -108,7 +108,10 @@ class SequenceTable(BlockTable):
 
     alert          open and close, reserve
     causes         allocate, open and close
-    copy_from      hits, open and close, reserve, state_group
+    copy_from      hits, open and close, reserve, state_group, swap
+    ended_at       open and close
+    ended_by       open and close
+    ended_count    open and close
     generation     allocate, fork
     handle         open and close
     holders        open and close
@@ -140,6 +143,13 @@ class SequenceTable(BlockTable):
         self.num_published = zeros_i64(max_num_seqs)
         #: Tokens of its oldest open reservation.
         self.num_reserved = zeros_i64(max_num_seqs)
+        #: Of a row whose reservation ended because another sequence was freed: that sequence, 0 for none; the tokens
+        #: that were reserved, and in which step. No row has a later one: until the step is committed, it would wait for
+        #: the prefix. And how many such rows there are.
+        self.ended_by = zeros_i64(max_num_seqs)
+        self.ended_count = zeros_i64(max_num_seqs)
+        self.ended_at = zeros_i64(max_num_seqs)
+        self.num_ended: i64 = 0
         #: Where several steps may be in flight: the open reservations of each row, and the tokens of all of them. Where
         #: not, a new reservation replaces an open one, and nothing is ahead.
         self.open_steps: OpenSteps | None = None
@@ -212,6 +222,7 @@ class SequenceTable(BlockTable):
         self.promise(row, 0)
         self.handle[row] = 0
         self.end_reservations(row)
+        self.forget_end(row)
         self._epoch += 1
         self.holders[row] = ""
         # No object is made: where memory lacks, rows are closed all the same.
@@ -227,6 +238,24 @@ class SequenceTable(BlockTable):
         if self.open_steps is not None:
             self.open_steps.clear(row)
             self.num_ahead[row] = 0
+
+    def end_with(self, row: i64, handle: i64) -> None:
+        """End the reservation of a row because the sequence `handle` is freed, and remember that for `commit`."""
+        if self.num_reserved[row] == 0:
+            return
+        if self.ended_by[row] == 0:
+            self.num_ended += 1
+        self.ended_by[row] = handle
+        self.ended_count[row] = self.num_reserved[row]
+        if self.open_steps is not None:
+            self.ended_at[row] = self.open_steps.oldest[row]
+        self.end_reservations(row)
+
+    def forget_end(self, row: i64) -> None:
+        """Forget which reservation of a row `end_with` has ended."""
+        if self.ended_by[row] != 0:
+            self.ended_by[row] = 0
+            self.num_ended -= 1
 
     def num_open_rows(self) -> i64:
         """Count the free rows that are not set aside for the forks of a sequence group."""
