@@ -269,15 +269,13 @@ def test_freed_before_its_first_step_it_lets_go_of_the_source(call: str) -> None
 
 
 @pytest.mark.parametrize("is_mapped", [False, True])
-def test_before_the_copy_it_cannot_branch_be_cut_or_leave(is_mapped: bool) -> None:
+def test_before_the_copy_it_cannot_branch_or_be_cut(is_mapped: bool) -> None:
     """All but the last token count as computed, but the block does not hold them yet."""
     cache = partial(num_cpu_blocks=8 if is_mapped else 0)
     cache.free(cache.prefilled([1, 2, 3, 4]))
     seq = cache.allocate([1, 2, 3, 9], "early", num_seqs=2)
     assert cache.num_computed_tokens(seq) == 3
     calls = [lambda: cache.fork(seq), lambda: cache.truncate(seq, 2), lambda: cache.regroup([seq], [0, 0])]
-    if is_mapped:
-        calls.append(lambda: cache.swap_out([seq]))
     before = snapshot(cache.cache)
     for call in calls:
         with pytest.raises(SequenceNotReady, match="'early' has the beginning of a block to copy; its next step does"):
@@ -291,6 +289,23 @@ def test_before_the_copy_it_cannot_branch_be_cut_or_leave(is_mapped: bool) -> No
     child = cache.fork(seq)[0]
     assert cache.tokens(child) == [1, 2, 3, 9, 5]
     cache.truncate(seq, 2)
+
+
+def test_swap_out_before_the_copy_gives_up_what_was_to_be_copied() -> None:
+    cache = partial(num_cpu_blocks=8)
+    cache.free(cache.prefilled([1, 2, 3, 4, 5, 6, 7, 8]))
+    seq = cache.allocate([1, 2, 3, 4, 5, 6, 9])
+    assert cache.num_computed_tokens(seq) == 6
+    assert cache.can_swap_out([seq])
+    assert len(cache.swap_out([seq]).swap_outs) == 1  # its full block; nothing of the second is there
+    assert (cache.num_computed_tokens(seq), cache.num_used_blocks) == (4, 0)
+    assert cache.can_swap_in([seq])
+    cache.swap_in([seq])
+    plan = cache.reserve([seq])
+    assert (plan.num_computed.tolist(), plan.num_scheduled.tolist(), plan.copies.tolist()) == ([4], [3], [])
+    cache.commit([seq], 3)
+    cache.free(seq)
+    assert cache.num_used_blocks == 0
 
 
 def test_the_copy_waits_for_the_step_that_serves_it() -> None:

@@ -525,6 +525,8 @@ class KVCacheManager:
 
         Carry out the plan before the next step. Blocks that only hold tokens yet to be computed are given up. A
         sequence keeps its row; until `swap_in` it cannot be reserved for, but forked, cut, appended to and freed.
+        If its first step has not run, what that step was to copy of a block is computed instead; the state that it was
+        to load is looked up again by `swap_in`, and if it was evicted, the prompt is computed from the beginning.
         Evicted blocks that no plan has saved yet keep their CPU blocks until one does.
         Raises `OutOfBlocks` when the CPU pool has too few free blocks, `SequenceNotReady` while tokens are reserved
         or when one is swapped out already, `InvalidArgument` without a CPU pool.

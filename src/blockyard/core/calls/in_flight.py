@@ -10,7 +10,7 @@ from ..arrays import zeros_i64
 from ..parts import Parts
 from ..pool.fence import Fence
 from ..sequences.open_steps import OpenSteps
-from ..sequences.table import NO_TOKEN, SequenceTable
+from ..sequences.table import NO_TOKEN, SWAPPED_WITHOUT_STATE, SequenceTable
 from ..tokens import TokenTable
 
 #: Of a call that names no step.
@@ -182,11 +182,11 @@ def require_nothing_to_copy(sequences: SequenceTable, row: i64, action: str) -> 
         raise SequenceNotReady(
             f"{action}: {sequences.name(row)} has the beginning of a block to copy; its next step does"
         )
-
-
-def is_idle(sequences: SequenceTable, row: i64) -> bool:
-    """Return whether neither of these two would raise."""
-    return sequences.num_reserved[row] == 0 and not sequences.copy_from[row]
+    if sequences.is_swapped[row] == SWAPPED_WITHOUT_STATE:
+        raise SequenceNotReady(
+            f"{action}: {sequences.name(row)} was swapped out before its first step has loaded the state that it hit; "
+            f"swap it in first, and let it run a step"
+        )
 
 
 def require_settled(parts: Parts, row: i64, action: str) -> None:

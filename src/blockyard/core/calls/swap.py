@@ -4,15 +4,17 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ...errors import OutOfBlocks, SequenceNotReady
-from ...ids import NULL_BLOCK
+from ...ids import NO_CONTENT, NULL_BLOCK
 from ..arrays import zeros_i64
 from ..parts import Parts
 from ..plan.plans import SwapPlan
+from ..sequences.table import SWAPPED, SWAPPED_WITHOUT_STATE
 from ..store.content_ledger import ContentLedger
 from ..store.group_table import GroupTable
 from ..store.grouped import GroupedStore
+from ..store.state_group import StateGroup
 from ..store.transfers import Transfers
-from .in_flight import is_idle, require_nothing_reserved, require_nothing_to_copy
+from .in_flight import require_nothing_reserved
 
 
 class SwapCalls:
@@ -20,6 +22,10 @@ class SwapCalls:
 
     A block that sequences share is moved once if they go together. What is cached already on the other side
     under the same content is shared there and not moved at all.
+
+    A sequence whose first step has not run yet may have a hit that this step is to copy or load. The beginning of a
+    block is given up. A state is released, and looked up again when the sequence is brought back; if it was evicted
+    meanwhile, the sequence computes its prompt from the beginning.
     """
 
     def __init__(self, parts: Parts, store: GroupedStore, cpu: ContentLedger) -> None:
@@ -28,6 +34,7 @@ class SwapCalls:
         self.store = store
         self.pool = store.pool
         self.cpu = cpu
+        self._no_sources: list[int] = []
 
     def can_swap_out(self, rows: vec[i64]) -> bool:
         """Return whether `swap_out` would move them."""
@@ -35,16 +42,18 @@ class SwapCalls:
 
     def can_swap_in(self, rows: vec[i64]) -> bool:
         """Return whether `swap_in` would bring them back."""
-        is_ready = self._are_ready(rows, True)
-        fits = is_ready and self._plan_in(rows).num_taken(self.pool) <= self.pool.queue.num_free
-        return fits and not self._short(rows)
+        if not self._are_ready(rows, True):
+            return False
+        states = self._find_states(rows)
+        needed = self._plan_in(rows, states).num_taken(self.pool) + states.num_idle(self.pool)
+        return needed <= self.pool.queue.num_free and not self._short(rows, states)
 
     def _are_ready(self, rows: vec[i64], swapped: bool) -> bool:
         """Return whether nothing of `_require_at` would be raised."""
         sequences = self.sequences
         for index in range(i64(len(rows))):
             row = rows[index]
-            if (sequences.is_swapped[row] != 0) != swapped or not is_idle(sequences, row):
+            if (sequences.is_swapped[row] != 0) != swapped or sequences.num_reserved[row] > 0:
                 return False
         return True
 
@@ -68,7 +77,6 @@ class SwapCalls:
         if (sequences.is_swapped[row] != 0) != swapped:
             where = "swapped out already" if not swapped else "not swapped out"
             raise SequenceNotReady(f"{action}: {sequences.name(row)} is {where}")
-        require_nothing_to_copy(sequences, row, action)
         require_nothing_reserved(sequences, row, action)
 
     def _plan_out(self, rows: vec[i64]) -> "Targets":
@@ -97,7 +105,13 @@ class SwapCalls:
 
     def _num_worth(self, group: GroupTable, row: i64) -> i64:
         """Places that hold computed tokens; what lies behind them is not worth keeping."""
-        return min(group.num_blocks[row], group.num_places(self.sequences.num_computed[row]))
+        return min(group.num_blocks[row], group.num_places(self._num_written(row)))
+
+    def _num_written(self, row: i64) -> i64:
+        """Return the computed tokens of a row without those that its next step was to copy."""
+        if self.sequences.copy_from[row] and not self.store.has_states:
+            return self.sequences.num_published[row] * self.sequences.block_size
+        return self.sequences.num_computed[row]
 
     def _find_on_cpu(self, block: i64) -> i64:
         if not self.pool.is_cached(block):
@@ -114,10 +128,21 @@ class SwapCalls:
         for index in range(i64(len(rows))):
             for group in self.store.groups:
                 self._move_out(group, rows[index], transfers, targets)
-            self.sequences.is_swapped[rows[index]] = 1
+            self._give_back_sources(rows[index])
         targets.release(self.cpu)
         self.store.finish(transfers)
         return plan
+
+    def _give_back_sources(self, row: i64) -> None:
+        """The row is swapped out; what its first step was to copy or load is held no longer."""
+        sequences = self.sequences
+        sequences.is_swapped[row] = SWAPPED
+        sources = sequences.copy_from[row]
+        if sources:
+            sequences.num_computed[row] = self._num_written(row)
+            sequences.is_swapped[row] = SWAPPED_WITHOUT_STATE if self.store.has_states else SWAPPED
+            sequences.copy_from[row] = self._no_sources
+            self.pool.release_sources(sources)
 
     def _room_for(self, targets: "Targets", num_held: i64) -> Transfers:
         """Take all the memory that moving blocks needs. Each new block may evict one that is saved."""
@@ -169,8 +194,9 @@ class SwapCalls:
         """Bring the sequences in `rows` back, all or none."""
         for index in range(i64(len(rows))):
             self._require_at(rows[index], True, "swap_in")
-        targets = self._plan_in(rows)
-        needed = targets.num_taken(self.pool)
+        states = self._find_states(rows)
+        targets = self._plan_in(rows, states)
+        needed = targets.num_taken(self.pool) + states.num_idle(self.pool)
         if needed > self.pool.queue.num_free:
             raise OutOfBlocks(
                 f"swap_in: seqs need {needed} blocks; {self.pool.num_free_blocks} "
@@ -178,12 +204,26 @@ class SwapCalls:
                 int(needed),
                 self.pool.num_free_blocks,
             )
-        problem = self._short(rows)
+        problem = self._short(rows, states)
         if problem:
             raise OutOfBlocks(f"swap_in: {problem}", int(needed), self.pool.num_free_blocks)
-        return self._carry_in(rows, targets)
+        return self._carry_in(rows, targets, states)
 
-    def _short(self, rows: vec[i64]) -> str:
+    def _find_states(self, rows: vec[i64]) -> "States":
+        """Look up the states that sequences gave back when they were swapped out."""
+        found = States()
+        for index in range(i64(len(rows))):
+            if self.sequences.is_swapped[rows[index]] == SWAPPED_WITHOUT_STATE and self.store.states is not None:
+                found.add(rows[index], self._state_behind(rows[index], self.store.states))
+        return found
+
+    def _state_behind(self, row: i64, states: StateGroup) -> list[int]:
+        """Return the blocks of the state behind the computed tokens of a row; none unless all of them are cached."""
+        place = self.sequences.num_computed[row] // self.sequences.block_size - 1
+        content = self.store.token_blocks.index.content_of(self.sequences.block_at(row, place))
+        return [] if content == NO_CONTENT else states.parts_of(content)
+
+    def _short(self, rows: vec[i64], states: "States") -> str:
         """Say which tenant has no room for what `_plan_in` found missing of its sequences; "" if all have."""
         tenants = self.pool.tenants
         if tenants is None:
@@ -191,7 +231,7 @@ class SwapCalls:
         problem = ""
         left = self.pool.queue.num_free
         taken = zeros_i64(len(rows))
-        for index, needed in enumerate(self._needed_in(rows, True)):
+        for index, needed in enumerate(self._needed_in(rows, True, states)):
             slot = tenants.of_row[rows[index]]
             if not problem and needed > tenants.room(slot, left):
                 problem = f"seqs need {needed} blocks; {tenants.limits(slot, left)}"
@@ -202,13 +242,17 @@ class SwapCalls:
             tenants.hold(tenants.of_row[rows[index]], -taken[index])
         return problem
 
-    def _needed_in(self, rows: vec[i64], with_finds: bool) -> list[int]:
+    def _needed_in(self, rows: vec[i64], with_finds: bool, states: "States") -> list[int]:
         """Return by row the free blocks that bringing it back takes; with_finds: idle finds included."""
         counted: set[int] = set()
         needed = [0] * len(rows)
         for index in range(i64(len(rows))):
+            for block in states.of(rows[index]) if with_finds else []:
+                if self.pool.ref_cnt[i64(block)] == 0 and -block not in counted:
+                    counted.add(-block)
+                    needed[int(index)] += 1
             for group in self.store.groups:
-                for place in range(group.num_null[rows[index]], group.num_blocks[rows[index]]):
+                for place in range(group.num_null[rows[index]], self._last(group, rows[index], states)):
                     source = int(group.cpu_block_at(rows[index], place))
                     found = int(self._find_in_pool(i64(source)))
                     is_new = found == NULL_BLOCK or (with_finds and self.pool.ref_cnt[i64(found)] == 0)
@@ -218,12 +262,16 @@ class SwapCalls:
                         needed[int(index)] += 1
         return needed
 
-    def _plan_in(self, rows: vec[i64]) -> "Targets":
+    def _last(self, group: GroupTable, row: i64, states: "States") -> i64:
+        """Return behind which place nothing is brought back; a row whose state was evicted brings nothing."""
+        return group.num_null[row] if states.is_lost(row) else group.num_blocks[row]
+
+    def _plan_in(self, rows: vec[i64], states: "States") -> "Targets":
         """Find what the pool still has of the blocks, in the order in which `_move_in` comes to them."""
         targets = Targets(self._num_places(rows))
         for index in range(i64(len(rows))):
             for group in self.store.groups:
-                for place in range(group.num_null[rows[index]], group.num_blocks[rows[index]]):
+                for place in range(group.num_null[rows[index]], self._last(group, rows[index], states)):
                     source = group.cpu_block_at(rows[index], place)
                     if targets.is_new(source):
                         targets.set_found(self._find_in_pool(source))
@@ -234,37 +282,44 @@ class SwapCalls:
             return NULL_BLOCK
         return self.pool.find_content(self.cpu.content_of(cpu_block), self.cpu.group_of(cpu_block))
 
-    def _carry_in(self, rows: vec[i64], targets: "Targets") -> SwapPlan:
+    def _carry_in(self, rows: vec[i64], targets: "Targets", states: "States") -> SwapPlan:
         transfers = self._room_for(targets, targets.num_places)
         plan = SwapPlan(self.store.tables, transfers)
-        self._ask(rows)
-        self._evict_ahead(targets)
+        self._ask(rows, states)
+        self._evict_ahead(targets, states)
         self.sequences.version += 1
         for index in range(i64(len(rows))):
-            for group in self.store.groups:
-                self._move_in(group, rows[index], transfers, targets)
+            if states.is_lost(rows[index]):
+                self.store.forget_hit(rows[index])
+                self.sequences.num_computed[rows[index]] = 0
+            else:
+                for group in self.store.groups:
+                    self._move_in(group, rows[index], transfers, targets)
+                self.sequences.copy_from[rows[index]] = states.of(rows[index])
             self.sequences.is_swapped[rows[index]] = 0
             self.sequences.raise_alert(rows[index])
         targets.release(self.pool)
         self.store.finish(transfers)
         return plan
 
-    def _ask(self, rows: vec[i64]) -> None:
+    def _ask(self, rows: vec[i64], states: "States") -> None:
         """Say for whom victims are chosen."""
         tenants = self.pool.tenants
         if tenants is not None:
             tenants.ask_none()
-            for index, needed in enumerate(self._needed_in(rows, False)):
+            for index, needed in enumerate(self._needed_in(rows, False, states)):
                 tenants.ask(tenants.of_row[rows[index]], needed)
 
-    def _evict_ahead(self, targets: "Targets") -> None:
+    def _evict_ahead(self, targets: "Targets", states: "States") -> None:
         """Hold what was found, and let an eviction policy name all victims before the first change: it might fail."""
         peak = self.pool.peak_used_blocks
         targets.share_found(self.pool)
+        states.share(self.pool)
         try:
             self.interruption.raise_now()
             self.pool.evict_ahead(targets.num_new)
         except BaseException:
+            states.unshare(self.pool)
             targets.unshare_found(self.pool)
             self.pool.peak_used_blocks = peak
             raise
@@ -289,6 +344,45 @@ class SwapCalls:
         if self.cpu.is_cached(cpu_block):
             self.pool.cache_content(target, self.cpu.content_of(cpu_block), self.cpu.group_of(cpu_block))
         return target
+
+
+class States:
+    """The states that the sequences of a swap gave back before: the blocks of each, none if it was evicted."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[int]] = {}
+        self._nothing: list[int] = []
+
+    def add(self, row: i64, parts: list[int]) -> None:
+        """Note the blocks that were found for a row."""
+        self._parts[int(row)] = parts
+
+    def of(self, row: i64) -> list[int]:
+        """Return the blocks of the state of a row; none for one that gave none back."""
+        return self._parts.get(int(row), self._nothing)
+
+    def is_lost(self, row: i64) -> bool:
+        """Return whether a row gave back a state that was evicted since."""
+        return len(self._parts) > 0 and int(row) in self._parts and not self._parts[int(row)]
+
+    def num_idle(self, pool: ContentLedger) -> i64:
+        """Count the free blocks of `pool` that holding all of them takes."""
+        idle: set[int] = set()
+        for parts in self._parts.values():
+            idle.update([block for block in parts if pool.ref_cnt[i64(block)] == 0])
+        return len(idle)
+
+    def share(self, pool: ContentLedger) -> None:
+        """Hold them, once for each row."""
+        for parts in self._parts.values():
+            for block in parts:
+                pool.share_one(block)
+
+    def unshare(self, pool: ContentLedger) -> None:
+        """Undo `share`."""
+        for parts in reversed(self._parts.values()):
+            for block in reversed(parts):
+                pool.unshare_one(block)
 
 
 class Targets:

@@ -80,6 +80,9 @@ QUIET: Final[i64] = 0
 ALERT: Final[i64] = 1
 #: No token is waiting for a block.
 NO_TOKEN: Final[i64] = -1
+#: Where the blocks of a sequence are: in the CPU pool, or so but for the state that its first step was to load.
+SWAPPED: Final[i64] = 1
+SWAPPED_WITHOUT_STATE: Final[i64] = 2
 #: Where the tag of a session stands: a sequence that is taken back has used nothing.
 UNDONE: Final[i64] = -1
 
@@ -117,7 +120,7 @@ class SequenceTable(BlockTable):
     holders        open and close
     is_swapped     fork, open and close, swap
     num_ahead      in_flight, open and close
-    num_computed   allocate, commit, fork, hits, joins, truncate
+    num_computed   allocate, commit, fork, hits, joins, swap, truncate
     num_promised   open and close
     num_published  allocate, commit, fork, truncate
     num_reserved   commit, in_flight, open and close, reserve
@@ -170,7 +173,7 @@ class SequenceTable(BlockTable):
         self.alert = zeros_i64(max_num_seqs)
         #: How many tokens may have slots without a second look: those its blocks hold; 0 where that is not known.
         self.ready = zeros_i64(max_num_seqs)
-        #: 1 while its blocks are in the CPU pool.
+        #: `SWAPPED` or `SWAPPED_WITHOUT_STATE` while its blocks are in the CPU pool, else 0.
         self.is_swapped = zeros_i64(max_num_seqs)
         #: What stands at spans of its prompt, by block (`Prompt.spans`).
         self._no_spans: dict[int, tuple[object, ...]] = {}

@@ -388,6 +388,12 @@ class GroupedStore(Store):
         if self.states is not None:
             self.states.close(row)
 
+    def forget_hit(self, row: i64) -> None:
+        """Release all blocks of a row but its token blocks: it computes its prompt from the beginning."""
+        for group in self.groups:
+            group.close(row)
+        self._slides_at[row] = 0
+
     def reset(self) -> None:
         """In the pool and on the CPU too."""
         self.token_blocks.reset()
