@@ -78,6 +78,8 @@ def honest_states(kind: str, target: Call, act: Callable[[Site], object]) -> lis
         steps = {"call": partial(target.run, site, arguments), "act": partial(act, site)}
         for step in order:
             attempt(steps[step])
+        # `check` ranks the tenants that have changed since they were ranked last.
+        site.check()
         found.append(state(site))
     return found
 

@@ -18,7 +18,7 @@ from blockyard.core.policies.states.orders import make_order
 from blockyard.core.policies.states.shelf import StateShelf
 from blockyard.core.policies.states.tree import FEWEST_NODES
 
-from ..nomemory import NAMES
+from ..nomemory import KINDS, NAMES, STATE_KINDS
 from ..support.places import ROOT
 from ..support.seeds import run_seed
 
@@ -33,13 +33,25 @@ SOUND, DONE = 10, 11
 @pytest.mark.skipif(not blockyard.compiled(), reason="of interpreted code each line may fail in the middle")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="each allocation fails in a fork of the process")
 def test_a_failed_allocation_breaks_nothing() -> None:
-    """Of a resize, of swaps, and of three other calls that are drawn."""
+    """Of a resize, of swaps, and of three other calls that are drawn, on two kinds of managers that are drawn too."""
     always = ["resize", "swap_out", "swap_in"]
     others = [name for name in NAMES if name not in always]
-    names = [*always, *random.Random(run_seed()).sample(others, 3)]
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.nomemory", *names], cwd=ROOT, capture_output=True, text=True
-    )
+    draw = random.Random(run_seed())
+    sweep([*always, *draw.sample(others, 3)], ["cpu", *draw.sample([*KINDS, *STATE_KINDS], 2)])
+
+
+@pytest.mark.skipif(not blockyard.compiled(), reason="of interpreted code each line may fail in the middle")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="each allocation fails in a fork of the process")
+def test_failed_allocation_leaves_hints_leases_and_tenants_sound() -> None:
+    """A lease was live that held nothing, and a sequence had no blocks."""
+    sweep(["hint", "touch", "try_allocate"], ["everything with a CPU pool"])
+
+
+def sweep(names: list[str], kinds: list[str]) -> None:
+    """Fail each allocation of these calls on these kinds of managers; nothing may be wrong afterwards."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.nomemory", *names]
+    command += [word for kind in kinds for word in ("--kind", kind)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "unchanged" in run.stdout
 

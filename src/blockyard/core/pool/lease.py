@@ -189,11 +189,20 @@ class LeaseBook(Deferred):
 
     def make(self, blocks: vec[i32], holder: str) -> BlockLease:
         """Return a lease on `blocks`, live from now on: its maker takes the blocks next, which cannot fail."""
+        lease = self.draft(blocks, holder)
+        self.enlist(lease)
+        return lease
+
+    def draft(self, blocks: vec[i32], holder: str) -> BlockLease:
+        """Return a lease that is not live before `enlist`; nothing has changed until then."""
         lease = BlockLease(self._last_serial + 1, holder, blocks, self.live)
         lease._losses = self.ledger.num_losses
-        self.live[self._last_serial + 1] = lease
-        self._last_serial += 1
         return lease
+
+    def enlist(self, lease: BlockLease) -> None:
+        """Let the latest draft be live."""
+        self.live[lease._serial] = lease
+        self._last_serial = lease._serial
 
     def take_back(self, lease: BlockLease) -> None:
         """Undo the latest `make`."""
@@ -280,6 +289,7 @@ class LeaseBook(Deferred):
 
     def close(self, lease: BlockLease) -> None:
         """Free a live lease, last block first. O(blocks)."""
+        held = lease._blocks if lease._num_null == 0 else held_blocks(lease, 0, lease._count)
         del self.live[lease._serial]
         self.ledger.act("free_blocks", lease._holder)
         if self.token_blocks is not None:
@@ -288,7 +298,6 @@ class LeaseBook(Deferred):
             sure = lease._num_sure if lease._losses == self.ledger.num_losses else 0
             self.ledger.release(lease._blocks, 0, lease._count, 0, sure)
         else:
-            held = held_blocks(lease, 0, lease._count)
             self.ledger.release(held, 0, len(held))
 
     def close_to_the_end(self, lease: BlockLease) -> None:
@@ -340,7 +349,7 @@ def grow(ledger: BlockLedger, lease: BlockLease, count: i64) -> vec[i32]:
 
 def part_of(book: LeaseBook, lease: BlockLease, first: i64, last: i64, holder: str) -> BlockLease:
     """A lease on the blocks at `first` to `last` of another, which are not counted for it yet. O(last - first)."""
-    part = book.make(lease._blocks[first:last], holder)
+    part = book.draft(lease._blocks[first:last], holder)
     if lease._num_null > 0:
         for position in range(part._count):
             if part._blocks[position] == NULL_BLOCK:
@@ -350,6 +359,7 @@ def part_of(book: LeaseBook, lease: BlockLease, first: i64, last: i64, holder: s
     part._num_sure = max(min(lease._num_sure - first, part._count), 0)
     part._losses = lease._losses
     _anchor_at(book.ledger, part, lease, first)
+    book.enlist(part)
     return part
 
 
@@ -388,15 +398,15 @@ def cut_off(book: LeaseBook, lease: BlockLease, position: i64, holder: str) -> B
 def give_back(ledger: BlockLedger, lease: BlockLease, first: i64, last: i64) -> int:
     """Release the blocks at `first` to `last`; the null block takes their places. O(last - first)."""
     blocks = lease._blocks
+    held = held_blocks(lease, first, last)
     end = lease._num_cached
     if first < end <= last and blocks[end - 1] != NULL_BLOCK:
         # What is cached next comes behind this one, though it is no longer held.
         is_sure = end == lease._num_sure
-        lease._anchor = end
         ledger.index.remember(i64(blocks[end - 1]))
+        lease._anchor = end
         lease._before = ledger.index.content_of(i64(blocks[end - 1])) if is_sure else NO_CONTENT
         lease._before_hash = ledger.index.chain_hash[i64(blocks[end - 1])]
-    held = held_blocks(lease, first, last)
     for position in range(first, last):
         blocks[position] = 0
     lease._num_null += i64(len(held))

@@ -249,9 +249,9 @@ class LeasePool:
             end = self._require_part(held, first, last)
             require_countable(self._ledger, held._blocks, first, end)
             self._ledger.act("touch", name)
+            blocks = held_blocks(held, first, end)
             another = part_of(self._book, held, first, end, name)
-            blocks = held_blocks(another, 0, another._count)
-            self._ledger.share(blocks, 0, len(blocks))
+            self._ledger.share(blocks, 0, i64(len(blocks)))
             return another
         finally:
             self._gate.leave_with_result()
