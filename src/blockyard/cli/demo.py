@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from .. import engine
 from ..arguments import require_int
 from ..config import CacheConfig
 from ..engine import GenerationResult, SamplingParams, StepReport
@@ -60,9 +59,9 @@ def _load(options: argparse.Namespace) -> tuple[Path, Any, Any]:
     """Returns the path of the model, the model and its tokenizer; torch is imported only now."""
     import torch
 
-    from ..engine.model import load_model
+    from ..engine.model import demo_model_path, load_model
 
-    path = Path(options.model) if options.model else engine.demo_model_path()
+    path = Path(options.model) if options.model else demo_model_path()
     with _status("loading the model (a .gguf file is converted once, which takes a while)"):
         model, tokenizer = load_model(path, getattr(torch, options.dtype), options.device)
     if tokenizer is None:
@@ -103,7 +102,9 @@ def serve(
     options: argparse.Namespace, sampling: SamplingParams, model: Any, tokenizer: Any, use_cache: bool
 ) -> DemoRun:
     """Answer all requests on a fresh engine. Raises `InvalidArgument` or `NeverFits` for sizes that cannot work."""
-    made = engine.Engine(
+    from ..engine import Engine
+
+    made = Engine(
         model,
         tokenizer,
         num_blocks=options.num_blocks,

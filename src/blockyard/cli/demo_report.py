@@ -10,7 +10,7 @@ from .. import __version__
 from .._build import build_name, compiled
 from ..engine import GenerationResult
 from ..observe import PoolSnapshot, draw_pool
-from . import tables
+from .tables import as_json as json_text
 
 HANDBOOK = """\
 You answer questions of passengers of Northline Rail. Here is what passengers must know. Answer in one short sentence.
@@ -188,7 +188,7 @@ def as_json(report: DemoReport) -> str:
         "num_requests": len(report.results),
         "new_tokens_per_second": report.num_new_tokens / report.seconds,
     }
-    return tables.as_json({**figures, **derived, "results": results})
+    return json_text({**figures, **derived, "results": results})
 
 
 def as_text(report: DemoReport, num_answers: int) -> str:

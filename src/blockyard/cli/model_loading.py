@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from .. import engine
 from ..amounts import parse_memory
 from ..arguments import require_int
 from ..config import COMMAND_OPTIONS
+from ..engine import PromptLookup
 from ..engine.decoding.speculation import MAX_DRAFT
 from ..engine.options import EngineOptions, require_model_path
 from ..errors import InvalidArgument, ModelError
@@ -47,7 +47,7 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
         "swap_space_bytes": 0 if options.swap_space is None else parse_memory("--swap-space", options.swap_space),
         "cache_options": {name: value for name, value in cache_options.items() if value is not None},
         "kv_events": _kv_events(options),
-        "speculation": engine.PromptLookup(num_tokens=options.speculate) if options.speculate else None,
+        "speculation": PromptLookup(num_tokens=options.speculate) if options.speculate else None,
     }
     EngineOptions(**arguments).require_valid_without_a_model()
     return {**arguments, **_tiers(options)}
@@ -105,7 +105,9 @@ def follow_torchrun(options: argparse.Namespace) -> None:
 
 
 def _model_path(options: argparse.Namespace) -> Path:
-    return Path(options.model) if options.model else engine.demo_model_path()
+    from ..engine import demo_model_path
+
+    return Path(options.model) if options.model else demo_model_path()
 
 
 def _ranks(options: argparse.Namespace) -> dict[str, int | TorchrunPeers]:
@@ -139,11 +141,13 @@ def engine_of(options: argparse.Namespace, arguments: dict[str, Any], says: bool
         _say("loading the model")
     import torch
 
+    from ..engine import Engine
+
     path = _model_path(options)
     waiting = Console(file=sys.stderr).status("loading the model (a .gguf file is converted once, which takes a while)")
     with waiting, warnings.catch_warnings():
         warnings.showwarning = _say
-        made = engine.Engine.from_pretrained(
+        made = Engine.from_pretrained(
             path, dtype=getattr(torch, options.dtype), device=options.device, **arguments, **_ranks(options)
         )
     if made.tokenizer is None:

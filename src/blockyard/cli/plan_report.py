@@ -15,7 +15,7 @@ from ..lab.planning.hits import HitForecast, HitsAt
 from ..lab.planning.memory import GIB
 from ..lab.printing import counted, fine_percent, percent, printable
 from ..sizing import CacheBudgetAdvice
-from . import tables
+from .tables import as_json as json_text
 
 _WIDTH = 100
 _LABEL = 26
@@ -57,7 +57,7 @@ def as_json(plan: CapacityPlan, model: str, trace: str, tiers: Sequence[dict[str
         "block_size_advice": dataclasses.asdict(plan.block_size),
         "assumptions": list(plan.assumptions),
     }
-    return tables.as_json(content)
+    return json_text(content)
 
 
 def _cache_as_dict(plan: CapacityPlan) -> dict[str, Any]:

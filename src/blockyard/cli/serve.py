@@ -9,7 +9,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from .. import serving
 from ..arguments import require_int
 from ..errors import InvalidArgument
 from ..metrics.tenants import MAX_SHOWN
@@ -63,15 +62,17 @@ def _serve(
     sockets: list[socket.socket],
     tracer: Tracer | None,
 ) -> int:
+    from ..serving import Server, ServerOptions
+
     engine, name = engine_of(options, arguments, says=True)
     name = options.served_model_name or name
     print(f"blockyard: {name}, {_summary(engine)}\nblockyard: {engine.memory}", file=sys.stderr)
     events = engine.kv_events
     if events is not None:
         print(f"blockyard: KV events at {events.endpoint}, replays at {events.replay_endpoint}", file=sys.stderr)
-    server = serving.Server(
+    server = Server(
         engine,
-        serving.ServerOptions(
+        ServerOptions(
             model_name=name,
             host=options.host,
             port=options.port,

@@ -12,7 +12,7 @@ from ..arguments import require_int, shown
 from ..config import MAX_GROUPS, MAX_MODEL_LEN
 from ..errors import InvalidArgument
 from ..keys import CacheSalt, ExtraKey, LoRA, Span, canonical_keys, require_spans_within, spans_of
-from ..wire import message as wire
+from ..wire import pack, read
 from .peer import MAX_INCARNATION
 
 _MAX_NUMBER = 2**62
@@ -27,12 +27,12 @@ class OfferId(NamedTuple):
 
     def to_bytes(self, kind: str) -> bytes:
         """Return a message about this offer and nothing else: `kind` says what."""
-        return wire.pack(kind, {"id": list(self)})
+        return pack(kind, {"id": list(self)})
 
     @classmethod
     def from_bytes(cls, kind: str, message: object) -> OfferId:
         """Return the offer that such a message is about. Raises `InvalidArgument`, `PeerMismatch`."""
-        return id_from(wire.read(kind, message).fields)
+        return id_from(read(kind, message).fields)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,12 +76,12 @@ class Offer:
         """Return the message. O(tokens)."""
         fields = {"id": list(self.id), "computed": self.num_computed, "kept": self.kept}
         fields["keys"] = keys_to_wire(self.extra_keys)
-        return wire.pack("offer", fields, [self.token_ids, *self.tables])
+        return pack("offer", fields, [self.token_ids, *self.tables])
 
     @classmethod
     def from_bytes(cls, message: object) -> Offer:
         """Return the offer of a message. O(tokens). Raises `InvalidArgument`, or `PeerMismatch` for another version."""
-        offer = wire.read("offer", message)
+        offer = read("offer", message)
         fields, arrays = offer.fields, offer.arrays
         if len(arrays) < 2:
             raise InvalidArgument(f"an offer has {len(arrays)} arrays; its tokens and at least one table are needed")

@@ -11,7 +11,7 @@ from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, PeerMismatch
 from ..groups import MAX_STATE_BYTES, LayerGroup
 from ..sizing.shards import MAX_RANKS, Shard
-from ..wire import message as wire
+from ..wire import pack, read
 
 MAX_HEADS = 2**20
 
@@ -220,12 +220,12 @@ class PeerInfo:
         fields = {name: getattr(self, name) for name in (*_TOLD, "layer_groups", *_EQUAL)}
         fields |= {"groups": groups, "heads": self.num_kv_heads, "shards": self.shards.ranges}
         fields |= {"state_bytes": self.state_bytes, "state_tensors": self.state_tensors}
-        return wire.pack("peer", fields)
+        return pack("peer", fields)
 
     @classmethod
     def from_bytes(cls, message: object) -> PeerInfo:
         """Return the side that a message tells of. Raises `PeerMismatch` for another version, `InvalidArgument`."""
-        fields = wire.read("peer", message).fields
+        fields = read("peer", message).fields
         try:
             return cls(
                 groups=tuple(LayerGroup(*group) for group in fields["groups"]),
