@@ -66,8 +66,9 @@ def documented(path: Path, name: str, seen: frozenset[Path] = frozenset()) -> bo
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             return path.read_text().splitlines()[node.lineno - 2].lstrip().startswith("#:") or name == "__version__"
         if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").startswith("blockyard"):
-            if name in [alias.asname or alias.name for alias in node.names]:
-                return True  # where it is defined, its own package's test reads it
+            names = [alias.asname or alias.name for alias in node.names]
+            if name in names:  # the package that defines it has a test of its own
+                return True
         if isinstance(node, ast.ImportFrom) and node.level and path not in seen:
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
