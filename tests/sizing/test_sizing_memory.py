@@ -33,8 +33,8 @@ JAMBA = KVCacheSpec.from_config(JAMBA_V0_1)
 
 
 def test_gpu_blocks() -> None:
-    # 80 GiB * 0.9 - 20 GiB = 52 GiB; / 2 MiB = 26,624.
-    assert num_gpu_blocks(80 * GIB, 20 * GIB, spec=LLAMA) == 26_624
+    # 80 GiB * 0.92 - 20 GiB = 53.6 GiB; / 2 MiB = 27,443.2.
+    assert num_gpu_blocks(80 * GIB, 20 * GIB, spec=LLAMA) == 27_443
     # 80 GiB * 0.5 - 20 GiB = 20 GiB; / 2 MiB = 10,240; one byte less is one block less.
     assert num_gpu_blocks(80 * GIB, 20 * GIB, 0.5, spec=LLAMA) == 10_240
     assert num_gpu_blocks(80 * GIB, 20 * GIB + 1, 0.5, spec=LLAMA) == 10_239
