@@ -1,13 +1,13 @@
 """Tiers beside the bare calls that they are made of, in one run.
 
-    python -m benchmarks.tiers [files nixl redis bucket mooncake peer index manager]
+    python -m benchmarks.tiers [files redis bucket mooncake peer index manager]
 
 Each row stores and loads objects of 1 MiB in jobs of eight, and does the same with the plain call in turns: pwritev and
-preadv of the same files, NIXL's POSIX plug-in beside folders with io=plain and io=nixl (`nixl`, where it is installed),
-`set` and `get` of redis-py, `put` and `get` of obstore (against moto's server, so that row says what a tier adds, not
-what S3 gives), Mooncake's `put` and `get` over TCP. The best of the rounds counts, since other programs can only slow
-them down. `peer` is a process that serves a folder; its plain call is a bare socket to a process that writes and reads
-files. ratio: the tier's speed over the plain call's, which has one thread; the tier has one, and its usual two.
+preadv of the same files, `set` and `get` of redis-py, `put` and `get` of obstore (against moto's server, so that row
+says what a tier adds, not what S3 gives), Mooncake's `put` and `get` over TCP. The best of the rounds counts, since
+other programs can only slow them down. `peer` is a process that serves a folder; its plain call is a bare socket to a
+process that writes and reads files. ratio: the tier's speed over the plain call's, which has one thread; the tier has
+one, and its usual two.
 `index` makes a folder of a million small objects: seconds from opening it to the first hit of a load and to the whole
 index, and bytes of the process's memory an object. `manager` gives what the engine's thread pays a block of 16 tokens,
 in microseconds of its own CPU time, beside copying: a place that does nothing, 2,000 blocks.
@@ -131,54 +131,6 @@ def files(folder: Path) -> None:
     (folder / "plain").mkdir()
     tiers = both(lambda threads: FileTier(folder / f"tier{threads}", 2**33, num_threads=threads))
     compare("files", tiers, plain_files(folder / "plain"), 15)
-
-
-def nixl_files(folder: Path) -> Callable[..., Seconds]:
-    """The same pieces by NIXL's POSIX plug-in, a job at a time; buffers and files are registered for each."""
-    import numpy as np
-    from nixl._api import nixl_agent, nixl_agent_config
-
-    agent = nixl_agent("plain", nixl_agent_config(backends=["POSIX"]))
-
-    def transfer(operation: str, buffers: list[Any], numbers: list[int]) -> None:
-        opened = [os.open(folder / str(number), os.O_RDWR | os.O_CREAT) for number in numbers]
-        memory = [(np.frombuffer(each, np.uint8).ctypes.data, OBJECT_BYTES, 0) for each in buffers]
-        places = [(0, OBJECT_BYTES, file) for file in opened]
-        kinds = ((memory, "DRAM"), (places, "FILE"))
-        known = [agent.register_memory([(*each, "") for each in some], kind) for some, kind in kinds]
-        handle = agent.initialize_xfer(operation, *(agent.get_xfer_descs(some, kind) for some, kind in kinds), "plain")
-        state = agent.transfer(handle)
-        while state != "DONE":
-            state = agent.check_xfer_state(handle)
-            assert state != "ERR"
-        agent.release_xfer_handle(handle)
-        for each in known:
-            agent.deregister_memory(each)
-        for file in opened:
-            os.close(file)
-
-    def run(source: list[bytes], target: list[bytearray], numbers: list[int]) -> Seconds:
-        times = [time.perf_counter()]
-        for operation, buffers in (("WRITE", source), ("READ", target)):
-            for first in range(0, len(numbers), A_JOB):
-                transfer(operation, buffers[first : first + A_JOB], numbers[first : first + A_JOB])
-            times.append(time.perf_counter())
-        assert target == source
-        for number in numbers:
-            os.unlink(folder / str(number))
-        return times[1] - times[0], times[2] - times[1]
-
-    return run
-
-
-def nixl(folder: Path) -> None:
-    (folder / "plain").mkdir()
-
-    def tiers(io: str) -> dict[str, WorkingTier]:
-        made = both(lambda threads: FileTier(folder / f"{io}{threads}", 2**33, io=io, num_threads=threads))
-        return {f"{io}, {name}": tier for name, tier in made.items()}
-
-    compare("nixl", tiers("plain") | tiers("nixl"), nixl_files(folder / "plain"), 15)
 
 
 def redis(folder: Path) -> None:
@@ -404,7 +356,6 @@ def manager(folder: Path) -> None:
 
 PARTS = {
     "files": files,
-    "nixl": nixl,
     "redis": redis,
     "bucket": bucket,
     "mooncake": mooncake,

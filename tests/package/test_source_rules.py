@@ -299,7 +299,7 @@ OUTSIDE = {
     "storage": {"numpy", "torch"},
     "wire": {"numpy"},
     "steps": set(),
-    "tiers": {"numpy", "xxhash", "redis", "obstore", "mooncake", "nixl", "torch"},
+    "tiers": {"numpy", "xxhash", "redis", "obstore", "mooncake", "torch"},
     "fleet": {"numpy", "ray"},
     "events": {"numpy", "librt", "mypy_extensions", "msgspec", "zmq"},
 }

@@ -47,11 +47,6 @@ def missing_for_mooncake() -> str:
     return ""
 
 
-def missing_for_nixl() -> str:
-    """Why NIXL cannot move bytes here; nothing where it can."""
-    return "" if importlib.util.find_spec("nixl") else "nixl is not installed (make interop-tiers)"
-
-
 class Server:
     """A server of a process of its own, which may be killed and started again; it has no files then."""
 

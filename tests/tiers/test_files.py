@@ -32,13 +32,11 @@ from blockyard.tiers import (
     object_names,
     open_tier,
 )
-from blockyard.tiers.file_io import PlainIO
 from blockyard.tiers.header import PAGE_BYTES, VERSION
 from blockyard.wire.message import pack
 
 from ..support.patience import wait_until
 from ..support.places import ROOT, child_environment
-from .servers import missing_for_nixl
 from .support import (
     LAYOUT,
     OTHER_LAYOUT,
@@ -55,13 +53,10 @@ from .support import (
     wait_for,
 )
 
-#: What moves the bytes of a file; tests/tiers/test_servers.py tells where NIXL is missing.
-IOS = ["plain"] if missing_for_nixl() else ["plain", "nixl"]
 
-
-@pytest.fixture(params=IOS)
-def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileTier]:
-    made = FileTier(tmp_path, 2**30, io=request.param)
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[FileTier]:
+    made = FileTier(tmp_path, 2**30)
     yield made
     assert made.close()
     made.check()
@@ -380,7 +375,7 @@ def test_what_a_killed_process_left_is_removed_and_a_live_one_keeps_its_own(tier
     left = tmp_path / "new" / "left"
     left.write_bytes(b"half")
     with tier._folders() as folders:
-        name, file = files._new_file(folders, [b"mine"], PlainIO())
+        name, file = files._new_file(folders, [b"mine"])
         second = FileTier(tmp_path, 2**30)
         wait_until(lambda: not left.exists())
         assert (tmp_path / "new" / name).exists()
@@ -569,19 +564,8 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         FileTier(tmp_path / "file", 1)
     with pytest.raises(InvalidArgument, match="max_bytes"):
         FileTier(tmp_path, 0)
-    with pytest.raises(InvalidArgument, match="io is 'fast'; it must be plain or nixl"):
+    with pytest.raises(InvalidArgument, match="io is no option of a file tier"):
         open_tier("--tier", f"file:{tmp_path},io=fast")
-
-
-@pytest.mark.skipif(bool(missing_for_nixl()), reason=missing_for_nixl())
-def test_plain_calls_and_nixl_share_a_folder(tmp_path: Path) -> None:
-    tiers = [open_tier("--tier", f"file:{tmp_path},bytes=1GiB,io={io}") for io in ("plain", "nixl")]
-    assert type(tiers[1]._io) is not PlainIO  # type: ignore[attr-defined]
-    for number, (writer, reader) in enumerate((tiers, tiers[::-1])):
-        numbers = list(range(10 * number, 10 * number + 10))
-        assert store(writer, numbers).is_done
-        assert load(reader, numbers) == {}
-    assert all(tier.close() for tier in tiers)
 
 
 def test_a_clock_that_jumped_changes_the_order_alone(tier: FileTier, tmp_path: Path) -> None:
@@ -693,7 +677,7 @@ from pathlib import Path
 from blockyard.tiers import FileTier
 from tests.tiers.support import load, store
 folder = Path(sys.argv[1])
-tier = FileTier(folder, 2**30, io={io!r})
+tier = FileTier(folder, 2**30)
 assert store(tier, [1]).is_done
 {fault}
 outcome = store(tier, [2, 4])
@@ -709,16 +693,15 @@ LARGEST = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, r
 NOBODY = "import os; os.chmod(folder / 'new', 0o{mode}); os.getuid() or os.seteuid({user})"
 
 
-def said_by(folder: Path, fault: str, mended: str, io: str = "plain") -> str:
-    command = [sys.executable, "-W", "ignore", "-c", STORES.format(fault=fault, mended=mended, io=io), str(folder)]
+def said_by(folder: Path, fault: str, mended: str) -> str:
+    command = [sys.executable, "-W", "ignore", "-c", STORES.format(fault=fault, mended=mended), str(folder)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=child_environment())
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
 
 
-@pytest.mark.parametrize("io", IOS)
-def test_a_file_that_must_not_grow(tmp_path: Path, io: str) -> None:
-    said = said_by(tmp_path, LARGEST.format(size=10_000), LARGEST.format(size=2**30), io)
+def test_a_file_that_must_not_grow(tmp_path: Path) -> None:
+    said = said_by(tmp_path, LARGEST.format(size=10_000), LARGEST.format(size=2**30))
     assert said == "FULL []"
 
 
@@ -741,13 +724,12 @@ def test_permission_lost_while_it_runs(tmp_path: Path) -> None:
     assert said == "DENIED []"
 
 
-@pytest.mark.parametrize("io", IOS)
-def test_a_full_disk(tmp_path: Path, io: str) -> None:
+def test_a_full_disk(tmp_path: Path) -> None:
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(tmp_path)], capture_output=True)
     if mounted.returncode:
         pytest.skip("a small file system cannot be mounted here")
     try:
         fault = "(folder / 'filler').write_bytes(bytes(48 * 1024))"
-        assert said_by(tmp_path, fault, "(folder / 'filler').unlink()", io) == "FULL []"
+        assert said_by(tmp_path, fault, "(folder / 'filler').unlink()") == "FULL []"
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)

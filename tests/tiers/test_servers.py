@@ -20,7 +20,6 @@ from .servers import (
     free_port,
     missing_for_buckets,
     missing_for_mooncake,
-    missing_for_nixl,
     missing_for_redis,
     mooncake_server,
     redis_server,
@@ -32,10 +31,8 @@ from .torture import Place, place_of
 needs_redis = pytest.mark.skipif(bool(missing_for_redis()), reason=missing_for_redis())
 needs_bucket = pytest.mark.skipif(bool(missing_for_buckets()), reason=missing_for_buckets())
 needs_mooncake = pytest.mark.skipif(bool(missing_for_mooncake()), reason=missing_for_mooncake())
-needs_nixl = pytest.mark.skipif(bool(missing_for_nixl()), reason=missing_for_nixl())
 KINDS = [
     "files",
-    pytest.param("nixl", marks=needs_nixl),
     pytest.param("redis", marks=needs_redis),
     pytest.param("bucket", marks=needs_bucket),
     pytest.param("mooncake", marks=needs_mooncake),
@@ -378,7 +375,6 @@ assert load(tier, [1, 2]) == {}
         ("RedisTier", "redis", "redis"),
         ("ObjectTier", "obstore", "buckets"),
         ("MooncakeTier", "mooncake", "mooncake"),
-        ("FileTier('/nowhere', 1, io='nixl')", "nixl", "nixl"),
     ],
 )
 def test_a_missing_client_names_its_extra(kind: str, module: str, extra: str) -> None:

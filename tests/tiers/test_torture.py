@@ -13,12 +13,11 @@ import pytest
 from ..support.patience import PATIENCE_SECONDS
 from ..support.places import ROOT, child_environment
 from ..support.seeds import draws, run_seed
-from .servers import missing_for_buckets, missing_for_mooncake, missing_for_nixl, missing_for_redis
+from .servers import missing_for_buckets, missing_for_mooncake, missing_for_redis
 from .torture import place_of, run_jobs
 
 redis = pytest.mark.skipif(bool(missing_for_redis()), reason=missing_for_redis())
 bucket = pytest.mark.skipif(bool(missing_for_buckets()), reason=missing_for_buckets())
-nixl = pytest.mark.skipif(bool(missing_for_nixl()), reason=missing_for_nixl())
 mooncake = pytest.mark.skipif(bool(missing_for_mooncake()), reason=missing_for_mooncake())
 
 
@@ -26,7 +25,6 @@ mooncake = pytest.mark.skipif(bool(missing_for_mooncake()), reason=missing_for_m
     ("kind", "num_jobs"),
     [
         ("files", 3000),
-        pytest.param("nixl", 3000, marks=nixl),
         pytest.param("redis", 1500, marks=redis),
         pytest.param("bucket", 150, marks=bucket),
         pytest.param("mooncake", 300, marks=mooncake),
@@ -43,7 +41,6 @@ def test_random_jobs_on_damaged_places(tmp_path: Path, kind: str, num_jobs: int)
     ("kind", "kills"),
     [
         ("files", 20),
-        pytest.param("nixl", 20, marks=nixl),
         pytest.param("redis", 5, marks=redis),
         pytest.param("mooncake", 2, marks=mooncake),
         ("peer", 5),

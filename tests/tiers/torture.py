@@ -1,7 +1,6 @@
 """Random jobs on a tier whose place is damaged, and whose processes and servers are killed: right, or a miss.
 
     python -m tests.tiers.torture files --jobs 100000 --kills 1000
-    python -m tests.tiers.torture nixl --jobs 20000 --kills 100
     python -m tests.tiers.torture redis --jobs 20000 --kills 100
     python -m tests.tiers.torture bucket --jobs 2000
     python -m tests.tiers.torture mooncake --jobs 5000 --kills 200
@@ -48,8 +47,8 @@ class Place:
         self.kind, self.where = kind, where
 
     def open(self, **more: Any) -> WorkingTier:
-        if self.kind in ("files", "nixl"):
-            return FileTier(self.where, 2_000_000, io="nixl" if self.kind == "nixl" else "plain", **more)
+        if self.kind == "files":
+            return FileTier(self.where, 2_000_000, **more)
         if self.kind == "redis":
             from blockyard.tiers import RedisTier
 
@@ -111,9 +110,7 @@ def damaged(data: bytes, what: str, draw: random.Random) -> bytes:
 
 @contextmanager
 def place_of(kind: str, folder: Path) -> Iterator[Place]:
-    if kind in ("files", "nixl"):
-        if kind == "nixl":
-            import blockyard.tiers.nixl  # noqa: F401 - once, and not in each child: it takes seconds
+    if kind == "files":
         yield Place(kind, folder)
     elif kind == "redis":
         with redis_server(folder) as server:
@@ -284,7 +281,7 @@ def live(place: Place, seed: int, ready: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.tiers.torture")
-    parser.add_argument("place", choices=["files", "nixl", "redis", "bucket", "mooncake", "peer"])
+    parser.add_argument("place", choices=["files", "redis", "bucket", "mooncake", "peer"])
     parser.add_argument("--jobs", type=int, default=3000)
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--seed", type=int, default=None)

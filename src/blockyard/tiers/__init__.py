@@ -8,7 +8,7 @@ Read it in this order:
     header    what each object says of itself, and its name
     worker    queues, threads, circuits: what all tiers share
     index     which objects are known, and which one goes next
-    files     a folder; nothing to start. file_io and nixl move its bytes
+    files     a folder; nothing to start
     redis     a Redis server
     buckets   an object store: S3, GCS, Azure
     mooncake  a Mooncake Store: memory that engines lend
@@ -27,7 +27,7 @@ Read it in this order:
 
 docs/tiers.md is the guide. Needs xxhash: `pip install 'blockyard[tiers]'`.
 `RedisTier` needs the extra `redis`, `ObjectTier` `buckets`, `MooncakeTier` `mooncake`, `KVBlocks` `engine`, each when
-it is first asked for, and `FileTier` with io="nixl" the extra `nixl`.
+it is first asked for.
 """
 
 from importlib import import_module

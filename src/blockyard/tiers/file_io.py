@@ -1,4 +1,4 @@
-"""This moves bytes between buffers and open files: by the calls of the system, or by what does the same."""
+"""Move bytes between buffers and open files, by `preadv` and `pwritev`."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ from .tier import Cause
 _MOST_PIECES = 512
 
 
-class PlainIO:
-    """Moves bytes by `preadv` and `pwritev`. Not the owner of files. Calls may come from several threads."""
+def read_into(parts: Sequence[memoryview], file: int, at: int) -> None:
+    """Fill the parts, one after another, from byte `at` of a file. Raises `BadObject` if the file ends before."""
+    for left in _groups(parts):
+        while left:
+            count = os.preadv(file, left, at)
+            if count == 0:
+                raise BadObject(Cause.TRUNCATED)
+            at, left = at + count, _rest(left, count)
 
-    def read(self, file: int, parts: Sequence[memoryview], at: int) -> None:
-        """Fills the pieces, one after another, from byte `at` on. Raises `BadObject` where the file ends before."""
-        for left in _groups(parts):
-            while left:
-                count = os.preadv(file, left, at)
-                if count == 0:
-                    raise BadObject(Cause.TRUNCATED)
-                at, left = at + count, _rest(left, count)
 
-    def write(self, file: int, pieces: Sequence[bytes | memoryview]) -> None:
-        """Writes the pieces, one after another, from the beginning, however little the system takes at once."""
-        at = 0
-        for left in _groups([memoryview(piece) for piece in pieces]):
-            while left:
-                count = os.pwritev(file, left, at)
-                at, left = at + count, _rest(left, count)
+def write_all(file: int, pieces: Sequence[bytes | memoryview]) -> None:
+    """Write the pieces from the beginning of a file, however little the system takes at once."""
+    at = 0
+    for left in _groups([memoryview(piece) for piece in pieces]):
+        while left:
+            count = os.pwritev(file, left, at)
+            at, left = at + count, _rest(left, count)
 
 
 def _groups(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:

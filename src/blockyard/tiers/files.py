@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import require_int, shown
+from ..arguments import require_int
 from ..errors import InvalidArgument
-from .file_io import PlainIO
+from .file_io import read_into, write_all
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
 from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
@@ -50,9 +50,8 @@ class FileTier(WorkingTier):
 
     max_bytes: the budget of payloads; the objects that `eviction_policy` names go where it is reached. Each engine
     keeps the budget for all that it knows to be in the folder. reads_folder: False where it need know only what it is
-    asked about, as a tool. io: "plain", the system's own calls, or "nixl", NIXL's POSIX plug-in; the bytes are the
-    same, so a folder may be used by both. more: see `WorkingTier`.
-    Raises `InvalidArgument` where the folder cannot be made or is no folder, and `MissingExtra` where there is no NIXL.
+    asked about, as a tool. more: see `WorkingTier`.
+    Raises `InvalidArgument` where the folder cannot be made or is no folder.
     """
 
     def __init__(
@@ -61,11 +60,9 @@ class FileTier(WorkingTier):
         max_bytes: int,
         eviction_policy: str = "lru",
         reads_folder: bool = True,
-        io: str = "plain",
         **more: Any,
     ) -> None:
         budget = require_int("max_bytes", max_bytes, 1, 2**60)
-        self._io = _io_of(io)
         self._root = Path(folder).resolve()
         try:
             with self._folders() as folders:
@@ -109,7 +106,7 @@ class FileTier(WorkingTier):
         with self._folders() as folders:
             try:
                 for position in positions:
-                    written.append(_new_file(folders, task.pieces(position), self._io))
+                    written.append(_new_file(folders, task.pieces(position)))
                 for name, (temporary, _) in zip(names, written, strict=True):
                     _publish(folders, temporary, name)
                     published += 1
@@ -133,7 +130,7 @@ class FileTier(WorkingTier):
                 task.require(position, header)
                 if size != PAGE_BYTES + header.length:
                     raise BadObject(Cause.TRUNCATED)
-                self._io.read(file, task.parts[position], PAGE_BYTES)
+                read_into(task.parts[position], file, PAGE_BYTES)
                 header.require_payload(task.parts[position])
                 with suppress(OSError):
                     os.utime(file)  # the order of last use, for the next start
@@ -287,7 +284,7 @@ class FileTier(WorkingTier):
     def put(self, name: bytes, data: bytes) -> None:
         """Write a whole file. Raises `PlaceError`."""
         with self._errors(), self._folders() as folders:
-            temporary, file = _new_file(folders, [data], self._io)
+            temporary, file = _new_file(folders, [data])
             try:
                 _publish(folders, temporary, name)
             finally:
@@ -339,28 +336,18 @@ class _Folders:
             return os.open(path[-1], _FOLDER, dir_fd=above)
 
 
-def _new_file(folders: _Folders, pieces: Sequence[bytes | memoryview], io: PlainIO) -> tuple[str, int]:
+def _new_file(folders: _Folders, pieces: Sequence[bytes | memoryview]) -> tuple[str, int]:
     """Write a file under `new`; returns its name and its open descriptor, which holds the lock."""
     name = os.urandom(NAME_BYTES).hex()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.open(name, flags, 0o666, dir_fd=folders.of("new", makes=True))
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        io.write(file, pieces)
+        write_all(file, pieces)
     except BaseException:
         _end_files(folders, [(name, file)])
         raise
     return name, file
-
-
-def _io_of(name: str) -> PlainIO:
-    if name == "nixl":
-        from .nixl import NixlIO
-
-        return NixlIO()
-    if name != "plain":
-        raise InvalidArgument(f"io is {shown(name)}; it must be plain or nixl")
-    return PlainIO()
 
 
 def _publish(folders: _Folders, temporary: str, name: bytes) -> None:

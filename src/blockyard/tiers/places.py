@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _OPTION = re.compile(r",(\w+)=([^,]*)")
 _WRITE = re.compile(r",write=([^,]*)")
 #: What may follow a place, after a comma, by its scheme.
-_OPTIONS = {"file": {"bytes", "policy", "io"}, "s3": {"endpoint", "region"}, "mooncake": {"lent", "admin"}}
+_OPTIONS = {"file": {"bytes", "policy"}, "s3": {"endpoint", "region"}, "mooncake": {"lent", "admin"}}
 
 
 def open_tier(name: str, text: str, *, evicts: bool = True, **more: Any) -> WorkingTier:
@@ -37,8 +37,7 @@ def open_tier(name: str, text: str, *, evicts: bool = True, **more: Any) -> Work
         if not folder:
             raise InvalidArgument(f"{name} is {text!r}; a folder must follow file:")
         budget = parse_memory(f"{name}'s bytes", options["bytes"]) if "bytes" in options else 2**60
-        policy, io = options.get("policy", "lru"), options.get("io", "plain")
-        return FileTier(folder, budget if evicts else 2**60, policy, evicts, io, **more)
+        return FileTier(folder, budget if evicts else 2**60, options.get("policy", "lru"), evicts, **more)
     if scheme in ("redis", "rediss", "unix"):
         from .redis import RedisTier
 
