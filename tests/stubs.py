@@ -53,6 +53,7 @@ ARGUMENTS = {
     **dict.fromkeys(["retention_blocks", "residency_sample"], "Integer"),
     "enable_kv_cache_events": "bool",
     "callback": "Callable[[npt.NDArray[np.int32]], object] | None",
+    "listener": "Callable[[], object] | None",
     "policy": "Policy",
     "config": "CacheConfig",
     "name": "bytes",

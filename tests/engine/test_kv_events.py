@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("zmq")
+pytest.importorskip("xxhash")
 
 from blockyard import InvalidArgument
 from blockyard.cli.model_loading import _kv_events
 from blockyard.engine import Engine, ModelError, SamplingParams
 from blockyard.events import Mirror, PublisherError, Subscriber, Trust
+from blockyard.tiers import FileTier
 
 from ..support.hybrid_models import hybrid_model
 from ..support.patience import PATIENCE_SECONDS
@@ -97,3 +101,77 @@ def test_an_endpoint_without_a_port_is_one_sentence_that_names_the_option(endpoi
     with pytest.raises(InvalidArgument) as told:
         _kv_events(argparse.Namespace(kv_events=endpoint, kv_events_topic=""))
     assert str(told.value) == f"--kv-events {expected}"
+
+
+def router_of(engine: Engine) -> tuple[Mirror, Subscriber]:
+    assert engine.kv_events is not None
+    mirror = Mirror()
+    subscriber = Subscriber(mirror)
+    subscriber.follow("engine", engine.kv_events.endpoint, engine.kv_events.replay_endpoint)
+    return mirror, subscriber
+
+
+def believed(mirror: Mirror, subscriber: Subscriber, prompt: list[int], wanted: int) -> int:
+    """Return the tokens of a prompt that the router believes, as soon as they are `wanted`."""
+
+    def found() -> int:
+        match = mirror.match(prompt).get("engine")
+        return match.num_tokens if match else 0
+
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while found() != wanted and time.monotonic() < deadline:
+        subscriber.poll(0.02)
+    return found()
+
+
+@pytest.mark.parametrize("change", ["reset", "resize"])
+def test_an_idle_engine_publishes_what_it_lost(change: str) -> None:
+    engine = Engine(tiny_model("llama-gqa"), num_blocks=30, block_size=4, kv_events=ENDPOINTS)
+    mirror, subscriber = router_of(engine)
+    with contextlib.closing(engine), subscriber:
+        prompt = list(range(1, 62))
+        engine.generate([prompt], SamplingParams(max_tokens=1))
+        assert believed(mirror, subscriber, prompt, 60) == 60
+        if change == "reset":
+            engine.cache.reset_prefix_cache()
+        else:
+            engine.cache.resize(5)
+        left = engine.cache.num_cached_tokens(prompt)
+        assert left < 60
+        assert believed(mirror, subscriber, prompt, left) == left
+
+
+def test_an_idle_engine_publishes_what_a_snapshot_brought(tmp_path: Path) -> None:
+    prompt = list(range(1, 62))
+    for is_second in (False, True):
+        tiers = [FileTier(tmp_path / "tier", 2**30)]
+        engine = Engine(tiny_model("llama-gqa"), num_blocks=30, block_size=4, kv_events=ENDPOINTS, tiers=tiers)
+        mirror, subscriber = router_of(engine)
+        with contextlib.closing(engine), subscriber:
+            assert engine.offload is not None
+            if is_second:
+                assert engine.offload.restore(tmp_path / "warm", PATIENCE_SECONDS) == 60
+                assert believed(mirror, subscriber, prompt, 60) == 60
+            else:
+                engine.generate([prompt], SamplingParams(max_tokens=1))
+                assert engine.offload.snapshot(tmp_path / "warm", PATIENCE_SECONDS).error == ""
+
+
+def test_a_beam_search_and_a_preempted_request_are_published() -> None:
+    options = {"num_cpu_blocks": 40, "preemption": "swap"}
+    engine = Engine(tiny_model("llama-gqa"), num_blocks=40, block_size=4, kv_events=ENDPOINTS, **options)  # type: ignore[arg-type]
+    mirror, subscriber = router_of(engine)
+    with contextlib.closing(engine), subscriber:
+        prompt = list(range(1, 42))
+        engine.beam_search(prompt, 2, 3)
+        assert engine.cache.num_cached_tokens(prompt) == 40
+        assert believed(mirror, subscriber, prompt, 40) == 40
+        other = list(range(80, 121))
+        engine.add_request(other, SamplingParams(max_tokens=5))
+        engine.step()
+        engine.preempt_all()
+        engine.abort_all()
+        kept = engine.cache.num_cached_tokens(other)
+        assert believed(mirror, subscriber, other, kept) == kept
+        engine.cache.reset_prefix_cache()
+        assert believed(mirror, subscriber, prompt, 0) == 0

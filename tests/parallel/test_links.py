@@ -325,6 +325,16 @@ def test_a_prompt_that_is_handed_over_is_charged_to_its_tenant() -> None:
     ends.receiver.close()
 
 
+def test_a_prompt_that_needs_no_step_after_its_hand_over_is_published(ends: Ends) -> None:
+    ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
+    [offer] = ends.receiver.offers(PATIENCE_SECONDS)
+    cache, published = ends.decode.engine.cache, []
+    cache.pool.on_events = lambda: published.append(cache.num_cached_tokens(PROMPTS[0]))
+    ends.take(offer, SamplingParams(max_tokens=1))
+    assert not ends.decode.engine.has_unfinished
+    assert published[-1:] == [cache.num_cached_tokens(PROMPTS[0])] != [0]
+
+
 def test_a_tenant_by_name_is_its_salt_on_the_other_side() -> None:
     door = PrefillDoor(engine_of(cache_options={"tenants": (Tenant("acme"),)}), "prefill", 1, 10)
     door.add_request(PROMPTS[0], SamplingParams(max_tokens=5), extra_keys=(CacheSalt("x"),), tenant="acme")

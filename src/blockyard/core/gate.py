@@ -73,6 +73,8 @@ class Gate:
         self.interruption = Interruption()
         self.deferred: list[Deferred] = []
         self.told: list[Told] = []
+        #: Whether the running call changes what is cached though it is no step's: a listener resets it.
+        self.has_changed = False
         self._is_telling = False
 
     def enter(self, call: str) -> None:
@@ -120,6 +122,12 @@ class Gate:
     def tell_later(self) -> None:
         """The running call has something to tell when it is over."""
         self.state = FREES_WAIT
+
+    def note_change(self) -> None:
+        """The running call, which is no step's, changes what is cached."""
+        if len(self.told) > 0:
+            self.has_changed = True
+            self.state = FREES_WAIT
 
     def _end(self) -> None:
         self._carry_out()

@@ -601,8 +601,12 @@ class KVCacheManager:
                     raise InvalidArgument(
                         f"num_blocks is {shown(num_blocks)} and num_bytes is {shown(num_bytes)}; give one of the two"
                     )
-                return self._resize.resize(self.config.blocks_in(num_bytes))
-            return self._resize.resize(require_int("num_blocks", num_blocks, 2, MAX_BLOCKS))
+                size = self.config.blocks_in(num_bytes)
+            else:
+                size = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
+            answer = self._resize.resize(size)
+            self._gate.note_change()
+            return answer
         finally:
             self._gate.leave()
 
@@ -690,6 +694,7 @@ class KVCacheManager:
         self._gate.enter("reset_prefix_cache")
         try:
             self._evict.reset_prefix_cache()
+            self._gate.note_change()
         finally:
             self._gate.leave()
 

@@ -277,6 +277,8 @@ class Engine:
         except BaseException:
             self._recover(keep=False)
             raise
+        finally:
+            self.cache.pool.publish_events()
         return [search.completions(self.tokenizer) for search in searches]
 
     # Requests, step by step.
@@ -368,11 +370,13 @@ class Engine:
         request = self._scheduler.abort(request_id)
         if request is None:
             raise InvalidArgument(f"request_id is {request_id}; no such request waits or runs")
+        self.cache.pool.publish_events()
         return request.result()
 
     def abort_all(self) -> None:
         """Drop every request."""
         self._scheduler.abort_all()
+        self.cache.pool.publish_events()
 
     def preempt_all(self) -> None:
         """Free the blocks of all that runs or is swapped out and queue it again with its tokens.
@@ -381,6 +385,7 @@ class Engine:
         """
         self._scheduler.forget_swapped()
         self._scheduler.preempt_running()
+        self.cache.pool.publish_events()
 
     def forget_computed(self) -> None:
         """Forget every key, value and state, so that all tokens are computed again: the model has new weights.

@@ -169,6 +169,7 @@ class DecodeDoor:
         finally:
             if not runs:
                 self.engine.cache.free(seq)
+            self.engine.cache.pool.publish_events()
         return token
 
     def step(self, now: float) -> StepReport:

@@ -288,9 +288,12 @@ class Offload:
         counted = self.missed.copy(), [use.num_hit_tokens for use in self.uses]
         end, most = monotonic() + seconds, int(self.cache.config.max_model_len) - 1
         before = self.cache.num_cached_blocks
-        for tokens, keys in contents.prompts(self.cache.num_free_blocks - before - 1, most):
-            while self._restore([*tokens, 0], keys, end):
-                pass
+        try:
+            for tokens, keys in contents.prompts(self.cache.num_free_blocks - before - 1, most):
+                while self._restore([*tokens, 0], keys, end):
+                    pass
+        finally:
+            self.cache.pool.publish_events()
         self.missed, hits = counted
         for use, num_tokens in zip(self.uses, hits, strict=True):
             use.num_hit_tokens = num_tokens  # what was not asked for is no hit

@@ -94,15 +94,53 @@ class Clock:
         self.now: float = 0.0
 
 
-class LossTeller(Told):
-    """Tells `callback` of lost blocks when the gate is open again.
+class Teller(Told):
+    """Calls a callback of the caller's when the gate is open again; it may call the pool.
 
-    The callback may call the pool; what that evicts is told next. An exception of its becomes a RuntimeWarning, because
-    the call that it follows is done; an interruption is raised as one of a policy's is.
+    An exception of the callback becomes a RuntimeWarning, because the call that it follows is done; an interruption is
+    raised as one of a policy's is. name: of the attribute that holds the callback.
     """
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, name: str) -> None:
         self._gate = gate
+        self._name = name
+
+    def _report(self, error: BaseException) -> None:
+        if not isinstance(error, Exception):
+            self._gate.interruption.note(error)
+            return
+        text = text_of(error, self._gate.interruption)
+        try:
+            warnings.warn(f"{self._name} raised {type(error).__name__}: {text}", RuntimeWarning, 2)
+        except Warning as raised:
+            self._gate.interruption.note(raised)
+
+
+class ChangeTeller(Teller):
+    """Calls `callback` after calls that changed what is cached though they are no step's."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__(gate, "on_events")
+        self.callback: Callable[[], object] | None = None
+
+    def tell(self) -> bool:
+        """Call the callback if something has changed."""
+        has_changed = self._gate.has_changed
+        self._gate.has_changed = False
+        callback = self.callback
+        if has_changed and callback is not None:
+            try:
+                callback()
+            except BaseException as error:
+                self._report(error)
+        return has_changed
+
+
+class LossTeller(Teller):
+    """Tells `callback` of lost blocks. What the callback evicts itself is told next."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__(gate, "on_evict")
         self.callback: Callable[[object], object] | None = None
         self._lost: list[int] = []
 
@@ -123,18 +161,9 @@ class LossTeller(Told):
             if callback is not None:
                 try:
                     callback(np.array(lost, dtype=np.int32))
-                except Exception as error:
-                    self._warn(error)
                 except BaseException as error:
-                    self._gate.interruption.note(error)
+                    self._report(error)
         return has_told
-
-    def _warn(self, error: Exception) -> None:
-        text = text_of(error, self._gate.interruption)
-        try:
-            warnings.warn(f"on_evict raised {type(error).__name__}: {text}", RuntimeWarning, 2)
-        except Warning as raised:
-            self._gate.interruption.note(raised)
 
 
 class LossListener(PoolObserver):

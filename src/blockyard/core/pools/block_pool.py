@@ -340,6 +340,7 @@ class BlockPool(StandalonePool):
         self._gate.enter("reset")
         try:
             self._ledger.reset()
+            self._gate.note_change()
         finally:
             self._gate.leave()
 

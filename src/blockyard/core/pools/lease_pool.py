@@ -26,7 +26,7 @@ from ..pool.lease import (
     part_of,
     require_countable,
 )
-from ..pool.observer import LossListener, LossTeller
+from ..pool.observer import ChangeTeller, LossListener, LossTeller
 from ..watch.history import AllocationHistory
 
 #: The package of this class, whose classes may stand on it.
@@ -47,6 +47,7 @@ class LeasePool:
         self._gate = gate
         self._history = history
         self._teller: LossTeller | None = None
+        self._changes: ChangeTeller | None = None
         gate.deferred.append(book)
 
     # What is there. One number each: these may be asked at any time, also while a call runs.
@@ -371,6 +372,36 @@ class LeasePool:
                 self._gate.told.append(self._teller)
                 self._ledger.watch(LossListener(self._teller))
             self._teller.callback = callback
+        finally:
+            self._gate.leave()
+
+    @property
+    def on_events(self) -> Callable[[], object] | None:
+        """Called without arguments after `reset_prefix_cache`, `resize` and `publish_events`; None for no callback.
+
+        No step need follow these calls, so a `KVEventPublisher` sets this and publishes at once. A manager's calls
+        count too. The callback may call the pool; what it raises becomes a RuntimeWarning.
+        """
+        return None if self._changes is None else self._changes.callback
+
+    @on_events.setter
+    def on_events(self, listener: object) -> None:
+        self._gate.enter("on_events")
+        try:
+            if listener is not None and not callable(listener):
+                raise InvalidArgument(f"on_events is {shown(listener)}; it must be a callable, or None")
+            if self._changes is None:
+                self._changes = ChangeTeller(self._gate)
+                self._gate.told.append(self._changes)
+            self._changes.callback = listener
+        finally:
+            self._gate.leave()
+
+    def publish_events(self) -> None:
+        """Call `on_events` now: after changes between steps, as an abort or what a transfer or a tier brought. O(1)."""
+        self._gate.enter("publish_events")
+        try:
+            self._gate.note_change()
         finally:
             self._gate.leave()
 

@@ -71,6 +71,7 @@ class StandalonePool(LeasePool):
         self._gate.enter("reset_prefix_cache")
         try:
             self._ledger.reset()
+            self._gate.note_change()
         finally:
             self._gate.leave()
 
@@ -83,6 +84,8 @@ class StandalonePool(LeasePool):
         self._gate.enter("resize")
         try:
             target = read_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
-            return self._ledger.resize(target, self._ledger.make_room(target))
+            room = self._ledger.make_room(target)
+            self._gate.note_change()
+            return self._ledger.resize(target, room)
         finally:
             self._gate.leave()

@@ -20,7 +20,7 @@ from ...arguments import require_int, require_str, require_unicode, shown
 from ...config import CacheConfig
 from ...core.manager import KVCacheManager
 from ...core.pools.block_pool import BlockPool
-from ...errors import InvalidArgument, PublisherError
+from ...errors import ConcurrentCall, InvalidArgument, PublisherError
 from ...kv_events import BlockChanges, KVCacheEvents, PublisherStats
 from ..sockets import bound, zmq
 from ..tables.content_table import ContentTable
@@ -53,12 +53,13 @@ class KVEventPublisher:
     """Publishes what `cache` holds, as vLLM does, to consumers such as routers.
 
         publisher = KVEventPublisher(cache, "tcp://127.0.0.1:5557")
-        ...after each step:
+        ...after each step, and after frees between steps:
         publisher.publish()
         ...at the end:
         publisher.close()
 
-    `publish` hands arrays to a thread and returns; it never waits for a consumer. Messages are numbered. A consumer
+    `publish` hands arrays to a thread and returns; it never waits for a consumer. `reset_prefix_cache` and `resize`
+    of the cache are published by themselves (`pool.on_events`). Messages are numbered. A consumer
     that missed some, began late or saw a restart asks the replay socket, and gets the messages, or a snapshot where
     they are gone. While nothing happens, an empty message goes out every `heartbeat` seconds, so that a lost last
     message is noticed.
@@ -107,6 +108,10 @@ class KVEventPublisher:
         if cache in _published:
             raise InvalidArgument("cache has a publisher already; close that one first")
         self._cache = cache
+        self._pool = cache if isinstance(cache, BlockPool) else cache.pool
+        callback = self._pool.on_events
+        if callback is not None and not isinstance(getattr(callback, "__self__", None), KVEventPublisher):
+            raise InvalidArgument(f"pool.on_events is {shown(callback)}; a publisher needs it: set it to None")
         self._take: Callable[[Any], KVCacheEvents] = type(cache).take_events
         self._topic = require_unicode("topic", require_str("topic", topic)).encode()
         self._heartbeat = heartbeat
@@ -144,6 +149,8 @@ class KVEventPublisher:
             os.set_blocking(self._woken, False)
             _published.add(self._cache)
             self._thread.start()
+            self._pool.on_events = self._publish_between_steps
+            self._publish_between_steps()  # what the cache holds already
         except BaseException:
             if not self._thread.is_alive():
                 self._close_sockets()
@@ -161,6 +168,10 @@ class KVEventPublisher:
         if self.error is not None:
             error, self.error = self.error, None
             raise PublisherError("the thread that publishes KV events has ended") from error
+        self._publish_between_steps()
+
+    def _publish_between_steps(self) -> None:
+        """Publish, and leave what ended the thread to the next `publish`."""
         if self._thread.is_alive():
             # In C from the cache's log into the list: an interrupt comes before or after, and loses nothing.
             self._taken.extend(map(self._take, (self._cache,)))
@@ -213,6 +224,8 @@ class KVEventPublisher:
                 self._is_closing = True
                 self._wake_up()
                 self._thread.join()
+                with contextlib.suppress(ConcurrentCall):  # a signal's handler closes in the middle of a call
+                    self._pool.on_events = None
             if self._wake >= 0:
                 self._take_in_rest()
                 _published.discard(self._cache)
