@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import os
+from pathlib import Path
 from typing import Final
 
 from .errors import BlockyardError, InvalidArgument
@@ -72,6 +74,17 @@ def require_unicode(name: str, text: str) -> str:
 def printable(text: str) -> str:
     """Return `text` with escapes for what no Unicode text can have (`require_unicode`): names may be any bytes."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def require_path(name: str, value: object) -> Path:
+    """Return a path that the system could have. A string, or what has `__fspath__`, without a NUL."""
+    try:
+        found = os.fspath(value)  # type: ignore[call-overload]
+        if isinstance(found, str) and b"\0" not in os.fsencode(found):
+            return Path(found)
+    except Exception:  # no path, or the caller's own __fspath__ fails
+        pass
+    raise InvalidArgument(f"{name} is {shown(value)}; it must be the path of a file")
 
 
 def require_bool(name: str, value: object) -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, Span
-from blockyard.tiers import FileTier, Offload, TierUse
+from blockyard import BlockyardError, CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, Span
+from blockyard.tiers import Cause, FileTier, Job, NameChain, Offload, TierDoor, TierUse, object_names, open_tier
 from blockyard.tiers.snapshot import Contents
 from blockyard.wire.message import Message, pack
 
@@ -440,7 +444,7 @@ def test_what_cannot_be_written_is_told_and_leaves_nothing(tmp_path: Path) -> No
     long = tmp_path / ("x" * 250)  # no room for what stands beside it
     assert "cannot be written: File name too long" in engine.offload.snapshot(long, PATIENCE_SECONDS).error
     for name in ("", "/", "a\0b"):
-        with pytest.raises(InvalidArgument, match="a file's name is needed"):
+        with pytest.raises(InvalidArgument, match=r"a file's name is needed|it must be the path of a file"):
             engine.offload.begin_snapshot(name)
     (tmp_path / "warm").mkdir()
     assert engine.offload.snapshot(tmp_path / "warm", PATIENCE_SECONDS).error != ""
@@ -530,4 +534,139 @@ def test_a_snapshot_needs_a_tier_that_is_written(tmp_path: Path) -> None:
     engine = SmallEngine(tmp_path, write="never")
     with pytest.raises(InvalidArgument, match="none that is written"):
         engine.offload.snapshot(tmp_path / "warm")
+    engine.close()
+
+
+def test_a_killed_process_leaves_whole_beginnings_of_what_back_stored(tmp_path: Path) -> None:
+    """All prompts share a head that is hit again and again, so that the pool never evicts it."""
+    head = list(range(1, 33))
+    prompts = [head + list(range(first, first + 24)) for first in range(100, 900, 40)]
+    engine = SmallEngine(tmp_path, write="back")
+    for prompt in prompts:
+        engine.serve(prompt)
+        assert engine.offload.settle(PATIENCE_SECONDS)
+    assert engine.cache.num_cached_tokens(prompts[0]) == len(head)
+    engine.tier.close()  # as kill -9 leaves it: the pool is gone
+    second = SmallEngine(tmp_path, write="never")
+    for prompt in prompts[:5]:
+        second.cache.reset_prefix_cache()
+        assert second.serve(prompt) == 52
+    second.close()
+
+
+@pytest.mark.parametrize("fault", ["failed", "refused", "no buffers"])
+def test_a_head_that_was_not_stored_is_tried_again(fault: str) -> None:
+    head = list(range(1, 33))
+    tier = FaultyTier(random.Random(1), faults=0.0)
+    cache = KVCacheManager(CacheConfig(60, block_size=4, max_num_seqs=4, max_model_len=100))
+    num_rows = 14 if fault == "no buffers" else 60
+    offload = Offload(cache, SmallBlocks(60, 4, 1, num_rows), [TierUse(tier, "back")], {"weights": 0})
+
+    def serve(tokens: list[int]) -> None:
+        offload.prepare(tokens[-1], tokens, may_load=False)
+        seq = cache.allocate(tokens)
+        offload.fill(tokens[-1], seq)
+        plan = cache.reserve([seq])
+        offload.save(tokens[-1], seq, tokens, len(tokens))
+        cache.commit([seq], plan.num_scheduled)
+        cache.free(seq)
+        offload.forget(tokens[-1])
+        while tier.jobs:
+            tier.work()
+            offload.poll()
+        offload.poll()
+        offload.check()
+
+    for turn, first in enumerate(range(100, 900, 40)):
+        tier.faults = 1.0 if fault == "refused" and turn < 10 else 0.0
+        if fault == "failed" and turn < 10:
+            tier._store = lambda job: dict.fromkeys(range(len(job.names)), Cause.FULL)  # type: ignore[method-assign]
+        elif fault == "failed":
+            tier.__dict__.pop("_store", None)
+        serve(head + list(range(first, first + 24)))
+    chain = NameChain(offload._layout_now(), 4)
+    chain.extend(head)
+    assert all(name in tier.objects for name in chain.names)
+
+
+@pytest.mark.parametrize("call", ["snapshot", "restore"])
+def test_what_killed_snapshots_left_is_removed_and_what_is_written_stays(tmp_path: Path, call: str) -> None:
+    path = snapshot_of(tmp_path, PROMPT)
+    left, other = (tmp_path / f".{name}.0123456789abcdef" for name in ("warm", "cold"))
+    live = tmp_path / ".warm.fedcba9876543210"
+    for each in (left, live, other, tmp_path / ".warm.notes"):
+        each.write_bytes(b"half")
+    engine = SmallEngine(tmp_path / "tier", write="back")
+    with open(live, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if call == "restore":
+            engine.offload.restore(path, PATIENCE_SECONDS)
+        else:
+            engine.serve(PROMPT)
+            assert engine.offload.snapshot(path, PATIENCE_SECONDS).error == ""
+        names = sorted(each.name for each in tmp_path.iterdir())
+    assert names == [".cold.0123456789abcdef", ".warm.fedcba9876543210", ".warm.notes", "tier", "warm"]
+    engine.close()
+
+
+class NoSize:
+    """What fails in the caller's own code."""
+
+    def __len__(self) -> int:
+        raise ValueError("no length")
+
+    def __fspath__(self) -> str:
+        raise RuntimeError("no path")
+
+
+HOSTILE: list[Any] = [None, -1, 2**70, 1.5, float("nan"), "\0", b"x", [], [None], [2**40], {}, object(), NoSize()]
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=repr)
+def test_bad_arguments_are_refused_and_change_nothing(tmp_path: Path, value: Any) -> None:
+    engine = SmallEngine(tmp_path / "tier", write="back")
+    engine.serve(PROMPT)
+    warm = tmp_path / "warm"
+    assert engine.offload.snapshot(warm, PATIENCE_SECONDS).error == ""
+    offload, cache, tier = engine.offload, engine.cache, engine.tier
+    seq = cache.allocate(list(range(20)))
+    offload.prepare("k", list(range(20)), may_load=False)
+    before = cache.num_cached_blocks, len(offload._prompts), offload.read().missed
+    layout = offload._layout_now()
+    calls: list[Callable[[], object]] = [
+        lambda: offload.restore(value),
+        lambda: offload.begin_snapshot(value),
+        lambda: offload.save("k", seq, value, 8),
+        lambda: offload.fill("k", value),
+        lambda: Offload(value, engine.blocks, [], {}),
+        lambda: Offload(cache, value, [], {}),
+        lambda: FileTier(value, 100),
+        lambda: open_tier("place", value),
+        lambda: TierUse(value),
+        lambda: TierUse(tier, value),
+        lambda: Job(value, layout, [layout], [layout], [b"x"]),
+        lambda: Job(1, value, [layout], [layout], [b"x"]),
+        lambda: Job(1, layout, value, [layout], [b"x"]),
+        lambda: Job(1, layout, [layout], value, [b"x"]),
+        lambda: Job(1, layout, [layout], [layout], value),
+        lambda: tier.store(value),
+        lambda: tier.load(value),
+        lambda: NameChain(value, 4),
+        lambda: NameChain(layout, value),
+        lambda: TierDoor(value),
+    ]
+    if not isinstance(value, list) or value:
+        calls += [lambda: tier.longest_prefix(value), lambda: tier.first_of(value), lambda: tier.drop(value)]
+        calls += [lambda: offload.prepare("n", value), lambda: offload.is_storing(value)]
+        calls += [lambda: object_names(layout, value, 1)]
+    if not isinstance(value, float) or value != value:
+        calls += [lambda: offload.restore(warm, value), lambda: offload.settle(value), lambda: tier.close(value)]
+    if value in (None, [], {}) or isinstance(value, (list, dict, set)):
+        calls += [lambda: offload.forget(value), lambda: offload.fork(value, [])] if value is not None else []
+    for call in calls:
+        with contextlib.suppress(BlockyardError):
+            call()
+    offload._prompts.pop("n", None)
+    assert (cache.num_cached_blocks, len(offload._prompts), offload.read().missed) == before
+    cache.free(seq)
     engine.close()

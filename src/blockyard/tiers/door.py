@@ -15,6 +15,8 @@ from hashlib import blake2b, sha256
 from typing import Any
 from uuid import uuid4
 
+from ..arguments import shown
+from ..errors import InvalidArgument
 from .header import PAGE_BYTES, BadObject, Header, layout_id
 from .places import open_tier
 from .tier import NAME_BYTES, Job, Prefix
@@ -60,18 +62,23 @@ class TierDoor:
 
     def name(self, key: bytes) -> bytes:
         """Returns the name under which an engine's key stands in the tier."""
+        if not isinstance(key, bytes):
+            raise InvalidArgument(f"keys has {shown(key)}; a key is bytes")
         return sha256(self.layout + key).digest()[:NAME_BYTES]
 
     def known(self, keys: Sequence[bytes]) -> Prefix:
         """Returns how many of the keys are there, from the first on, as far as is known now. See `Tier`."""
-        return self.tier.longest_prefix([self.name(key) for key in keys])
+        return self.tier.longest_prefix([self.name(key) for key in _sequence("keys", keys)])
 
     def begin(self, is_load: bool, keys: Sequence[bytes], buffers: Sequence[Any]) -> int:
         """Begin to load or store; returns the number by which the batch will be told. O(keys). Blocks for nothing."""
+        names = [self.name(key) for key in _sequence("keys", keys)]
+        if len(_sequence("buffers", buffers)) != len(names):
+            raise InvalidArgument(f"buffers has {len(buffers)} items, keys {len(names)}; a batch has as many of each")
         digests = [blake2b(key, digest_size=NAME_BYTES).digest() for key in keys]
         with self._lock:
             self._last += 1
-            batch = _Batch(self._last, is_load, [self.name(key) for key in keys], digests, buffers)
+            batch = _Batch(self._last, is_load, names, digests, buffers)
             self._submit(batch, list({name: place for place, name in enumerate(batch.names)}.values()))
             return batch.ticket
 
@@ -149,3 +156,9 @@ class TierDoor:
         good = [place in wanted for place in range(len(batch.names))]
         num_bytes = sum(memoryview(batch.buffers[place]).nbytes for place in places)
         self._ended[batch.ticket] = Ended(batch.ticket, good, num_bytes, time.monotonic() - batch.since)
+
+
+def _sequence(name: str, given: Sequence[Any]) -> Sequence[Any]:
+    if not isinstance(given, Sequence):
+        raise InvalidArgument(f"{name} is {shown(given)}; it must be a sequence")
+    return given

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arguments import require_int
+from ..arguments import require_bool, require_int, require_path
 from ..errors import InvalidArgument
 from .file_io import read_into, write_all
 from .header import PAGE_BYTES, BadObject, Header
@@ -63,7 +63,8 @@ class FileTier(WorkingTier):
         **more: Any,
     ) -> None:
         budget = require_int("max_bytes", max_bytes, 1, 2**60)
-        self._root = Path(folder).resolve()
+        self._root = require_path("folder", folder).resolve()
+        reads_folder = require_bool("reads_folder", reads_folder)
         try:
             with self._folders() as folders:
                 folders.of("objects", makes=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from .costs import LinearCost
-from .loads import Prompt
+from .loads import Prompt, StateSearch
 from .memory import States
-from .states import places_between, state_name
+from .states import early_positions, near_positions, state_name
 from .uses import TierUse
 
 #: Blocks of a prompt, from the second to the third, that a tier has.
@@ -16,6 +17,11 @@ Range = tuple[TierUse, int, int]
 Kept = tuple[TierUse, int]
 #: Seconds that a question or a load is waited for where it is not known how long computing takes.
 _PATIENCE = 2.0
+#: Seconds that the answer of a tier is waited for where one behind it has the blocks.
+_ANSWER_SECONDS = 0.1
+#: Positions of states that a tier is asked about at once, and how many such batches in one call.
+_A_BATCH = 256
+_BATCHES_A_CALL = 4
 
 
 class Finder:
@@ -42,21 +48,46 @@ class Finder:
         self._state_step = state_step
         self.computing = LinearCost()
 
-    def find(self, names: list[bytes], first: int, usable: int) -> tuple[list[Range], bool]:
-        """Say which tier has which blocks, each from where the one before ends, and whether that is all they know."""
-        found = []
+    def find(self, names: list[bytes], first: int, usable: int) -> tuple[list[Range], list[TierUse]]:
+        """Return which tier has which blocks, each from where the one before ends, and the tiers that know more later.
+
+        A tier that does not answer does not hide those behind it.
+        """
+        found: list[Range] = []
+        pending = []
         for use in self.uses:
+            if first == usable:
+                break
             prefix = use.tier.longest_prefix(names[first:usable])
             if prefix.num_found:
                 found.append((use, first, first + prefix.num_found))
                 first += prefix.num_found
             if not prefix.is_final:
-                return found, False
+                pending.append(use)
+                continue
+            use.is_silent = False
             for name in names[first:usable]:
                 use.known.pop(name, None)  # what was evicted there is stored again when it is computed again
-            if first == usable:
-                break
-        return found, True
+        return found, pending
+
+    def should_wait(
+        self, prompt: Prompt, pending: list[TierUse], best: TierUse | None, num_blocks: int, now: float
+    ) -> bool:
+        """Return whether to wait for the tiers that have not answered; when that was in vain, note them as silent.
+
+        best: the last tier that has something, or has answered; None without one. A tier after it may have more, and
+        is waited for until the num_blocks that are missing would have been computed; one before it is only nearer.
+        """
+        if not pending:
+            return False
+        patience = self.patience(num_blocks)
+        if best is not None and self.uses.index(pending[-1]) < self.uses.index(best):
+            patience = -1.0 if all(use.is_silent for use in pending) else min(patience, _ANSWER_SECONDS)
+        if now - prompt.since <= patience:
+            return True
+        for use in pending:
+            use.is_silent = True
+        return False
 
     def choose(self, prompt: Prompt, found: list[Range], room: int, now: float) -> list[Range]:
         """Returns what is loaded: as far as there is `room`, and no tier is slower than computing."""
@@ -76,21 +107,55 @@ class Finder:
                 break
         return chosen
 
-    def find_state(self, layout: bytes, names: list[bytes], first: int, stop: int) -> tuple[Kept | None, bool]:
-        """Say which tier has the state that stands furthest back behind block `first`, where, and whether that is all
-        they know."""
-        places = list(places_between(first, stop, self._state_step, self.block_size))
-        wanted = [state_name(layout, names[place - 1]) for place in places]
-        best = None
-        for use in self.uses:
+    def find_state(
+        self, layout: bytes, prompt: Prompt, first: int, stop: int
+    ) -> tuple[Kept | None, list[TierUse], bool]:
+        """Return which tier has the last state after block `first`, up to block `stop`, and where it stands.
+
+        Returns too which tiers know more later, and whether the search is over. The likeliest positions are searched
+        first: those nearest to `stop`, and powers of two. The others follow, in batches, over several calls. A tier
+        that is silent does not hold it up.
+        """
+        search, step = prompt.search, self._state_step
+        near = near_positions(first, stop, step)
+        early = early_positions(first, stop, step, self.block_size)
+        if search is None or search.stop != stop:
+            best, pending = self._find_state_in(
+                layout, prompt, [*near, *(place for place in early if place not in near)]
+            )
+            if best is not None and best[1] in near:
+                return best, pending, True
+            if not all(use.is_silent for use in pending):
+                return best, pending, False
+            prompt.search = search = StateSearch(stop, near[-1] - step if near else 0, best)
+        known = set(early)
+        for _ in range(_BATCHES_A_CALL):
+            least = first if search.fallback is None else search.fallback[1]
+            batch = list(islice((place for place in range(search.at, least, -step) if place not in known), _A_BATCH))
+            if not batch:
+                return search.fallback, [], True
+            best, pending = self._find_state_in(layout, prompt, batch)
+            if best is not None:
+                return best, pending, True
+            if not all(use.is_silent for use in pending):
+                return search.fallback, pending, False
+            search.at = batch[-1] - step
+        return search.fallback, [], False
+
+    def _find_state_in(self, layout: bytes, prompt: Prompt, places: list[int]) -> tuple[Kept | None, list[TierUse]]:
+        wanted = [state_name(layout, prompt.chain.names[place - 1]) for place in places]
+        best, pending = None, []
+        for use in self.uses if wanted else ():
             found = use.tier.first_of(wanted)
+            if not found.is_final:
+                pending.append(use)
+                continue
+            use.is_silent = False
             for name in wanted[: found.place]:
                 use.known.pop(name, None)
-            if not found.is_final:
-                return best, False
             if found.place < len(wanted):
                 best, wanted = (use, places[found.place]), wanted[: found.place]
-        return best, True
+        return best, pending
 
     def up_to_state(self, prompt: Prompt, chosen: list[Range], kept: Kept | None, now: float) -> list[Range]:
         """Returns what is loaded up to a state; nothing where there is none, or loading both is not sooner."""

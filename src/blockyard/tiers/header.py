@@ -25,7 +25,7 @@ from ..arguments import require_int, shown
 from ..errors import InvalidArgument, MissingExtra, PeerMismatch
 from ..keys import canonical_keys, plain_keys, spans_by_block, spans_of
 from ..wire.message import Message, pack
-from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_name
 
 try:
     import xxhash
@@ -172,6 +172,7 @@ class NameChain:
         #: The tokens that they were made of.
         self._tokens = bytearray()
         self._block_size = require_int("block_size", block_size, 1, 2**20)
+        require_name("layout", layout)
         keys = canonical_keys(extra_keys)
         self._spans = spans_of(keys)
         self._root = self._last = root_of(layout, block_size, plain_keys(keys))
@@ -182,10 +183,14 @@ class NameChain:
         Raises as `object_names`; nothing has changed then.
         """
         size, done = self._block_size, len(self.names)
-        stop = len(token_ids) // size if stop is None else stop
-        if stop <= done:
-            return
-        data, last, width = token_bytes(token_ids[done * size : stop * size]), self._last, 4 * size
+        try:
+            stop = len(token_ids) // size if stop is None else stop
+            if stop <= done:
+                return
+            part = token_ids[done * size : stop * size]
+        except Exception:  # it has no length, or no slices
+            raise InvalidArgument(f"token_ids is {shown(token_ids)}; a sequence of tokens is needed") from None
+        data, last, width = token_bytes(part), self._last, 4 * size
         spans = spans_by_block(self._spans, size, stop - done, done) if self._spans else {}
         names, digests = [], []
         for first in range(0, len(data), width):
@@ -202,8 +207,15 @@ class NameChain:
 
     def is_of(self, token_ids: Any, first: int, stop: int) -> bool:
         """Say whether blocks `first` to `stop` of a sequence are those that have names here. O(tokens of these)."""
+        first, stop = require_int("first", first, 0, 2**31), require_int("stop", stop, 0, 2**31)
         begin, end = 4 * self._block_size * first, 4 * self._block_size * stop
-        return stop <= len(self.names) and self._tokens[begin:end] == token_bytes(token_ids[begin // 4 : end // 4])
+        if stop > len(self.names):
+            return False
+        try:
+            part = token_ids[begin // 4 : end // 4]
+        except Exception:  # it has no slices
+            raise InvalidArgument(f"token_ids is {shown(token_ids)}; a sequence of tokens is needed") from None
+        return self._tokens[begin:end] == token_bytes(part)
 
     def begin_anew(self) -> None:
         """Forget all names: the sequence was cut, and goes on differently."""

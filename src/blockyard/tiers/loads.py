@@ -46,6 +46,8 @@ class Load:
     prompts: set[Hashable] = field(default_factory=set)
     #: Of a hybrid model, the state behind all of it.
     kept: Piece | None = None
+    #: How many calls of `poll` there were when one of its prompts could last have started with it; 0 for never.
+    offered_at: int = 0
 
     @property
     def is_running(self) -> bool:
@@ -61,13 +63,26 @@ class Load:
         return self.pieces[:count]
 
 
+@dataclass(slots=True)
+class StateSearch:
+    """How far a prompt's last state was searched for, before block `stop`: down to position `at`, in blocks.
+
+    fallback: the tier of an early state that was found meanwhile, and its position.
+    """
+
+    stop: int
+    at: int
+    fallback: tuple[TierUse, int] | None = None
+
+
 @dataclass(eq=False, slots=True)
 class Prompt:
     """This is known of a request: the names of its blocks, what it waits for, how much of it was offered to the tiers.
 
     kept: after how many tokens it has states that were not offered yet; behind `last` it is in its output.
     found, chosen: up to which block the tiers have it, and up to which it is loaded. cause: why not all that they have.
-    is_over: there is nothing to wait for. is_admitted: it has its sequence. is_lost: a cut was seen behind spans.
+    rest: why the tiers have no more. is_over: there is nothing to wait for. needs_turn: tiers are asked again when it
+    can start. is_admitted: it has its sequence. is_lost: a cut was seen behind spans. search: for its last state.
     """
 
     chain: NameChain
@@ -77,19 +92,22 @@ class Prompt:
     found: int = 0
     chosen: int = 0
     cause: str = "late"
+    rest: str = "absent"
     num_saved: int = 0
     is_over: bool = False
+    needs_turn: bool = False
     is_admitted: bool = False
     is_lost: bool = False
     extra_keys: tuple[ExtraKey, ...] = ()
     token_ids: Sequence[int] = ()
     last: int = 0
     kept: list[int] = field(default_factory=list)
+    search: StateSearch | None = None
 
     @property
     def is_waiting(self) -> bool:
         """Says whether a place is being asked, or a load runs."""
-        return not self.is_over and (self.load is None or self.load.is_running)
+        return not (self.is_over or self.needs_turn) and (self.load is None or self.load.is_running)
 
     def take_kept(self, boundaries: Iterable[int] = ()) -> list[int]:
         """Returns after how many tokens of the prompt there are states to offer; of the output the last one stays.

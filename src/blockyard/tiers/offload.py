@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..answers import SeqStatus
+from ..arguments import require_int, require_number, shown
 from ..core.manager import KVCacheManager
 from ..core.plan import StepPlan
 from ..errors import InvalidArgument, InvariantError
@@ -38,8 +39,12 @@ from .write_back import Evicted, WriteBack
 
 #: Why prompt tokens that the pool did not have were computed and not loaded.
 MISS_CAUSES = ("absent", "not_worth", "late", "failed", "no_buffers", "no_state")
+_BLOCKS_CALLS = ("layout", "buffer", "read", "write", "object_bytes", "num_rows")
+_STATES_CALLS = ("layout", "buffers", "read", "write", "object_bytes", "num_rows")
 #: Jobs of a snapshot at once: what requests store goes between.
 _SNAPSHOT_JOBS = 4
+#: Waiting prompts that are looked at again between two calls of `poll`: each costs a lookup of its tokens.
+_MOST_RECHECKS = 16
 
 
 class Offload:
@@ -80,6 +85,19 @@ class Offload:
         clock: Callable[[], float] = monotonic,
         states: States | None = None,
     ) -> None:
+        if not isinstance(cache, KVCacheManager):
+            raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager")
+        for name, given, calls in (("blocks", blocks, _BLOCKS_CALLS), ("states", states, _STATES_CALLS)):
+            if given is not None or name == "blocks":
+                _require_calls(name, given, calls)
+        if not isinstance(tiers, Iterable):
+            raise InvalidArgument(f"tiers is {shown(tiers)}; it must be several tiers")
+        if not isinstance(model, Mapping) and not callable(model):
+            raise InvalidArgument(f"model is {shown(model)}; it must be a dict of plain values, or a function")
+        for name, call in (("clock", clock), ("on_plan", on_plan)):
+            if not callable(call) and (name == "clock" or call is not None):
+                raise InvalidArgument(f"{name} is {shown(call)}; it must be a function")
+        step_tokens = require_int("step_tokens", step_tokens, 1, 2**31 - 1)
         require_offloadable(cache, int(blocks.layout().get("shards", 1)))
         config = cache.config
         if on_plan is None and (config.num_cpu_blocks or config.partial_hits or config.state_group):
@@ -119,16 +137,18 @@ class Offload:
         self._stores = Stores(blocks, list(range(half, blocks.num_rows)), self._numbers, self._copies)
         self._prompts: dict[Hashable, Prompt] = {}
         self._loads: dict[bytes, Load] = {}
+        self._num_rechecks = self._num_polls = 0
         #: Loads that tiers have.
         self._jobs: dict[int, tuple[Piece, list[bytes]]] = {}
         self._back = [use for use in self.uses if use.write == "back"]
-        self._write_back = WriteBack(cache, self._store_evicted) if self._back else None
+        self._write_back = WriteBack(cache, self._store_evicted, self._is_stored_back) if self._back else None
         self._snapshot: tuple[TierUse, Snapshot] | None = None
 
     # What an engine calls.
 
     def poll(self) -> None:
         """Take in what the tiers have done since the last call. O(jobs that ended)."""
+        self._num_rechecks, self._num_polls = _MOST_RECHECKS, self._num_polls + 1
         while self._copies and self._copies[0][0]():
             self._copies.pop(0)[1]()
         for tier in {id(use.tier): use.tier for use in self.uses}.values():
@@ -136,6 +156,8 @@ class Offload:
                 self._end_job(outcome)
         if self._write_back is not None:
             self._write_back.learn(self._layout_now())
+            if self._stores.free:
+                self._write_back.store_missing()
         if self._snapshot is not None:
             self._go_on(*self._snapshot)
 
@@ -146,24 +168,36 @@ class Offload:
         extra_keys: tuple[ExtraKey, ...] = (),
         *,
         may_load: bool = True,
+        will_start: bool = False,
     ) -> bool:
-        """Says whether a waiting request's blocks are on their way; asks for them, and begins to load, where it pays.
+        """Look up a waiting request's blocks and start loading them if that is faster than recomputing.
 
-        key: of the request, until `forget`. may_load: False to look for nothing, and only make the request known.
-        False is the answer at the latest when computing would have been done. Call it before `allocate`, every time.
-        O(blocks not named yet) the first time, and O(blocks) while a place is asked.
+        Return True while the request should keep waiting: at most as long as computing takes. Call it before
+        `allocate`, every time. A request that cannot start yet loads ahead only into free buffers, and gives them up
+        to one that can. O(blocks not named yet) the first time, and O(blocks) while a tier is asked.
+
+        Args:
+            key: names the request until `forget`.
+            token_ids: the request's tokens.
+            extra_keys: the request's extra keys, as for `allocate`.
+            may_load: False to look for nothing, and only make the request known.
+            will_start: whether the request starts now even though `can_allocate` says no, as by a tenant's guarantee.
         """
         prompt = self._prompt(key, extra_keys)
-        prompt.token_ids = token_ids
         if prompt.is_over:
             return False
         if not may_load:
             prompt.is_over = True
             return False
         now = self._clock()
-        if prompt.load is None:
+        if prompt.load is not None and not prompt.load.is_running:
+            self._offer(prompt, prompt.load, token_ids, extra_keys)
+        if prompt.needs_turn and self._can_start(token_ids, extra_keys, will_start):
+            prompt.needs_turn, prompt.since, prompt.search = False, now, None
+        if prompt.load is None and not prompt.needs_turn:
             prompt.chain.extend(token_ids)
-            self._look_up(key, prompt, token_ids, extra_keys, now)
+            prompt.token_ids = token_ids
+            self._look_up(key, prompt, token_ids, extra_keys, now, will_start)
         if prompt.load is not None and now > prompt.load.deadline:
             prompt.is_over = prompt.load.is_running
         return prompt.is_waiting
@@ -173,9 +207,10 @@ class Offload:
 
         Returns the tokens. Call it right after `allocate`; after an error the sequence is still to be freed. O(bytes).
         """
-        prompt = self._prompts.get(key)
+        prompt = self._prompts.get(_require_key("key", key))
         if prompt is None:
             return 0
+        self.cache.num_tokens(require_int("seq", seq, 0, 2**63 - 1))  # raises before anything has changed
         prompt.is_over = prompt.is_admitted = True
         if self._states is not None:
             hit, num_tokens = int(self.cache.num_computed_tokens(seq)), int(self.cache.num_tokens(seq))
@@ -206,12 +241,13 @@ class Offload:
         states: after how many tokens the step saved states of the sequence. They are stored when they are kept, in a
         later call; of an output the last one is, by `forget`.
         """
+        num_computed = require_int("num_computed", num_computed, 0, 2**31 - 1)
         stop = num_computed // self._block_size
-        prompt = self._prompts.get(key)
+        prompt = self._prompts.get(_require_key("key", key))
         # What was computed before the cache was reset may be of other weights.
         if prompt is None or prompt.generation != self.cache.generation:
             return 0
-        computed = self.cache.num_computed_tokens(seq)
+        computed = self.cache.num_computed_tokens(require_int("seq", seq, 0, 2**63 - 1))
         if stop > prompt.num_saved or computed < prompt.num_saved * self._block_size:
             prompt.look_for_cut(computed // self._block_size, token_ids, stop)
         if prompt.is_lost:
@@ -222,6 +258,8 @@ class Offload:
         if prompt.num_saved >= stop:
             return 0
         prompt.chain.extend(token_ids, stop)
+        if len(prompt.chain.names) < stop:
+            raise InvalidArgument(f"num_computed is {num_computed}; token_ids has {len(token_ids)} tokens")
         first, prompt.num_saved = prompt.num_saved, stop
         if self._write_back is not None:
             self._write_back.computed(self.cache.block_ids(seq)[first:stop])
@@ -230,9 +268,11 @@ class Offload:
 
     def fork(self, parent: Hashable, keys: Iterable[Hashable]) -> None:
         """Further requests go on from one that runs, as `cache.fork` makes them. O(blocks) each."""
-        prompt = self._prompts.get(parent)
+        prompt = self._prompts.get(_require_key("parent", parent))
+        if not isinstance(keys, Iterable):
+            raise InvalidArgument(f"keys is {shown(keys)}; the names of requests are needed")
         if prompt is not None:
-            for key in keys:
+            for key in [_require_key("keys", each) for each in keys]:
                 self._prompts[key] = replace(prompt, chain=prompt.chain.copy(), load=None, kept=[])
 
     def forget(self, key: Hashable) -> None:
@@ -240,7 +280,7 @@ class Offload:
 
         What is kept of its states is stored, O(bytes).
         """
-        prompt = self._prompts.pop(key, None)
+        prompt = self._prompts.pop(_require_key("key", key), None)
         if prompt is not None and prompt.kept and prompt.generation == self.cache.generation:
             self._store_states(prompt, prompt.take_kept() + prompt.kept)
         if prompt is not None and (load := prompt.load) is not None:
@@ -250,8 +290,9 @@ class Offload:
 
     def note_computed(self, num_tokens: int, seconds: float) -> None:
         """Tell how long a step of num_tokens took: loads are begun only where they are sooner."""
-        if num_tokens > 0 and seconds > 0.0:
-            self._finder.computing.note(num_tokens, seconds, 0.0)
+        count, took = require_int("num_tokens", num_tokens, 0, 2**62), require_number("seconds", seconds)
+        if count > 0 and took > 0.0:
+            self._finder.computing.note(count, took, 0.0)
 
     def begin_snapshot(self, path: str | PathLike[str]) -> Snapshot:
         """Store what the pool caches in the nearest tier that is written, and write down at `path` what it was.
@@ -271,7 +312,8 @@ class Offload:
 
     def snapshot(self, path: str | PathLike[str], seconds: float = 60.0) -> Snapshot:
         """Take a snapshot and wait for it, at most so long, as `begin_snapshot`: for a stop. See its `is_done`."""
-        snapshot, end = self.begin_snapshot(path), monotonic() + seconds
+        end = monotonic() + require_number("seconds", seconds)
+        snapshot = self.begin_snapshot(path)
         while not snapshot.is_done and monotonic() < end:
             self.poll()
             sleep(0.0005)
@@ -284,9 +326,10 @@ class Offload:
         loaded after `seconds`. Raises `InvalidArgument`, with the reason, for a file of another model, layout or
         version, or none; nothing was loaded then.
         """
+        limit = require_number("seconds", seconds)
         contents = Contents.of(path, self._layout_now(), self._block_size)
         counted = self.missed.copy(), [use.num_hit_tokens for use in self.uses]
-        end, most = monotonic() + seconds, int(self.cache.config.max_model_len) - 1
+        end, most = monotonic() + limit, int(self.cache.config.max_model_len) - 1
         before = self.cache.num_cached_blocks
         try:
             for tokens, keys in contents.prompts(self.cache.num_free_blocks - before - 1, most):
@@ -328,7 +371,7 @@ class Offload:
 
     def settle(self, seconds: float) -> bool:
         """Wait until all jobs have ended, for tests and at a stop; says whether they did."""
-        end = monotonic() + seconds
+        end = monotonic() + require_number("seconds", seconds)
         while True:
             self.poll()
             if not self._jobs and not self._stores.jobs and not self._copies:
@@ -402,17 +445,20 @@ class Offload:
 
     def _prompt(self, key: Hashable, extra_keys: tuple[ExtraKey, ...]) -> Prompt:
         """Returns what is known of a waiting request, made new after the cache was reset."""
-        prompt = self._prompts.get(key)
+        prompt = self._prompts.get(_require_key("key", key))
         if prompt is not None and not prompt.is_admitted and prompt.generation == self.cache.generation:
             return prompt
-        self.forget(key)
         chain = NameChain(self._layout_now(), self._block_size, extra_keys)
+        self.forget(key)
         self._prompts[key] = prompt = Prompt(chain, self.cache.generation, self._clock(), extra_keys=extra_keys)
         return prompt
 
     def _layout_now(self) -> bytes:
         if self._generation != self.cache.generation:
-            fields = {"blocks": dict(self.blocks.layout()), "model": dict(self._make_model())}
+            model = self._make_model()
+            if not isinstance(model, Mapping):
+                raise InvalidArgument(f"model gives {shown(model)}; it must be a dict of plain values")
+            fields = {"blocks": dict(self.blocks.layout()), "model": dict(model)}
             self._layout, self._generation = layout_id(**fields), self.cache.generation
             if self._states is not None:
                 self._state_layout = layout_id(states=self._states.layout(), **fields)
@@ -425,12 +471,13 @@ class Offload:
         token_ids: Sequence[int],
         extra_keys: tuple[ExtraKey, ...],
         now: float,
+        will_start: bool,
     ) -> None:
         """Ask the tiers for what the pool does not have, and begin to load it, or join a load of the same blocks."""
         names, usable = prompt.chain.names, (len(token_ids) - 1) // self._block_size
         cached = self.cache.num_cached_tokens(token_ids, extra_keys) // self._block_size
         if cached >= usable:
-            prompt.is_over = True
+            prompt.needs_turn = True  # until then the pool may evict them
             return
         shared = self._loads.get(names[cached])
         if shared is not None and shared.generation != prompt.generation:
@@ -443,20 +490,86 @@ class Offload:
             else:  # a state behind other tokens is of no use here; what is loaded before it may be in the pool soon
                 prompt.is_over = now - prompt.since > self._finder.patience(usable - cached)
             return
-        found, is_final = self._finder.find(names, cached, usable)
-        if not is_final and now - prompt.since <= self._finder.patience(usable - cached):
+        found, pending = self._finder.find(names, cached, usable)
+        best, stop = (found[-1][0], found[-1][2]) if found else (None, cached)
+        if self._finder.should_wait(prompt, pending, best, usable - stop or usable - cached, now):
             return
-        prompt.found = found[-1][2] if found else cached
-        prompt.cause = "absent" if is_final else "late"
+        prompt.found, prompt.chosen = stop, cached
+        prompt.cause = prompt.rest = self._rest_cause(pending)
         chosen = self._finder.choose(prompt, found, len(self._load_rows), now)
+        if prompt.cause == "no_buffers":
+            if not self._can_start(token_ids, extra_keys, will_start):
+                prompt.needs_turn = True
+                return
+            self._take_back(stop - cached + (0 if self._states is None else self._states.num_rows))
+            prompt.cause = prompt.rest
+            chosen = self._finder.choose(prompt, found, len(self._load_rows), now)
+            if prompt.cause == "no_buffers" and self._has_rows_out() and self._is_patient(prompt, usable - cached, now):
+                return
+            if prompt.cause == "no_buffers" and self._loads:
+                prompt.needs_turn = True  # others are ahead, and start first
+                return
         kept: Kept | None = None
         if self._states is not None and chosen:
-            kept, is_final = self._finder.find_state(self._state_layout, names, cached, chosen[-1][2])
-            if not is_final and now - prompt.since <= self._finder.patience(usable - cached):
+            kept, pending, is_searched = self._finder.find_state(self._state_layout, prompt, cached, chosen[-1][2])
+            best = next((use for use in reversed(self.uses) if use not in pending), None)
+            if self._finder.should_wait(prompt, pending, best, usable - cached, now):
+                return
+            if not is_searched and self._is_patient(prompt, usable - cached, now):
                 return
             chosen = self._finder.up_to_state(prompt, chosen, kept, now)
+            if kept is None and (pending or not is_searched):
+                prompt.cause = "late"
         prompt.chosen = chosen[-1][2] if chosen else cached
         prompt.is_over = not chosen or not self._begin(key, prompt, chosen, kept, now)
+
+    def _is_patient(self, prompt: Prompt, num_blocks: int, now: float) -> bool:
+        return now - prompt.since <= self._finder.patience(num_blocks)
+
+    def _rest_cause(self, pending: list[TierUse]) -> str:
+        """Return why no tier has more: it has not answered, it is failing, or it has no more."""
+        if pending:
+            return "late"
+        return "failed" if any(use.tier.stats().is_load_open for use in self.uses) else "absent"
+
+    # Buffers of requests that wait.
+
+    def _can_start(self, token_ids: Sequence[int], extra_keys: tuple[ExtraKey, ...], will_start: bool) -> bool:
+        """Return whether a waiting request would start now. O(tokens), and False after the most of such lookups."""
+        if will_start:
+            return True
+        self._num_rechecks -= 1
+        return self._num_rechecks >= 0 and bool(self.cache.can_allocate(token_ids, extra_keys))
+
+    def _offer(self, prompt: Prompt, load: Load, token_ids: Sequence[int], extra_keys: tuple[ExtraKey, ...]) -> None:
+        """Note that a request may start with what was loaded. Drop it if the pool has evicted what is before it."""
+        if load.offered_at and load.first and not prompt.is_over and self._num_rechecks > 0:
+            self._num_rechecks -= 1
+            if self.cache.num_cached_tokens(token_ids, extra_keys) < load.first * self._block_size:
+                self._drop_load(load)
+        load.offered_at = self._num_polls
+
+    def _take_back(self, num_rows: int) -> None:
+        """Drop finished loads of requests that did not start with them, the latest first, until rows are free.
+
+        Requests that were asked about since `poll` are ahead of this one: those that can start keep theirs.
+        """
+        for load in reversed(list(self._loads.values())):
+            if len(self._load_rows) >= num_rows or self._num_rechecks <= 0:
+                return
+            prompts = [self._prompts[key] for key in load.prompts]
+            if load.is_running or not load.offered_at:
+                continue
+            is_ahead = load.offered_at == self._num_polls
+            if is_ahead and any(self._can_start(each.token_ids, each.extra_keys, False) for each in prompts):
+                continue
+            for prompt in prompts:
+                prompt.needs_turn = True
+            self._drop_load(load)
+
+    def _has_rows_out(self) -> bool:
+        """Return whether rows of loads come back by themselves: a job or a copy still has some."""
+        return bool(self._copies) or any(piece.state is None for piece, _ in self._jobs.values())
 
     def _begin(self, key: Hashable, prompt: Prompt, chosen: list[Range], kept: Kept | None, now: float) -> bool:
         """Give the tiers their jobs, and say whether they took any; where one is refused, the load ends there.
@@ -589,7 +702,7 @@ class Offload:
         """Count the tokens that are to be computed though whole blocks of them could have been loaded, by cause."""
         size = self._block_size
         at, usable = int(self.cache.num_computed_tokens(seq)) // size, (int(self.cache.num_tokens(seq)) - 1) // size
-        for stop, why in ((prompt.chosen, cause), (prompt.found, prompt.cause), (usable, "absent")):
+        for stop, why in ((prompt.chosen, cause), (prompt.found, prompt.cause), (usable, prompt.rest)):
             missing = min(stop, usable) - at
             if missing > 0:
                 self.missed[why] += missing * size
@@ -634,6 +747,8 @@ class Offload:
         else:
             for name in names:
                 use.known.pop(name, None)
+            if piece is None and use.write == "back" and self._write_back is not None:
+                self._write_back.fail(names)
         if piece is None:
             return
         piece.state = outcome.is_done
@@ -684,19 +799,43 @@ class Offload:
         self._stores.copy_out(ids[taken], objects, wanted, self._layout)
         return len(taken)
 
-    def _store_evicted(self, evicted: list[Evicted]) -> None:
-        """Store what the pool has just evicted, where a tier that writes back does not have it."""
-        evicted = list({each[1]: each for each in evicted}.values())  # equal blocks are one object
-        wanted = {use: {block for block, name, _ in evicted if name not in use.known} for use in self._back}
-        chosen = [each for each in evicted if any(each[0] in blocks for blocks in wanted.values())]
-        taken = chosen[: len(self._stores.free)]
-        for use, blocks in wanted.items():
-            use.num_skipped += sum(each[0] in blocks for each in chosen[len(taken) :])
+    def _is_stored_back(self, name: bytes) -> bool:
+        return all(name in use.known for use in self._back)
+
+    def _store_evicted(self, objects: list[Evicted]) -> list[bytes]:
+        """Store blocks of the pool, each behind what it hangs on, where a tier that writes back does not have them.
+
+        Return the names of those for which no buffer was free.
+        """
+        assert self._write_back is not None
+        wanted = {use: {block for block, name, _ in objects if name not in use.known} for use in self._back}
+        taken = objects[: len(self._stores.free)]
         if taken:
             ids = np.array([[block] for block, _, _ in taken], np.int32)
             self._stores.copy_out(ids, taken, wanted, self._layout)
+        left = objects[len(taken) :]
+        for use, blocks in wanted.items():
+            use.num_skipped += sum(block in blocks and name not in self._write_back for block, name, _ in left)
+        self._write_back.fail(self._stores.refused)
+        self._stores.refused = []
+        return [name for _, name, _ in left]
 
     def _block_ids(self, seq: int, places: Sequence[int]) -> npt.NDArray[np.int32]:
         """Returns the blocks at some places of a sequence, (n, groups); 0 where one is gone."""
         columns = [self.cache.block_ids(seq, group)[list(places)] for group in range(self._num_groups)]
         return np.stack(columns, axis=1)
+
+
+def _require_key(name: str, key: Hashable) -> Hashable:
+    """Return what names a request. Raises `InvalidArgument` for what has no hash."""
+    try:
+        hash(key)
+    except Exception:
+        raise InvalidArgument(f"{name} is {shown(key)}; the name of a request must be hashable") from None
+    return key
+
+
+def _require_calls(name: str, given: object, calls: tuple[str, ...]) -> None:
+    missing = [call for call in calls if not hasattr(given, call)]
+    if missing or isinstance(given, type):
+        raise InvalidArgument(f"{name} is {shown(given)}; it must have {', '.join(calls)}")

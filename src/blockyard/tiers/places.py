@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ..amounts import parse_memory
+from ..arguments import require_bool, require_str
 from ..errors import InvalidArgument
 from .files import FileTier
 from .peer import PeerTier
@@ -27,7 +28,8 @@ def open_tier(name: str, text: str, *, evicts: bool = True, **more: Any) -> Work
     removes nothing. more: see `WorkingTier`.
     Raises `InvalidArgument` for another text, `MissingExtra` for an absent client.
     """
-    place, options = address_of(text), dict(_OPTION.findall(text))
+    evicts = require_bool("evicts", evicts)
+    place, options = address_of(require_str(name, text)), dict(_OPTION.findall(text))
     scheme = place.partition(":")[0]
     unknown = sorted(set(options) - _OPTIONS.get(scheme, set()))
     if unknown:

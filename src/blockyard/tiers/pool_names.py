@@ -101,6 +101,10 @@ class PoolNames:
             del self._digests[root]
         self._num_roots = max(len(self._roots), _FIRST_ROOTS)
 
+    def name_of(self, content: int) -> bytes:
+        """Return the name of a content, or of a root; b"" for one that is not known."""
+        return self._digests.get(content, b"")[:NAME_BYTES]
+
     def forget(self, content: int) -> None:
         """Forget a content that is gone."""
         self._digests.pop(content, None)

@@ -7,7 +7,9 @@ beside its path and renamed, so it is whole or absent; names are not in it, sinc
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..answers import BlockState
-from ..arguments import reason, shown
+from ..arguments import reason, require_path, shown
 from ..core.manager import KVCacheManager
 from ..errors import InvalidArgument, PeerMismatch
 from ..keys import CacheSalt, ExtraKey, LoRA, canonical_keys
@@ -41,8 +43,8 @@ class Snapshot:
 
     def __init__(self, path: str | os.PathLike[str], cache: KVCacheManager, layout: bytes) -> None:
         require_plain("a snapshot", cache)
-        self.path = Path(path)
-        if not self.path.name or "\0" in self.path.name:
+        self.path = require_path("path", path)
+        if not self.path.name:
             raise InvalidArgument(f"path is {shown(str(path))}; a file's name is needed")
         self.is_done, self.error, self.num_blocks = False, "", 0
         #: Jobs of the tier that store its objects.
@@ -134,16 +136,38 @@ class Snapshot:
 
     def _write(self, data: bytes) -> None:
         beside = self.path.with_name(f".{self.path.name}.{os.urandom(8).hex()}")
+        remove_leftovers(self.path)
         try:
             with open(beside, "xb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(beside, self.path)
+                os.replace(beside, self.path)
         except Exception as error:  # whatever it is, no caller may think that there is a file
             self.error = f"{self.path} cannot be written: {getattr(error, 'strerror', None) or reason(error)}"
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove the files that killed processes left beside a snapshot: they have no lock. It never raises."""
+    with suppress(OSError, ValueError):
+        for beside in path.parent.iterdir():
+            if not _is_beside(beside.name, path.name):
+                continue
+            with suppress(OSError):
+                file = os.open(beside, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    beside.unlink()
+                finally:
+                    os.close(file)
+
+
+def _is_beside(name: str, snapshot: str) -> bool:
+    start = f".{snapshot}."
+    return name.startswith(start) and re.fullmatch("[0-9a-f]{16}", name[len(start) :]) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +187,10 @@ class Contents:
         def refuse(why: object) -> InvalidArgument:
             return InvalidArgument(f"path is {shown(str(path))}; {why}")
 
+        file = require_path("path", path)
+        remove_leftovers(file)
         try:
-            data = Path(path).read_bytes()
+            data = file.read_bytes()
         except (OSError, ValueError) as error:
             raise refuse(f"it cannot be read: {getattr(error, 'strerror', error)}") from None
         try:
@@ -181,7 +207,7 @@ class Contents:
                 canonical_keys(some)
             before, ranks, tokens = message.arrays
             made = cls(before, ranks, tokens.reshape(len(before), block_size), keys)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise refuse(f"it is no snapshot: {error}") from None
         low, high = -len(keys), np.arange(len(before))
         if len(ranks) != len(before) or not ((before >= low) & (before < high)).all() or (tokens < 0).any():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from hashlib import sha256
 
 from ..keys import ExtraKey, Span
 from .tier import NAME_BYTES
 
-#: Boundaries before a prompt's end that are asked for one by one; of those before them, powers of two.
+#: Checkpoint positions before a prompt's end that are tried before all others.
 _MOST_NEAR = 200
 
 
@@ -17,20 +16,23 @@ def state_name(layout: bytes, block: bytes) -> bytes:
     return sha256(b"state" + layout + block).digest()[:NAME_BYTES]
 
 
-def places_between(first: int, stop: int, step: int, block_size: int) -> Iterator[int]:
-    """Goes over the boundaries behind block `first`, up to `stop`, that may have a state, the last one first.
+def near_positions(first: int, stop: int, step: int) -> range:
+    """Return the checkpoint positions after block `first` that are nearest to block `stop`, the last one first.
 
-    All are multiples of `step` blocks.
+    Positions are numbers of blocks, and multiples of `step`.
     """
-    place, near = stop - stop % step, _MOST_NEAR
-    while place > first and near > 0:
-        yield place
-        place, near = place - step, near - 1
-    power = 2**30
-    while power > first * block_size and power >= block_size:
-        if power // block_size <= place and power % (step * block_size) == 0:
-            yield power // block_size
-        power //= 2
+    last = stop - stop % step
+    return range(last, max(last - step * _MOST_NEAR, first), -step)
+
+
+def early_positions(first: int, stop: int, step: int, block_size: int) -> list[int]:
+    """Return those after block `first`, up to block `stop`, that are powers of two in tokens, the last one first."""
+    powers = [2**exponent for exponent in range(30, -1, -1)]
+    return [
+        power // block_size
+        for power in powers
+        if power % (step * block_size) == 0 and first < power // block_size <= stop
+    ]
 
 
 def keys_before(extra_keys: tuple[ExtraKey, ...], num_tokens: int) -> tuple[ExtraKey, ...] | None:

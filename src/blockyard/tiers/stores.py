@@ -34,6 +34,8 @@ class Stores:
         self.job_objects = max(JOB_BYTES // blocks.object_bytes, 1)
         #: Jobs that tiers have: the names of their objects, and the rows.
         self.jobs: dict[int, tuple[TierUse, list[bytes], list[int]]] = {}
+        #: Names that a tier which writes back did not take.
+        self.refused: list[bytes] = []
         self._blocks = blocks
         self._numbers = numbers
         self._copies = copies
@@ -111,6 +113,8 @@ class Stores:
                     taken_by[0].go_back(taken_by[1])
                 else:
                     use.num_skipped += len(names)
+                    if use.write == "back":
+                        self.refused += names
                 continue
             if taken_by is not None:
                 taken_by[0].jobs.add(job.id)

@@ -81,6 +81,9 @@ class Job:
     def __post_init__(self) -> None:
         require_int("id", self.id, 0, MAX_JOB_ID)
         require_name("layout", self.layout)
+        for name, given in (("names", self.names), ("tokens", self.tokens), ("buffers", self.buffers)):
+            if not isinstance(given, Sequence):
+                raise InvalidArgument(f"{name} is {shown(given)}; it must be a sequence")
         if not self.names or not len(self.names) == len(self.tokens) == len(self.buffers):
             raise InvalidArgument(
                 f"names has {len(self.names)} items, tokens {len(self.tokens)}, buffers {len(self.buffers)}; "
@@ -212,6 +215,8 @@ def require_name(argument: str, name: object) -> bytes:
 
 def require_names(argument: str, names: Sequence[bytes]) -> None:
     """Raises `InvalidArgument` unless all of `names` are 16 bytes, and says at which position. O(names)."""
+    if not isinstance(names, Sequence):
+        raise InvalidArgument(f"{argument} is {shown(names)}; it must be a sequence of names")
     for position, name in enumerate(names):
         if type(name) is not bytes or len(name) != NAME_BYTES:
             require_name(f"{argument}[{position}]", name)

@@ -25,13 +25,15 @@ class TierUse:
     computed or hit for the second time, "back" when the pool evicts it, "never" none: it is only read.
 
     num_hit_tokens: prompt tokens that it brought. num_skipped: objects that were not stored because no buffer was free
-    or it took no job. Raises `InvalidArgument` for another policy.
+    or it took no job. is_silent: whether it did not answer the last question that was waited for. Raises
+    `InvalidArgument` for another policy.
     """
 
     tier: Tier
     write: str = "through"
     num_hit_tokens: int = 0
     num_skipped: int = 0
+    is_silent: bool = False
     known: OrderedDict[bytes, None] = field(default_factory=OrderedDict, repr=False)
     seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict, repr=False)
     cost: LinearCost = field(default_factory=lambda: LinearCost(_FRESH_SECONDS), repr=False)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import printable, require_int, shown
+from ..arguments import printable, require_int, require_number, shown
 from ..errors import InvalidArgument, InvariantError
 from .circuit import Circuit
 from .header import PAGE_BYTES, BadObject, Header, checksum_of, require_whole
@@ -245,6 +245,8 @@ class WorkingTier:
         return self._take(job, True)
 
     def _take(self, job: Job, is_load: bool) -> Cause | None:
+        if not isinstance(job, Job):
+            raise InvalidArgument(f"job is {shown(job)}; it must be a Job")
         task = Task(job, is_load, [_pieces(place, item, is_load) for place, item in enumerate(job.buffers)], 0.0)
         size = task.num_bytes
         with self._lock:
@@ -357,6 +359,7 @@ class WorkingTier:
 
     def close(self, timeout: float = 10.0) -> bool:
         """End the threads. See `Tier.close`."""
+        timeout = min(require_number("timeout", timeout), threading.TIMEOUT_MAX / 2)
         with self._lock:
             self._is_closed = True
             for queue in (self._loads, self._stores):

@@ -313,9 +313,9 @@ class Scheduler:
             if budget > 0 and prefixes.should_wait(branch):
                 self._deferred.add(branch.request.request_id)
                 continue
-            if self._is_loading(branch, only is None):
-                continue
             is_sure = self._is_in_floor(branch)
+            if self._is_loading(branch, only is None, is_sure):
+                continue
             if (budget <= 0 and not is_sure) or not (self._start(branch) or (is_sure and self._take_row(step, branch))):
                 line.refuse(branch)
                 continue
@@ -353,14 +353,17 @@ class Scheduler:
         kept = sum(branch.request.sampling.n - 1 for branch in self.running if not branch.request.is_forked)
         return self._cache.num_seqs + kept
 
-    def _is_loading(self, branch: Branch, may_load: bool) -> bool:
-        """Says whether blocks of a waiting branch are on their way from a tier, which is asked for them.
+    def _is_loading(self, branch: Branch, may_load: bool, is_sure: bool = False) -> bool:
+        """Return whether blocks of a waiting branch are on their way from a tier, which is asked for them.
 
-        may_load: False where none is waited for, because only some requests take part in the step.
+        may_load: False to wait for none, because only some requests take part in the step. is_sure: whether the branch
+        starts as soon as it is not loading.
         """
         if self.offload is None or branch.is_swapped:
             return False
-        is_loading = self.offload.prepare(branch, branch.token_ids, branch.request.extra_keys, may_load=may_load)
+        is_loading = self.offload.prepare(
+            branch, branch.token_ids, branch.request.extra_keys, may_load=may_load, will_start=is_sure
+        )
         self.num_loading += is_loading
         return is_loading
 
