@@ -4,7 +4,7 @@
 # make interop   (Dynamo's indexer as a judge of KV events: 80 MB) · make interop-vllm   (vLLM's own tests on Blockyard)
 # make interop-sglang   (SGLang's own cache beside ours; SGLANG=checkout: its unit tests on Blockyard)
 # make docs   (the site, in build/site/html; a warning or a dead link fails)
-# make interop-tiers   (tiers on Debian's redis-server, moto's S3 server, Mooncake's master; without them, skipped)
+# make interop-tiers   (tiers on Debian's redis-server, moto's S3 server, Mooncake's master, NIXL's hand-overs; without them, skipped)
 # make interop-lmcache   (tiers behind LMCache's door, on a CPU: 200 MB)
 # make interop-ray   (a fleet on Ray: 300 MB; its replicas killed and stopped for ten minutes, CHAOS_ARGS="--minutes 60")
 # make wheels   (what a package index takes, in dist/)
@@ -107,7 +107,7 @@ interop-sglang: $(VENV)/built .venv-sglang-tests/installed
 
 # Clients and moto's server stand in the environment of the tests, so that `make test` finds them from then on.
 interop-tiers: $(VENV)/built $(VENV)/tiers
-	$(BIN)/python -m pytest tests/tiers $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/tiers tests/parallel/test_one_sided.py $(PYTEST_ARGS)
 	$(BIN)/python -m tests.tiers.torture files --jobs 20000 --kills 300
 	$(BIN)/python -m tests.tiers.torture redis --jobs 10000 --kills 100
 	$(BIN)/python -m tests.tiers.torture bucket --jobs 1000
@@ -117,7 +117,7 @@ interop-tiers: $(VENV)/built $(VENV)/tiers
 $(VENV)/tiers: $(VENV)/installed
 	command -v redis-server || echo "redis-server is missing (Debian: apt-get install redis-server); its tests are skipped"
 	ldconfig -p | grep -q librdmacm || echo "Mooncake's tests are skipped (Debian: apt-get install libibverbs1 librdmacm1 libnuma1)"
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "redis>=5.3" "hiredis>=3.2" "obstore>=0.6" "moto[server]>=5" mooncake-transfer-engine-non-cuda==0.3.13.post1
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "redis>=5.3" "hiredis>=3.2" "obstore>=0.6" "moto[server]>=5" nixl==1.5.1 mooncake-transfer-engine-non-cuda==0.3.13.post1
 	touch $@
 
 # LMCache's own storage manager on our tiers.
