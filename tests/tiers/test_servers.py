@@ -414,3 +414,18 @@ def test_bad_addresses_are_refused(kind: str, url: str) -> None:
     make: Any = getattr(blockyard.tiers, kind)
     with pytest.raises(InvalidArgument, match=r"url (is|has)"):
         make(url)
+
+
+def test_many_positions_are_searched_by_one_question(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of states: of Redis, folders and Mooncake one exchange says which of them is the first that is there."""
+    writer, reader = place.open(), place.open()
+    assert store(writer, [7, 9]).is_done
+    asked: list[int] = []
+    first = type(reader)._first
+    monkeypatch.setattr(type(reader), "_first", lambda tier, names: asked.append(len(names)) or first(tier, names))
+    absent = list(range(1000, 1200))
+    assert first_known(reader, [*absent, 9, 7]) == 200
+    assert first_known(reader, absent) == 200
+    assert len(asked) <= 3
+    assert writer.close()
+    assert reader.close()

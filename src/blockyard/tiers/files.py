@@ -171,6 +171,15 @@ class FileTier(WorkingTier):
                 sizes.append(max(found.st_size - PAGE_BYTES, 0))
         return sizes
 
+    def _first(self, names: Sequence[bytes]) -> tuple[int, list[int]]:
+        with self._errors(), self._folders() as folders:
+            for place, key in enumerate(name.hex() for name in names):
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    found = os.stat(key, dir_fd=folders.of("objects", key[:2]), follow_symlinks=False)
+                    if stat.S_ISREG(found.st_mode):
+                        return place, [max(found.st_size - PAGE_BYTES, 0)]
+        return len(names), []
+
     def remove(self, names: Sequence[bytes]) -> None:
         """Removes all of these files; those that are not there are no error. Raises `PlaceError`."""
         with self._errors(), self._folders() as folders:

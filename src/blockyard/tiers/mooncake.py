@@ -127,6 +127,14 @@ class MooncakeTier(WorkingTier):
         some = _addresses([[page, *parts] for page, parts in zip(pages, task.parts, strict=True)])
         return pages, self._connected().batch_get_into_multi_buffers([_key(name) for name in task.job.names], *some)
 
+    def _first(self, names: Sequence[bytes]) -> tuple[int, list[int]]:
+        found = self._connected().batch_is_exist([_key(name) for name in names])
+        _require_done(min(found))
+        for place in (place for place, is_there in enumerate(found) if is_there):
+            if sizes := self._sizes([names[place]]):
+                return place, sizes
+        return len(names), []
+
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
         client, keys = self._connected(), [_key(name) for name in names]
         found = client.batch_is_exist(keys)

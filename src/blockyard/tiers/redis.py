@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 from ..errors import InvalidArgument, MissingExtra
@@ -115,6 +116,15 @@ class RedisTier(WorkingTier):
             connection.read_response()
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
+        return list(takewhile(bool, self._all_sizes(names)))
+
+    def _first(self, names: Sequence[bytes]) -> tuple[int, list[int]]:
+        sizes = self._all_sizes(names)
+        place = next((place for place, size in enumerate(sizes) if size), len(sizes))
+        return place, sizes[place : place + 1]
+
+    def _all_sizes(self, names: Sequence[bytes]) -> list[int]:
+        """Return the bytes of each object, 0 for what is none, by one exchange with the server."""
         with self._errors(), self._client.pipeline(transaction=False) as pipeline:
             for name in names:
                 pipeline.strlen(_key(name))
@@ -122,12 +132,7 @@ class RedisTier(WorkingTier):
             for answer in answers:
                 if isinstance(answer, Exception) and not str(answer).startswith("WRONGTYPE"):
                     raise answer
-        sizes: list[int] = []
-        for answer in answers:
-            if isinstance(answer, Exception) or answer <= PAGE_BYTES:
-                break
-            sizes.append(answer - PAGE_BYTES)
-        return sizes
+        return [0 if isinstance(answer, Exception) else max(answer - PAGE_BYTES, 0) for answer in answers]
 
     def remove(self, names: Sequence[bytes]) -> None:
         """Removes all of these values; those that are not there are no error. Raises `PlaceError`."""

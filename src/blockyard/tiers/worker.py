@@ -190,6 +190,16 @@ class WorkingTier:
         """Returns the bytes of each object in the place, up to the first that is not there."""
         raise NotImplementedError
 
+    def _first(self, names: Sequence[bytes]) -> tuple[int, list[int]]:
+        """Return the position of the first object that is in the place, and its bytes; none after all names.
+
+        One question a name; a place that answers about many at once does it in one.
+        """
+        for place, name in enumerate(names):
+            if sizes := self._sizes([name]):
+                return place, sizes
+        return len(names), []
+
     def _tidy(self) -> None:
         """Do what is to be done now and then; called between jobs."""
 
@@ -525,10 +535,7 @@ class WorkingTier:
     def _answer(self, names: list[bytes], is_sparse: bool) -> None:
         """Ask the place about names, and note what it says."""
         try:
-            if is_sparse:
-                any(self._note_answer([name]) for name in names)
-            else:
-                self._note_answer(names)
+            self._note_answer(names, is_sparse)
         finally:
             with self._lock:
                 self._rest()
@@ -536,12 +543,18 @@ class WorkingTier:
                 # An answer is of one moment: else its beginning is forgotten before its end is read, where places wait.
                 self._absent.update({name: self._clock() for name in names if name in self._absent})
 
-    def _note_answer(self, names: list[bytes]) -> bool:
-        """Ask about names up to the first that is not there; say whether there is nothing more to ask."""
+    def _note_answer(self, names: list[bytes], is_sparse: bool) -> None:
+        """Ask about names up to the first that is not there, or (is_sparse) up to the first that is."""
         sizes: list[int] = []
+        absent = names[:1]  # also if the place fails: it is left alone for a while
         is_ill = False
         try:
-            sizes = self._sizes(names)
+            if is_sparse:
+                place, sizes = self._first(names)
+                absent, names = names[:place], names[place:]
+            else:
+                sizes = self._sizes(names)
+                absent = names[len(sizes) : len(sizes) + 1]
         except PlaceError as error:
             is_ill = True
             _log.warning("tier %s: %s", self.name, error)
@@ -550,15 +563,14 @@ class WorkingTier:
             _log.exception("tier %s: a question about %d objects", self.name, len(names))
         with self._lock:
             evicted = self._index.add(names[: len(sizes)], sizes)
-            if len(sizes) < len(names):
-                self._absent.pop(names[len(sizes)], None)
-                self._absent[names[len(sizes)]] = self._clock()
-                if len(self._absent) > _MOST_ABSENT:
-                    del self._absent[next(iter(self._absent))]
+            for name in absent:
+                self._absent.pop(name, None)
+                self._absent[name] = self._clock()
+            while len(self._absent) > _MOST_ABSENT:
+                del self._absent[next(iter(self._absent))]
             if is_ill:  # an answer closes no circuit: it is no trial
                 self._note_health(_LOADS, True)
         self._clear(evicted)
-        return bool(sizes) or is_ill
 
     def _clear(self, names: list[bytes], is_suspect: bool = False) -> None:
         """Remove objects, unless removing has failed of late: what stays is found again. is_suspect: `remove_bad`."""
