@@ -139,8 +139,8 @@ def test_help_needs_no_torch(command: str) -> None:
     assert "--max-tokens" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["generate", "serve"])
-def test_without_torch_it_says_what_to_install(command: str) -> None:
+@pytest.mark.parametrize(("command", "extra"), [("generate", "engine"), ("serve", "serve")])
+def test_without_torch_it_says_what_to_install(command: str, extra: str) -> None:
     done = run_without_torch(command)
     assert done.returncode == 2
-    assert "pip install 'blockyard[engine]'" in sentence(done.stderr)
+    assert f"pip install 'blockyard[{extra}]'" in sentence(done.stderr)

@@ -105,9 +105,11 @@ def follow_torchrun(options: argparse.Namespace) -> None:
 
 
 def _model_path(options: argparse.Namespace) -> Path:
+    if options.model:
+        return Path(options.model)
     from ..engine import demo_model_path
 
-    return Path(options.model) if options.model else demo_model_path()
+    return demo_model_path()
 
 
 def _ranks(options: argparse.Namespace) -> dict[str, int | TorchrunPeers]:
