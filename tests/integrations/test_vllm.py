@@ -87,7 +87,10 @@ def test_options() -> None:
         ({"blockyard": {"policy": "lru"}}, r"has 'policy'; it may have level, eviction_policy"),
         ({"blockyard": {"level": "best"}}, r"level is 'best'; it must be one of auto, tokens, names"),
         ({"blockyard": "lru"}, r"is 'lru'; it must be a dict"),
-        ({"blockyard": {"eviction_policy": "best"}}, r"eviction_policy is 'best'; it must be one of arc, score$"),
+        (
+            {"blockyard": {"eviction_policy": "best"}},
+            r"eviction_policy is 'best'; it must be one of arc, density, fifo, lfu, lru, s3fifo, score$",
+        ),
         ({"blockyard": {"eviction_policy": "best:lru"}}, r"eviction_policy is 'best:lru'; it must be one of"),
         ({"blockyard": {"eviction_policy": ["lru"]}}, r"eviction_policy is \['lru'\]; it must be one of"),
         ({"blockyard": {"eviction_policy": None}}, r"eviction_policy is None; it must be one of"),

@@ -352,9 +352,9 @@ def test_unknown_models_and_paths(served: Running) -> None:
         ("GET", "/openapi.json", 404),
         ("GET", "/v1/models/../../etc/passwd", 404),
         ("POST", "/v1/embeddings", 404),
-        ("GET", "/health/", 404),
+        ("GET", "/health/x", 404),
         ("GET", "/v1/models/other/", 404),
-        ("POST", "/v1/completions/", 404),
+        ("POST", "/v1/completions/", 400),
         ("X" * 5000, "/health", 405),
     ):
         status, _, answer = served.call(method, path)

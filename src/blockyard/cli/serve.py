@@ -62,9 +62,9 @@ def _serve(
     sockets: list[socket.socket],
     tracer: Tracer | None,
 ) -> int:
-    from ..serving import Server, ServerOptions
-
     engine, name = engine_of(options, arguments, says=True)
+    from ..serving import Server, ServerOptions  # after the model's path was checked: it imports torch
+
     name = options.served_model_name or name
     print(f"blockyard: {name}, {_summary(engine)}\nblockyard: {engine.memory}", file=sys.stderr)
     events = engine.kv_events
