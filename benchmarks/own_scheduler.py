@@ -68,7 +68,7 @@ def _block_by_block(
 
 def cache_next_blocks(pool: BlockPool, lease: BlockLease, tokens: Any, num_cached: int) -> None:
     """One more block, by its own tokens."""
-    pool.cache_next_blocks(lease, tokens[num_cached * BLOCK_SIZE : (num_cached + 1) * BLOCK_SIZE])
+    pool.cache_next_blocks(lease, tokens[num_cached * BLOCK_SIZE : (num_cached + 1) * BLOCK_SIZE], num_cached)
 
 
 def cache_full_blocks(pool: BlockPool, lease: BlockLease, tokens: Any, num_cached: int) -> None:

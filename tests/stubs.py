@@ -77,7 +77,6 @@ OF_THE_CALL = {
     "end_step": {"step": "Integer"},
     "hint": {"target": "Integer | str"},
     "hold": {"num_blocks": "Integer | None"},
-    "cache_next_blocks": {"num_cached_blocks": "Integer | None"},
 }
 #: What calls that take one handle or many return for each. Arrays come first: they are SupportsIndex too.
 BY_SHAPE = {

@@ -159,7 +159,9 @@ class Shelf:
             new = self.pool.extend(held.lease, len(chunks))
             self.forget_lost()
             if chunks:
-                self.pool.cache_next_blocks(held.lease, tokens[: len(chunks) * self.block_size])
+                self.pool.cache_next_blocks(
+                    held.lease, tokens[: len(chunks) * self.block_size], held.lease.num_cached_blocks
+                )
         except (OutOfBlocks, StaleBlocks, InvalidArgument):
             self.pool.free_blocks(held.lease)
             self.num_refused += 1
@@ -357,7 +359,7 @@ def test_a_lease_without_the_block_before_goes_on_behind_one_that_follows(parts:
     else:
         pool.release(lease, 0)
     new = pool.extend(lease, 2).tolist()
-    pool.cache_next_blocks(lease, tokens[4:])
+    pool.cache_next_blocks(lease, tokens[4:], lease.num_cached_blocks)
     pool.check()
     assert pool.cached_block_ids(tokens) == [list(whole)[3], new[1]]
 
@@ -379,7 +381,7 @@ def test_two_leases_that_go_on_behind_a_content_that_is_gone_meet(parts: bool) -
     pool.uncache([whole[1]])
     pool.take_events()
     pool.extend(lease, 1)
-    pool.cache_next_blocks(lease, tokens[4:6])
+    pool.cache_next_blocks(lease, tokens[4:6], lease.num_cached_blocks)
     pool.check()
     pool.split(whole, 3)
     pool.check()

@@ -49,15 +49,15 @@ def test_a_pool_alone_is_published(publishing: Publishing) -> None:
     pool = BlockPool(20, 4, enable_kv_cache_events=True)
     publisher = publishing(pool)
     lease = pool.get_new_blocks(4)
-    pool.cache_next_blocks(lease, PROMPT[:8])
+    pool.cache_next_blocks(lease, PROMPT[:8], lease.num_cached_blocks)
     publisher.publish()
     mirror = Mirror()
     picture = Span("cat", 9, 2)
     with Subscriber(mirror) as subscriber:
         follow(subscriber, publisher)
         assert until(subscriber, lambda: tokens_of(mirror) == 8)
-        pool.cache_next_blocks(lease, [9, -1, -1, 12], (picture,))
-        pool.cache_next_blocks(lease, [13, 14, 15, 16], (picture,))
+        pool.cache_next_blocks(lease, [9, -1, -1, 12], lease.num_cached_blocks, (picture,))
+        pool.cache_next_blocks(lease, [13, 14, 15, 16], lease.num_cached_blocks, (picture,))
         publisher.publish()
         told = [*PROMPT[:8], 9, 2**31 - 1, 2**31 - 1, 12, 13, 14, 15, 16]
 
@@ -69,10 +69,10 @@ def test_a_pool_alone_is_published(publishing: Publishing) -> None:
         pool.uncache([2])
         publisher.publish()
         assert until(subscriber, lambda: found() == 4)
-        pool.cache_next_blocks(lease, PROMPT[4:8], (), 1)
+        pool.cache_next_blocks(lease, PROMPT[4:8], 1)
         publisher.publish()
         assert until(subscriber, lambda: found() == 8), "what follows hangs on the old content"
-        pool.cache_next_blocks(lease, [9, -1, -1, 12, 13, 14, 15, 16], (picture,))
+        pool.cache_next_blocks(lease, [9, -1, -1, 12, 13, 14, 15, 16], lease.num_cached_blocks, (picture,))
         publisher.publish()
         assert until(subscriber, lambda: found() == 16)
         pool.reset_prefix_cache()

@@ -35,9 +35,9 @@ def test_a_held_block_whose_load_failed_is_computed_and_cached_again() -> None:
     assert found(pool, TOKENS) == [1]
     assert pool.ref_counts()[:5].tolist() == [0, 1, 1, 1, 1]
     with pytest.raises(StaleBlocks) as error:
-        pool.cache_next_blocks(lease, TOKENS[16:20])
+        pool.cache_next_blocks(lease, TOKENS[16:20], lease.num_cached_blocks)
     at = error.value.num_still_cached
-    assert pool.cache_next_blocks(lease, TOKENS[at * SIZE : 16], (), at) == 4
+    assert pool.cache_next_blocks(lease, TOKENS[at * SIZE : 16], at) == 4
     assert found(pool, TOKENS) == [1, 2, 3, 4]
 
 
@@ -48,12 +48,12 @@ def test_a_block_that_two_hold_is_cached_again_by_either() -> None:
     pool.uncache([1, 3])
     for lease in (one, two):
         with pytest.raises(StaleBlocks):
-            pool.cache_next_blocks(lease, TOKENS[12:16])
-    assert pool.cache_next_blocks(two, TOKENS[:12], (), 0) == 3
+            pool.cache_next_blocks(lease, TOKENS[12:16], lease.num_cached_blocks)
+    assert pool.cache_next_blocks(two, TOKENS[:12], 0) == 3
     assert found(pool, TOKENS) == [1, 2, 3]
-    assert pool.cache_next_blocks(one, TOKENS[:12], (), 0) == 3, "it is there already"
+    assert pool.cache_next_blocks(one, TOKENS[:12], 0) == 3, "it is there already"
     pool.extend(one, 1)
-    assert pool.cache_next_blocks(one, TOKENS[12:16]) == 4
+    assert pool.cache_next_blocks(one, TOKENS[12:16], one.num_cached_blocks) == 4
     assert found(pool, TOKENS) == [1, 2, 3, 4]
 
 
@@ -63,7 +63,7 @@ def test_it_is_given_no_other_tokens_while_others_hold_it() -> None:
     pool.touch(lease, "other")
     pool.uncache([2])
     with refused(pool, InvalidArgument, match="block 2 at position 1, which is held 2 times"):
-        pool.cache_next_blocks(lease, prompt(2, 4), (), 1)
+        pool.cache_next_blocks(lease, prompt(2, 4), 1)
 
 
 def test_idle_blocks_are_the_next_to_be_taken() -> None:

@@ -29,7 +29,7 @@ def test_chunk_by_chunk_is_the_same_as_at_once(chunk: int) -> None:
     lease = pool.get_new_blocks(10)
     for end in range(chunk, 41, chunk):
         num_cached = pool.cache_next_blocks(
-            lease, TOKENS[lease.num_cached_blocks * SIZE : end] or TOKENS[end - 1 : end]
+            lease, TOKENS[lease.num_cached_blocks * SIZE : end] or TOKENS[end - 1 : end], lease.num_cached_blocks
         )
         assert num_cached == lease.num_cached_blocks == end // SIZE
         assert found(pool, TOKENS) == list(range(1, end // SIZE + 1))
@@ -39,12 +39,12 @@ def test_it_goes_on_behind_a_hit() -> None:
     pool = BlockPool(12, SIZE)
     pool.free_blocks(cached(pool, TOKENS[:12]))
     lease = pool.hold(pool.find_cached_blocks(TOKENS[:20]), extend_by=2)
-    assert pool.cache_next_blocks(lease, TOKENS[12:20]) == 5
+    assert pool.cache_next_blocks(lease, TOKENS[12:20], lease.num_cached_blocks) == 5
     assert found(pool, TOKENS) == list(lease) == [1, 2, 3, 4, 5]
     held = pool.get_cached_blocks(TOKENS)
     assert held.num_cached_blocks == 5
     pool.extend(held, 1)
-    assert pool.cache_next_blocks(held, TOKENS[20:24]) == 6
+    assert pool.cache_next_blocks(held, TOKENS[20:24], held.num_cached_blocks) == 6
     assert found(pool, TOKENS) == [1, 2, 3, 4, 5, 6]
 
 
@@ -53,7 +53,7 @@ def test_it_goes_on_behind_cache_full_blocks_and_that_behind_it() -> None:
     lease = cached(pool, TOKENS[:8])
     pool.extend(lease, 2)
     assert lease.num_cached_blocks == 2
-    pool.cache_next_blocks(lease, TOKENS[8:12])
+    pool.cache_next_blocks(lease, TOKENS[8:12], lease.num_cached_blocks)
     pool.cache_full_blocks(lease, TOKENS[:16], 3)
     assert lease.num_cached_blocks == 4
     assert found(pool, TOKENS) == [1, 2, 3, 4]
@@ -67,7 +67,7 @@ def test_it_goes_on_behind_one_block_in_the_middle() -> None:
     assert lease is not None
     assert (lease.first_block, lease.num_cached_blocks) == (2, 1)
     pool.extend(lease, 1)
-    assert pool.cache_next_blocks(lease, TOKENS[12:16]) == 2
+    assert pool.cache_next_blocks(lease, TOKENS[12:16], lease.num_cached_blocks) == 2
     assert found(pool, TOKENS) == [1, 2, 3, 4]
     with pytest.raises(InvalidArgument, match="lease begins with block 2 of its prompt"):
         pool.cache_full_blocks(lease, TOKENS[:8])
@@ -79,7 +79,7 @@ def test_the_parent_is_the_block_itself_and_not_its_content_elsewhere() -> None:
     one, two = cached(pool, TOKENS[:8]), cached(pool, TOKENS[:8])
     for lease in (one, two):
         pool.extend(lease, 1)
-        pool.cache_next_blocks(lease, TOKENS[8:12])
+        pool.cache_next_blocks(lease, TOKENS[8:12], lease.num_cached_blocks)
     assert found(pool, TOKENS) == [1, 2, 5]
     assert pool.cached_block_ids(TOKENS[:12]) == [5, 6]
     pool.free_blocks(one)
@@ -90,8 +90,8 @@ def test_keys_count_at_the_beginning() -> None:
     pool = BlockPool(12, SIZE)
     lease = pool.get_new_blocks(3)
     keys = (LoRA("adapter"), CacheSalt("tenant"))
-    pool.cache_next_blocks(lease, TOKENS[:4], keys)
-    pool.cache_next_blocks(lease, TOKENS[4:12], keys)
+    pool.cache_next_blocks(lease, TOKENS[:4], lease.num_cached_blocks, keys)
+    pool.cache_next_blocks(lease, TOKENS[4:12], lease.num_cached_blocks, keys)
     assert found(pool, TOKENS) == []
     assert found(pool, TOKENS, keys) == [1, 2, 3]
 
@@ -104,7 +104,7 @@ def test_spans_are_the_same_however_the_prompt_is_cut(cuts: list[int]) -> None:
     whole, parts = cached_under(pool, keys), pool.get_new_blocks(10)
     at = 0
     for end in cuts:
-        pool.cache_next_blocks(parts, TOKENS[at:end], keys)
+        pool.cache_next_blocks(parts, TOKENS[at:end], parts.num_cached_blocks, keys)
         at = end
     assert found(pool, TOKENS, keys) == list(whole)
     for end in range(4, 41, 4):
@@ -132,11 +132,11 @@ def test_placeholders_stand_under_spans_alone(make: Any, pad: int) -> None:
     for less in ((), (Span("cat", 2, 3),), (Span("cat", 3, 3),)):
         before = snapshot(pool)
         with pytest.raises(InvalidArgument, match=r"^token_ids\[\d\] is -\d, and no Span of extra_keys stands at"):
-            pool.cache_next_blocks(lease, make(tokens), less)
+            pool.cache_next_blocks(lease, make(tokens), lease.num_cached_blocks, less)
         with pytest.raises(InvalidArgument, match="and no Span"):
             pool.find_cached_blocks(make(tokens), less)
         assert snapshot(pool) == before
-    pool.cache_next_blocks(lease, make(tokens), keys)
+    pool.cache_next_blocks(lease, make(tokens), lease.num_cached_blocks, keys)
     assert found(pool, make(tokens), keys) == list(lease)
     assert found(pool, [5, 5, -1, -1, -1, -1, 6, 6], keys) == [1, 2], "all placeholders are one"
     for token in (0, 1, 2**31 - 1):
@@ -156,7 +156,7 @@ def test_what_is_no_token_in_a_long_array_is_refused_wherever_it_stands(place: i
         pool.cache_full_blocks(pool.get_new_blocks(num_cached // SIZE), tokens[:num_cached])
     bad = tokens.copy()
     bad[place] = -1
-    pool.cache_next_blocks(pool.get_new_blocks(80), bad, (Span("cat", place, 1),))
+    pool.cache_next_blocks(pool.get_new_blocks(80), bad, 0, (Span("cat", place, 1),))
     message = rf"^token_ids\[{place}\] is -1, and no Span of extra_keys stands at position {place}; a token is"
     before = snapshot(pool)
     for ask in (
@@ -178,8 +178,8 @@ def test_a_placeholder_is_found_at_its_place_in_the_prompt() -> None:
     lease = cached(pool, prompt(1, 4))
     pool.extend(lease, 1)
     with pytest.raises(InvalidArgument, match=r"token_ids\[1\] is -1, and no Span .* at position 5;"):
-        pool.cache_next_blocks(lease, [1, -1, 2, 3], (Span("cat", 1, 1),))
-    assert pool.cache_next_blocks(lease, [1, -1, 2, 3], (Span("cat", 5, 1),)) == 2
+        pool.cache_next_blocks(lease, [1, -1, 2, 3], lease.num_cached_blocks, (Span("cat", 1, 1),))
+    assert pool.cache_next_blocks(lease, [1, -1, 2, 3], lease.num_cached_blocks, (Span("cat", 5, 1),)) == 2
 
 
 @pytest.mark.parametrize("token", [2**31, 2**63, -(2**70), 1.5, None, True])
@@ -201,7 +201,7 @@ def test_going_back_changes_nothing_where_all_is_there() -> None:
     before = snapshot(pool)
     for start in range(4):
         if start < 3:
-            assert pool.cache_next_blocks(lease, TOKENS[4 * start : 12], (), start) == 3
+            assert pool.cache_next_blocks(lease, TOKENS[4 * start : 12], start) == 3
     assert {key for key in before if snapshot(pool)[key] != before[key]} == set()
 
 
@@ -213,9 +213,9 @@ def test_after_a_reset_the_lease_says_so() -> None:
     with refused(
         pool, StaleBlocks, match=r"had cached 2 blocks; block 1 at position 0 is cached no longer.*=0"
     ) as error:
-        pool.cache_next_blocks(lease, TOKENS[8:12])
+        pool.cache_next_blocks(lease, TOKENS[8:12], lease.num_cached_blocks)
     assert error.value.num_still_cached == 0
-    assert pool.cache_next_blocks(lease, TOKENS[:12], (), 0) == 3
+    assert pool.cache_next_blocks(lease, TOKENS[:12], 0) == 3
     assert found(pool, TOKENS) == [1, 2, 3]
 
 
@@ -227,11 +227,11 @@ def test_a_block_that_is_written_into_is_not_gone_on_from() -> None:
     pool.copy_on_write(lease, 1)
     assert found(pool, TOKENS) == [1]
     with pytest.raises(StaleBlocks) as error:
-        pool.cache_next_blocks(lease, TOKENS[12:16])
+        pool.cache_next_blocks(lease, TOKENS[12:16], lease.num_cached_blocks)
     assert error.value.num_still_cached == 1
-    assert pool.cache_next_blocks(lease, TOKENS[4:8], (), 1) == 2
+    assert pool.cache_next_blocks(lease, TOKENS[4:8], 1) == 2
     assert found(pool, TOKENS) == [1, 2], "block 3 still hangs on what is gone"
-    assert pool.cache_next_blocks(lease, TOKENS[8:16]) == 4
+    assert pool.cache_next_blocks(lease, TOKENS[8:16], lease.num_cached_blocks) == 4
     assert found(pool, TOKENS) == [1, 2, 3, 4]
 
 
@@ -239,7 +239,7 @@ def test_other_tokens_than_a_block_caches_are_refused() -> None:
     pool = BlockPool(10, SIZE)
     lease = cached(pool, TOKENS[:8])
     with refused(pool, InvalidArgument, match="token_ids differ from what block 2 at position 1 caches"):
-        pool.cache_next_blocks(lease, [9, 9, 9, 9], (), 1)
+        pool.cache_next_blocks(lease, [9, 9, 9, 9], 1)
 
 
 def test_a_block_that_others_hold_is_given_no_content() -> None:
@@ -247,9 +247,9 @@ def test_a_block_that_others_hold_is_given_no_content() -> None:
     lease = pool.get_new_blocks(2)
     other = pool.touch(lease, "other", 1)
     with refused(pool, InvalidArgument, match="block 2 at position 1, which is held 2 times"):
-        pool.cache_next_blocks(lease, TOKENS[:8])
+        pool.cache_next_blocks(lease, TOKENS[:8], lease.num_cached_blocks)
     pool.free_blocks(other)
-    assert pool.cache_next_blocks(lease, TOKENS[:8]) == 2
+    assert pool.cache_next_blocks(lease, TOKENS[:8], lease.num_cached_blocks) == 2
 
 
 def test_a_part_that_begins_behind_what_is_not_cached_is_not_gone_on_from() -> None:
@@ -258,7 +258,7 @@ def test_a_part_that_begins_behind_what_is_not_cached_is_not_gone_on_from() -> N
     part = pool.touch(lease, "part", 2)
     pool.free_blocks(lease)
     with pytest.raises(InvalidArgument, match="what comes before block 2 of the prompt is not known to lease 2"):
-        pool.cache_next_blocks(part, TOKENS[8:12])
+        pool.cache_next_blocks(part, TOKENS[8:12], part.num_cached_blocks)
     pool.check()
 
 
@@ -268,7 +268,7 @@ def test_a_part_that_begins_behind_a_cached_block_goes_on() -> None:
     pool.extend(lease, 1)
     part = pool.touch(lease, "part", 2)
     pool.free_blocks(lease)
-    assert pool.cache_next_blocks(part, TOKENS[8:12]) == 1
+    assert pool.cache_next_blocks(part, TOKENS[8:12], part.num_cached_blocks) == 1
     assert found(pool, TOKENS) == [1, 2, 3]
 
 
@@ -289,7 +289,42 @@ def test_bad_arguments_change_nothing(arguments: dict[str, Any], text: str) -> N
     lease = cached(pool, TOKENS[:4])
     pool.extend(lease, 2)
     with refused(pool, InvalidArgument, match=f"^{text}"):
-        pool.cache_next_blocks(**{"lease": lease, "token_ids": TOKENS[4:8], **arguments})
+        pool.cache_next_blocks(**{"lease": lease, "token_ids": TOKENS[4:8], "num_cached_blocks": 1, **arguments})
+
+
+def test_a_prompt_given_twice_is_not_cached_as_its_own_continuation() -> None:
+    """The position says what the tokens are: the same prompt again from its start changes nothing."""
+    pool = BlockPool(12, SIZE)
+    lease = pool.get_new_blocks(6)
+    assert pool.cache_next_blocks(lease, TOKENS[:8], 0) == 2
+    before = snapshot(pool)
+    assert pool.cache_next_blocks(lease, TOKENS[:8], 0) == 2
+    assert snapshot(pool) == before
+    assert found(pool, TOKENS[:8] * 2) == [1, 2]
+    assert pool.cache_next_blocks(lease, TOKENS[:16], 0) == 4, "what is new in it goes on"
+    assert found(pool, TOKENS) == [1, 2, 3, 4]
+
+
+def test_a_position_is_required() -> None:
+    pool = BlockPool(12, SIZE)
+    lease = pool.get_new_blocks(2)
+    with pytest.raises(TypeError, match="num_cached_blocks"):
+        pool.cache_next_blocks(lease, TOKENS[:8])  # type: ignore[call-arg]
+    with refused(pool, InvalidArgument, match="^num_cached_blocks is 1; of the lease's blocks, the first 0 are cached"):
+        pool.cache_next_blocks(lease, TOKENS[4:8], 1)
+
+
+def test_a_position_behind_a_lost_block_is_stale() -> None:
+    pool = BlockPool(12, SIZE)
+    lease = cached(pool, TOKENS[:12])
+    pool.extend(lease, 1)
+    pool.uncache([2])
+    for start in (2, 3):
+        with refused(pool, StaleBlocks, match=r"go on from there \(num_cached_blocks=1\)") as error:
+            pool.cache_next_blocks(lease, TOKENS[start * SIZE : 16], start)
+        assert error.value.num_still_cached == 1
+    assert pool.cache_next_blocks(lease, TOKENS[4:16], 1) == 4
+    assert found(pool, TOKENS) == [1, 2, 3, 4]
 
 
 def test_a_freed_lease_is_refused() -> None:
@@ -297,13 +332,13 @@ def test_a_freed_lease_is_refused() -> None:
     lease = cached(pool, TOKENS[:4])
     pool.free_blocks(lease)
     with pytest.raises(DoubleFree):
-        pool.cache_next_blocks(lease, TOKENS[4:8])
+        pool.cache_next_blocks(lease, TOKENS[4:8], lease.num_cached_blocks)
 
 
 def test_caching_off_caches_nothing() -> None:
     pool = BlockPool(10, SIZE, enable_prefix_caching=False)
     lease = pool.get_new_blocks(2)
-    assert pool.cache_next_blocks(lease, TOKENS[:8]) == 0
+    assert pool.cache_next_blocks(lease, TOKENS[:8], lease.num_cached_blocks) == 0
     assert pool.num_cached_blocks == 0
 
 
@@ -340,8 +375,8 @@ def test_a_view_of_the_blocks_stays_as_it_was_when_the_lease_grows() -> None:
 def test_no_tokens_cache_nothing() -> None:
     pool = BlockPool(10, 4)
     lease = pool.get_new_blocks(2)
-    assert pool.cache_next_blocks(lease, []) == 0
-    assert pool.cache_next_blocks(lease, [1, 2, 3, 4]) == 1
-    assert pool.cache_next_blocks(lease, np.array([], dtype=np.int32)) == 1
-    assert pool.cache_next_blocks(lease, ()) == 1
+    assert pool.cache_next_blocks(lease, [], lease.num_cached_blocks) == 0
+    assert pool.cache_next_blocks(lease, [1, 2, 3, 4], lease.num_cached_blocks) == 1
+    assert pool.cache_next_blocks(lease, np.array([], dtype=np.int32), lease.num_cached_blocks) == 1
+    assert pool.cache_next_blocks(lease, (), lease.num_cached_blocks) == 1
     pool.check()

@@ -50,7 +50,7 @@ def test_a_window_moves_along_a_long_sequence() -> None:
     for number in range(30):
         pool.extend(lease, 1)
         tokens = prompt(1, 200)[number * SIZE : (number + 1) * SIZE]
-        assert pool.cache_next_blocks(lease, tokens) == number + 1
+        assert pool.cache_next_blocks(lease, tokens, lease.num_cached_blocks) == number + 1
         if number >= 3:
             pool.release(lease, number - 3, number - 2)
         assert pool.num_used_blocks == min(number + 1, 3)
@@ -65,7 +65,7 @@ def test_what_is_cached_next_comes_behind_a_block_that_was_given_back() -> None:
     lease = cached(pool, TOKENS[:12])
     pool.extend(lease, 1)
     pool.release(lease, 0, 3)
-    assert pool.cache_next_blocks(lease, TOKENS[12:16]) == 4
+    assert pool.cache_next_blocks(lease, TOKENS[12:16], lease.num_cached_blocks) == 4
     assert found(pool, TOKENS) == [1, 2, 3, 4], "the blocks before it are idle, and hit as long as they are there"
 
 
@@ -76,7 +76,7 @@ def test_a_place_that_was_given_back_cannot_be_cached() -> None:
     pool.release(lease, 1, 2)
     before = snapshot(pool)
     with pytest.raises(InvalidArgument, match="has released its block at position 1, which cannot be cached"):
-        pool.cache_next_blocks(lease, TOKENS[4:12])
+        pool.cache_next_blocks(lease, TOKENS[4:12], lease.num_cached_blocks)
     with pytest.raises(InvalidArgument, match="has released its block at position 1"):
         pool.cache_full_blocks(lease, TOKENS[:12], 1)
     with pytest.raises(InvalidArgument, match="position is 1; the lease has given that block back"):
@@ -111,8 +111,8 @@ def test_a_lease_is_cut_in_two() -> None:
     assert pool.ref_counts()[:4].tolist() == [0, 1, 1, 1]
     for each in (lease, tail):
         pool.extend(each, 1)
-    assert pool.cache_next_blocks(tail, TOKENS[12:16]) == 3
-    assert pool.cache_next_blocks(lease, prompt(2, 4)) == 2
+    assert pool.cache_next_blocks(tail, TOKENS[12:16], tail.num_cached_blocks) == 3
+    assert pool.cache_next_blocks(lease, prompt(2, 4), lease.num_cached_blocks) == 2
     assert found(pool, TOKENS) == [1, 2, 3, 5]
     assert found(pool, TOKENS[:4] + prompt(2, 4)) == [1, 4]
 
@@ -126,7 +126,7 @@ def test_rejected_drafts_are_cut_off_and_freed() -> None:
     assert (list(lease), len(lease), lease[-1]) == ([1, 2, 3], 3, 3)
     assert pool.extend(lease, 1).tolist() == [4]
     assert list(lease) == [1, 2, 3, 4]
-    assert pool.cache_next_blocks(lease, TOKENS[8:16]) == 4
+    assert pool.cache_next_blocks(lease, TOKENS[8:16], lease.num_cached_blocks) == 4
 
 
 @pytest.mark.parametrize("at", [0, 3])
@@ -136,7 +136,7 @@ def test_a_cut_at_an_end_leaves_an_empty_lease(at: int) -> None:
     tail = pool.split(lease, at)
     assert (list(lease), list(tail)) == ([1, 2, 3][:at], [1, 2, 3][at:])
     pool.extend(tail, 1)
-    assert pool.cache_next_blocks(tail, TOKENS[12:16]) == 4 - at
+    assert pool.cache_next_blocks(tail, TOKENS[12:16], tail.num_cached_blocks) == 4 - at
     assert found(pool, TOKENS) == [1, 2, 3, 4]
     pool.free_blocks(lease)
     pool.free_blocks(tail)
@@ -150,7 +150,7 @@ def test_a_tail_whose_head_was_not_cached_up_to_it_does_not_go_on() -> None:
     pool.extend(lease, 2)
     tail = pool.split(lease, 2)
     with pytest.raises(InvalidArgument, match="what comes before block 2 of the prompt is not known"):
-        pool.cache_next_blocks(tail, TOKENS[8:12])
+        pool.cache_next_blocks(tail, TOKENS[8:12], tail.num_cached_blocks)
     with pytest.raises(InvalidArgument, match="lease begins with block 2 of its prompt"):
         pool.cache_full_blocks(tail, TOKENS[:4])
 
@@ -164,7 +164,7 @@ def test_a_cut_behind_a_released_window_forgets_what_stood_there() -> None:
     pool.extend(lease, 3)
     assert lease[0] == 0
     with pytest.raises(InvalidArgument, match="what comes before block 1 of the prompt is not known"):
-        pool.cache_next_blocks(lease, prompt(2, 4))
+        pool.cache_next_blocks(lease, prompt(2, 4), lease.num_cached_blocks)
     pool.check()
 
 

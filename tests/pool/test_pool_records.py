@@ -94,7 +94,7 @@ def test_the_version_grows_when_what_can_be_found_changes_and_then_alone() -> No
 
     lease = pool.get_new_blocks(2)
     assert not grows()
-    pool.cache_next_blocks(lease, prompt(1, 4))
+    pool.cache_next_blocks(lease, prompt(1, 4), lease.num_cached_blocks)
     assert grows()
     pool.cache_full_blocks(lease, prompt(1, 8), 1)
     assert grows()

@@ -99,7 +99,7 @@ class Site:
         self.alone.cache_full_blocks(self.alone_lease, tokens(1, 12))
         self.alone.extend(self.alone_lease, 1)
         self.alone_idle = self.alone.get_new_blocks(2, "idle")
-        self.alone.cache_next_blocks(self.alone_idle, tokens(2, 8))
+        self.alone.cache_next_blocks(self.alone_idle, tokens(2, 8), 0)
         self.alone.free_blocks(self.alone_idle)
         self.alone_found = self.alone.find_cached_blocks(tokens(2, 8))
 
@@ -282,7 +282,10 @@ def _lone_pool_calls() -> list[Call]:
         ("extend", lambda s: {"lease": s.alone_lease, "num_blocks": 6}),
         ("hold", lambda s: {"found": s.alone_found, "holder": "new", "extend_by": 3}),
         ("hold", lambda s: {"found": s.alone_found, "holder": "h", "num_blocks": 1, "extend_by": 2}),
-        ("cache_next_blocks", lambda s: {"lease": s.alone_lease, "token_ids": tokens(1, 16)[12:]}),
+        (
+            "cache_next_blocks",
+            lambda s: {"lease": s.alone_lease, "token_ids": tokens(1, 16)[12:], "num_cached_blocks": 3},
+        ),
         (
             "cache_next_blocks",
             lambda s: {

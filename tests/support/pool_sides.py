@@ -84,7 +84,9 @@ class PoolSide:
         self.pool.cache_full_blocks(self.leases[lease], tokens, num_cached, self.keys(keys))
 
     def cache_next(self, lease: int, tokens: list[int], keys: tuple[Any, ...], num_cached: int | None) -> int:
-        return self.pool.cache_next_blocks(self.leases[lease], tokens, self.keys(keys), num_cached)
+        held = self.leases[lease]
+        start = held.num_cached_blocks if num_cached is None else num_cached
+        return self.pool.cache_next_blocks(held, tokens, start, self.keys(keys))
 
     def touch(self, lease: int, start: int, stop: int | None) -> list[int]:
         return self._add(self.pool.touch(self.leases[lease], "", start, stop))

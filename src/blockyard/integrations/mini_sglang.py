@@ -153,7 +153,7 @@ class CacheManager:
         start, end = lease.num_cached_blocks, req.cached_len // self.page_size
         if end > start:
             tokens = req.input_ids[start * self.page_size : end * self.page_size]
-            self.pool.cache_next_blocks(lease, tokens.numpy())
+            self.pool.cache_next_blocks(lease, tokens.numpy(), start)
         if finished:
             self.unlock(req.cache_handle)
 

@@ -122,7 +122,7 @@ class BlockManager:
         end = (seq.num_cached_tokens + seq.num_scheduled_tokens) // self.block_size
         if end > start:
             tokens = seq.token_ids[start * self.block_size : end * self.block_size]
-            self.pool.cache_next_blocks(self._lease(seq), tokens, num_cached_blocks=start)
+            self.pool.cache_next_blocks(self._lease(seq), tokens, start)
 
     def _find(self, seq: Sequence) -> FoundBlocks:
         found = self.pool.find_cached_blocks(seq.token_ids)

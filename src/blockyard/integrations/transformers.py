@@ -169,10 +169,11 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
         lease = self._leases.get(request_id)
         if lease is None:
             return
-        start = lease.num_cached_blocks * self.tokens_per_page
+        first = lease.num_cached_blocks
+        start = first * self.tokens_per_page
         filled = (len(token_ids) - start) // self.tokens_per_page
         end = start + min(new_new_blocks, filled) * self.tokens_per_page
-        self.blocks.cache_next_blocks(lease, token_ids[start:end])
+        self.blocks.cache_next_blocks(lease, token_ids[start:end], first)
 
     def count_shareable_blocks(self, source_request_id: str, past_length: int) -> int:
         """Full blocks that are cached. Asynchronous batching forks while a batch is computed: the blocks that it fills

@@ -176,10 +176,10 @@ def num_still_cached(ledger: BlockLedger, lease: BlockLease) -> i64:
     return lease._num_sure
 
 
-def cache_next(ledger: BlockLedger, lease: BlockLease, chunk: Chunk, asked: i64) -> None:
-    """See `BlockPool.cache_next_blocks`. asked: where the caller stands; below 0, where the lease does."""
+def cache_next(ledger: BlockLedger, lease: BlockLease, chunk: Chunk, start: i64) -> None:
+    """See `BlockPool.cache_next_blocks`. start: the position in the lease of the block that the chunk begins."""
     still = num_still_cached(ledger, lease)
-    start = _start(lease, still, asked)
+    _require_position(lease, still, start)
     prompt = chunk.at(lease._first_block + start, ledger.block_size)
     num_full = prompt.num_tokens // i64(ledger.block_size)
     if start + num_full > lease._count:
@@ -196,18 +196,16 @@ def cache_next(ledger: BlockLedger, lease: BlockLease, chunk: Chunk, asked: i64)
     _set_cached(ledger, lease, max(still, start + num_full))
 
 
-def _start(lease: BlockLease, still: i64, asked: i64) -> i64:
-    if asked < 0:
-        if still < lease._num_cached:
-            raise StaleBlocks(
-                f"lease {lease._serial} had cached {lease._num_cached} blocks; block {lease._blocks[still]} at "
-                f"position {still} is cached no longer: go on from there (num_cached_blocks={still})",
-                int(still),
-            )
-        return still
-    if asked > still:
-        raise InvalidArgument(f"num_cached_blocks is {asked}; of the lease's blocks, the first {still} are cached")
-    return asked
+def _require_position(lease: BlockLease, still: i64, start: i64) -> None:
+    """Refuse a position that what the lease has cached does not reach."""
+    if start > lease._num_cached:
+        raise InvalidArgument(f"num_cached_blocks is {start}; of the lease's blocks, the first {still} are cached")
+    if start > still:
+        raise StaleBlocks(
+            f"lease {lease._serial} had cached {lease._num_cached} blocks; block {lease._blocks[still]} at "
+            f"position {still} is cached no longer: go on from there (num_cached_blocks={still})",
+            int(still),
+        )
 
 
 class _Before:

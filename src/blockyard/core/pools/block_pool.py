@@ -163,32 +163,32 @@ class BlockPool(StandalonePool):
             self._gate.leave()
 
     def cache_next_blocks(
-        self, lease: object, token_ids: object, extra_keys: object = (), num_cached_blocks: object = None
+        self, lease: object, token_ids: object, num_cached_blocks: object, extra_keys: object = ()
     ) -> int:
-        """Index the blocks right behind those that a lease has cached: `token_ids` are theirs. O(new tokens).
+        """Index the blocks after the first `num_cached_blocks` of a lease, whose tokens are `token_ids`. O(new tokens).
 
-        token_ids: the tokens behind the lease's cached blocks, or none; of what fills no block nothing is kept, so
-            give it again. A contiguous int32 array of many whole blocks is read as it lies.
+        token_ids: the tokens after those blocks, or none; tokens that fill no block are not kept, so give them again.
+            A contiguous int32 array of many whole blocks is read without a copy.
+        num_cached_blocks: blocks of the lease before these tokens, all of which it has cached: the caller's own count,
+            or `lease.num_cached_blocks` if the tokens are cut there. Blocks after them that have these tokens already
+            stay as they are, and those that hang on a content that is gone (`uncache`) are linked anew.
         extra_keys: LoRA and CacheSalt count for a prompt's first block alone, and the chain carries them on. A Span has
             its position in the prompt, and may reach out of these tokens on both sides; tokens below 0, placeholders of
             an engine's own, may stand under spans alone.
-        num_cached_blocks: where the caller stands, for one that goes back: blocks that have these tokens already stay
-            as they are, and those that hang on a content that is gone (`uncache`) are linked anew.
         Returns the lease's `num_cached_blocks` now: the block at which the tokens of the next call begin. Equal blocks
         of two leases are not merged (see `cache_full_blocks`). What comes before is the last cached block itself, not
-        what a hash says of it. Raises `StaleBlocks` when blocks that the lease had cached have lost their content,
-        `InvalidArgument` when the tokens fill more blocks than the lease has, for a block that caches other
-        tokens, or that others hold too (unless it had these very tokens before), and as `free_blocks` does.
+        what a hash says of it. Raises `StaleBlocks` when one of the first `num_cached_blocks` blocks has lost its
+        content, `InvalidArgument` when the lease has cached fewer, when the tokens fill more blocks than the lease
+        has, for a block that caches other tokens, or that others hold too (unless it had these very tokens before), and
+        as `free_blocks` does.
         """
         self._gate.enter("cache_next_blocks")
         try:
             chunk = make_chunk(token_ids, extra_keys, self.block_size) if has_tokens(token_ids) else None
-            asked = -1
-            if num_cached_blocks is not None:
-                asked = read_int("num_cached_blocks", num_cached_blocks, 0, MAX_BLOCKS)
+            start = read_int("num_cached_blocks", num_cached_blocks, 0, MAX_BLOCKS)
             held = self._book.require_live(lease)
             if self.enable_prefix_caching and chunk is not None:
-                cache_next(self._ledger, held, chunk, asked)
+                cache_next(self._ledger, held, chunk, start)
             return held.num_cached_blocks
         finally:
             self._gate.leave()

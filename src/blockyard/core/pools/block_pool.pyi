@@ -33,8 +33,8 @@ class BlockPool(StandalonePool):
         self,
         lease: BlockLease,
         token_ids: Integers,
+        num_cached_blocks: Integer,
         extra_keys: ExtraKeys = (),
-        num_cached_blocks: Integer | None = None,
     ) -> int: ...
     def find_cached_blocks(self, token_ids: Integers, extra_keys: ExtraKeys = ()) -> FoundBlocks: ...
     def hold(

@@ -259,10 +259,11 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
 
     def _append(self, lease: BlockLease, pages: npt.NDArray[np.int64], tokens: Tokens, keys: Keys) -> None:
         """Let pages that are fresh stand behind a lease, and cache them."""
-        start = len(lease) * self.page_size
+        first = len(lease)
+        start = first * self.page_size
         if self.pool.extend(lease, len(pages)).tolist() != pages.tolist():
             raise InvariantError("the pool gives other pages than those that the allocator handed out")
-        self.pool.cache_next_blocks(lease, tokens[start:], keys if start == 0 else ())
+        self.pool.cache_next_blocks(lease, tokens[start:], first, keys if start == 0 else ())
 
     # Eviction.
 
