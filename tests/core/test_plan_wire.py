@@ -64,8 +64,9 @@ def contents(plan: Any) -> dict[str, Any]:
     """All that a plan says, types included."""
     if not isinstance(plan, StepPlan):
         return {name: getattr(plan, name).tolist() for name in NAMES if name.startswith("swap")}
-    said: dict[str, Any] = {name: getattr(plan, name).tolist() for name in NAMES}
-    said["dtypes"] = [(name, getattr(plan, name).dtype) for name in NAMES]
+    names = [name for name in NAMES if name not in IN_GROUPS or len(plan.groups) == 1]
+    said: dict[str, Any] = {name: getattr(plan, name).tolist() for name in names}
+    said["dtypes"] = [(name, getattr(plan, name).dtype) for name in names]
     said |= {"num_tokens": plan.num_tokens, "all_fit": plan.all_fit}
     said["groups"] = [[np.asarray(getattr(group, name)).tolist() for name in IN_GROUPS] for group in plan.groups]
     return said

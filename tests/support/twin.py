@@ -27,8 +27,9 @@ def plain(value: object) -> object:
         return (str(value.dtype), value.shape, value.tolist())
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    if hasattr(value, "slot_mapping"):
-        return {name: plain(getattr(value, name)) for name in PLAN}
+    if hasattr(value, "num_scheduled"):
+        own = {name: plain(getattr(value, name)) for name in PLAN}
+        return own | {name: [plain(getattr(group, name)) for group in value.groups] for name in OF_GROUPS}
     if hasattr(value, "num_prompt_tokens"):
         return {name: plain(getattr(value, name)) for name in STATS}
     return value if isinstance(value, (int, float, str, bool, type(None))) else repr(value)
@@ -39,17 +40,13 @@ PLAN = (
     "fits",
     "all_fit",
     "num_scheduled",
-    "slot_mapping",
     "query_start_loc",
     "seq_lens",
     "num_computed",
-    "block_tables",
-    "indptr",
-    "indices",
-    "last_page_len",
     "copies",
     "step",
 )
+OF_GROUPS = ("slot_mapping", "block_tables", "indptr", "indices", "last_page_len")
 STATS = (
     "num_prompt_tokens",
     "num_hit_tokens",

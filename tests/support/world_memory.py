@@ -129,7 +129,7 @@ class DataPlane:
     def write(self, plan: Any, seqs: list[Seq], group: int, fails: bool) -> None:
         view = plan.groups[group]
         starts, slots, filled = plan.num_computed.tolist(), view.slot_mapping.tolist(), 0
-        if group == 0:
+        if len(plan.groups) == 1:
             assert slots == plan.slot_mapping.tolist()
         memory = self.gpu.blocks[group].reshape(-1)
         assert min(slots, default=self.sizes[group]) >= self.sizes[group], "a slot of the null block"

@@ -5,12 +5,14 @@ import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from ...errors import InvalidArgument
 from ..arrays import view_i64, zeros_i64
 from ..face import refuse_copy, refuse_pickle
 from ..sequences.block_table import BlockTable
 from ..store import transfers as moves
 from ..store.transfers import Transfers
 from .batch import SCHEDULED, Batch
+from .buffers import StepBuffers
 from .filling import fill_buffers
 from .tables import offsets, rows_of_table, widest_row
 
@@ -208,7 +210,7 @@ class StepPlan(SwapPlan):
     Everything is in the order of the sequences given to `reserve`. Carry out `swap_outs`, `swap_ins` and `copies`, in
     this order, then write the new keys and values to `slot_mapping`, then read by `block_tables` or by
     `indptr`/`indices`/`last_page_len`. With several layer groups, `groups` has the tables and slots of each; those
-    named here are the first group's.
+    named here belong to no group then, and raise `InvalidArgument`.
 
     The arrays that follow from block tables are made when asked for, from the live rows, and may be asked for until
     the cache changes; later they raise `StalePlan`.
@@ -242,7 +244,11 @@ class StepPlan(SwapPlan):
         """Return the first group's slots, or none where they are made when asked for."""
         return self._slots if i64(len(self._slots)) == self._num_slots else self._slots[: self._num_slots]
 
-    def _first(self) -> GroupPlan:
+    def _only(self, name: str) -> GroupPlan:
+        """Return the plan of the only layer group. Raises `InvalidArgument` with several."""
+        count = len(self._tables)
+        if count > 1:
+            raise InvalidArgument(f"plan.{name}: the cache has {count} layer groups; use plan.groups[number].{name}")
         return GroupPlan(self._tables[0], self._batch)
 
     @property
@@ -300,9 +306,10 @@ class StepPlan(SwapPlan):
     @property
     def slot_mapping(self) -> npt.NDArray[np.int64]:
         """Return where each new token's keys and values go: block_id * block_size + offset, int64 (T,)."""
+        only = self._only("slot_mapping")
         self._batch.require_fresh()
         if self._num_slots == 0:
-            return self._first().slot_mapping
+            return only.slot_mapping
         return view_i64(self._slots)[: int(self._num_slots)]
 
     @property
@@ -330,10 +337,13 @@ class StepPlan(SwapPlan):
         pad_to: at least this many sequences, and as many tokens: what the graph of a decode step was captured for. A
         padded sequence has length 0 and null blocks, and begins and ends at T; a padded token has slot -1, id 0 and
         position 0. pad_tokens_to: at least this many tokens instead. What lies behind is left as it is.
-        Tokens that are not known are -1, as in `input_ids`. The first group's tables and slots: see `groups`.
-        Raises `InvalidArgument` when an array is too small or `pad_to` below the step's own size, `StalePlan`, and
-        `ConcurrentCall` when the same buffers are being filled; nothing is written then.
+        Tokens that are not known are -1, as in `input_ids`. With several layer groups, tables and slots are filled by
+        each of `groups`. Raises `InvalidArgument` when an array is too small or `pad_to` below the step's own size, and
+        for tables or slots of several groups; `StalePlan`; and `ConcurrentCall` when the same buffers are being filled.
+        Nothing is written then.
         """
+        if isinstance(buffers, StepBuffers) and not (buffers._block_tables is None and buffers._slot_mapping is None):
+            self._only("fill(buffers)")
         fill_buffers(buffers, self._batch, self._tables[0], self._made_slots(), pad_to, pad_tokens_to)
 
     @property
@@ -349,19 +359,19 @@ class StepPlan(SwapPlan):
     @property
     def block_tables(self) -> npt.NDArray[np.int32]:
         """Return the block ids of each sequence, int32 (B, most blocks of one); see `GroupPlan.block_tables`."""
-        return self._first().block_tables
+        return self._only("block_tables").block_tables
 
     @property
     def indptr(self) -> npt.NDArray[np.int32]:
         """Return where each sequence's blocks begin in `indices`, int32 (B + 1,) (FlashInfer)."""
-        return self._first().indptr
+        return self._only("indptr").indptr
 
     @property
     def indices(self) -> npt.NDArray[np.int32]:
         """Return the block ids that hold `seq_lens` tokens of each sequence, one after another, int32 (FlashInfer)."""
-        return self._first().indices
+        return self._only("indices").indices
 
     @property
     def last_page_len(self) -> npt.NDArray[np.int32]:
         """Return tokens in the last block of each sequence, 1 to block_size, int32 (B,); 0 for none (FlashInfer)."""
-        return self._first().last_page_len
+        return self._only("last_page_len").last_page_len
