@@ -41,7 +41,6 @@ def cache_of(groups: tuple[LayerGroup, ...], num_seqs: int, num_blocks: int, *pl
     return KVCacheManager(
         CacheConfig(
             num_blocks,
-            BLOCK_SIZE,
             max_num_seqs=num_seqs,
             max_model_len=MAX_MODEL_LEN,
             groups=groups,

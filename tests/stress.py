@@ -21,6 +21,7 @@ from typing import Any
 import blockyard
 
 from .support.seeds import run_seed
+from .support.used_options import used
 from .support.world_memory import NOTHING, Seq
 from .world import World
 
@@ -45,9 +46,9 @@ class LargeWorld(World):
         windowed = (package.LayerGroup(size, 0), package.LayerGroup(size, choose.randint(1, 4 * size)))
         groups = windowed if not self.is_crowd and choose.random() < 0.3 else ()
         more = self.more_config(groups, size) if choose.random() < 0.5 else {}
-        return package.CacheConfig(
-            choose.choice((8, 40, 120, 400)),
-            size,
+        options = dict(
+            num_blocks=choose.choice((8, 40, 120, 400)),
+            block_size=size,
             max_num_seqs=choose.choice((2, 8, 24, 64)),
             max_model_len=choose.choice((17, 60, 150, 400)),
             enable_prefix_caching=choose.random() < 0.85,
@@ -56,6 +57,7 @@ class LargeWorld(World):
             hash_seed=choose.randrange(2**30),
             **{**more, "enable_kv_cache_events": False},
         )
+        return package.CacheConfig(**used(options))
 
     def actors(self) -> list[tuple[Any, float]]:
         arrive, free, truncate, abandon = (30, 6, 2, 3) if self.is_crowd else (22, 14, 4, 1)

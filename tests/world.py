@@ -31,6 +31,7 @@ from .support.twin import (
     refused_calls,
     refused_handles,
 )
+from .support.used_options import used
 from .support.world_memory import DataPlane, Seq
 
 #: Calls of one world.
@@ -79,9 +80,11 @@ class World(DataPlane):
         # Every fifth world is tight, over a wide CPU pool, so that what is evicted is asked for again.
         is_tight = kind == 4
         num_cpu_blocks = choose.choice((0, choose.randint(2, 8), choose.randint(2, 50))) if kind != 0 else 0
-        return package.CacheConfig(
-            choose.randint(5, 14) if is_tight else choose.choice((choose.randint(3, 12), choose.randint(4, 60))),
-            size,
+        options = dict(
+            num_blocks=choose.randint(5, 14)
+            if is_tight
+            else choose.choice((choose.randint(3, 12), choose.randint(4, 60))),
+            block_size=size,
             max_num_seqs=choose.choice((choose.randint(1, 8), choose.randint(1, 8), 30)),
             max_model_len=(choose.randint(2, 6) if is_tight else choose.randint(2, 30)) * size,
             enable_prefix_caching=is_tight or choose.random() < 0.9,
@@ -91,6 +94,7 @@ class World(DataPlane):
             keep_evicted=is_tight or choose.random() < 0.7,
             **self.more_config(groups, size),
         )
+        return package.CacheConfig(**used(options))
 
     def more_config(self, groups: tuple[Any, ...], size: int) -> dict[str, Any]:
         choose = self.random
@@ -295,7 +299,7 @@ class World(DataPlane):
 
     def require_hope(self, answer: str) -> None:
         """LATER promises that waiting helps; with nobody left to wait for it would be a wait forever."""
-        assert answer != "LATER" or self.seqs, "LATER, and nothing runs"
+        assert answer != "LATER" or self.seqs or self.cache.pool.leases(), "LATER, and nothing holds a block"
 
     def require_said(self, answer: str) -> None:
         """What was taken in had been promised room."""

@@ -49,7 +49,7 @@ class StateReplay:
         num_blocks = 1 + budget // block_size + room
         config = {"max_num_seqs": 1, "watermark": 0.0, "max_model_len": block_size * num_blocks, **fields}
         self.cache = KVCacheManager(
-            CacheConfig(num_blocks, block_size, groups=groups, state_places=places, state_order=order, **config)  # type: ignore[arg-type]
+            CacheConfig(num_blocks, groups=groups, state_places=places, state_order=order, **config)  # type: ignore[arg-type]
         )
         #: Requests that did not fit.
         self.num_refused = 0

@@ -73,13 +73,30 @@ def _about(line: str, low: int = 0, high: int = 0, *, engine: bool = False, comm
     return {"help": line, "low": low, "high": high, "engine": engine or command, "command": command}
 
 
+class _Unset(int):
+    """A default that tells a value that was given from one that was not."""
+
+
+#: Options that only a cache with a state group uses.
+STATE_OPTIONS = ("state_places", "state_order", "cut_chunks")
+#: Options that do nothing beside others, by why: there each keeps its default, and any other value is refused.
+UNUSED_OPTIONS = {
+    "enable_prefix_caching is False": (
+        *("eviction_policy", "retention_blocks", "partial_hits", "track_misses", "enable_kv_cache_events"),
+        *("state_places", "state_order"),
+    ),
+    "groups has no state group": STATE_OPTIONS,
+    "groups has a state group": ("partial_hits",),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """What a `KVCacheManager` is made of.
 
     num_blocks: blocks in the pool, the null block (id 0) included; 2 to 2**27. Or num_bytes: the pool's size in bytes,
         of groups that say how many a token takes; num_blocks is then how many blocks that is (`blocks_in`).
-    block_size: tokens a block; 1 to 4096.
+    block_size: tokens a block; 1 to 4096, 16 by default. With `groups` leave it out: each has its own.
     max_num_seqs: rows of the block table, that is sequences that run at once; 1 to 2**20.
     max_model_len: tokens of the longest sequence. The pool may hold fewer (`max_servable_tokens`): a longer prompt is
         then never admitted, and a sequence that grows beyond it ends up preempted.
@@ -87,9 +104,12 @@ class CacheConfig:
     watermark: share of the blocks that admission leaves free, so that running sequences can grow; 0 to below 1.
     hash_seed: seed of the index's hash function, 0 to 2**62 - 1. None draws a secret one for each manager, so
         that no client can write prompts whose hashes collide and slow the cache down. It never affects what is hit.
-    groups: the layer groups that share the pool, for models with sliding windows or several block sizes; their block
-        sizes then count, and `block_size` does not. Empty: one group of full attention.
+    groups: the layer groups that share the pool, for models with sliding windows or several block sizes. Empty: one
+        group of full attention. With several groups, or a window, equal prompts that arrive together are not shared:
+        each computes its own blocks, and later prompts hit them. Let them wait for the first one to compute, as
+        `engine/scheduling` does.
     num_cpu_blocks: blocks of the CPU pool, its null block included, that sequences are swapped out to; 0 for none.
+        With a CPU pool equal prompts that arrive together are not shared either.
     keep_evicted: whether the CPU pool also keeps what the pool evicts, for later hits.
     eviction_policy: which idle cached block goes first: the name of a policy (`blockyard.core.policies`), or a
         class or callable that makes one from num_blocks. An unknown name is refused here.
@@ -112,11 +132,12 @@ class CacheConfig:
     max_steps_in_flight: most steps that are reserved and not ended (`end_step`), 1 to 64. With 2 or more a sequence may
         be reserved for again before its last step is committed, and blocks wait for the steps that may use them.
 
-    Raises `InvalidArgument` for a value outside its limits.
+    Raises `InvalidArgument` for a value outside its limits, and for an option that the others leave unused
+    (`UNUSED_OPTIONS`).
     """
 
     num_blocks: int = field(default=0, metadata=_about("blocks in the pool", 2, MAX_BLOCKS))
-    block_size: int = field(default=16, metadata=_about("tokens in a block", 1, MAX_BLOCK_SIZE))
+    block_size: int = field(default=_Unset(16), metadata=_about("tokens in a block", 1, MAX_BLOCK_SIZE))
     max_num_seqs: int = field(default=256, metadata=_about("sequences that run at once", 1, MAX_SEQS))
     max_model_len: int = field(default=8192, metadata=_about("tokens of the longest sequence", 1, MAX_MODEL_LEN))
     enable_prefix_caching: bool = field(default=True, metadata=_about("index full blocks, for later prompts to hit"))
@@ -172,6 +193,7 @@ class CacheConfig:
             raise InvalidArgument(
                 f"num_blocks is 0; it must be from 2 to {MAX_BLOCKS}, or num_bytes must be given in its place"
             )
+        has_block_size = type(self.block_size) is not _Unset
         for each in fields(self):
             value = getattr(self, each.name)
             if each.type == "bool":
@@ -186,11 +208,12 @@ class CacheConfig:
                 f"or make an EvictionPolicy"
             )
         self._check_groups()
+        self._check_block_size(has_block_size)
+        self._check_unused()
         if self.num_cpu_blocks == 1:
             require_int("num_cpu_blocks", self.num_cpu_blocks, 2, MAX_BLOCKS)
         object.__setattr__(self, "watermark", _share("watermark", self.watermark))
-        if self.tenants != ():
-            self.require_floors(self.num_blocks)
+        self.require_floors(self.num_blocks)
         entries = self.max_num_seqs * self.max_blocks_per_seq
         if entries > MAX_TABLE_ENTRIES:
             raise InvalidArgument(
@@ -260,6 +283,30 @@ class CacheConfig:
             )
         if self.state_group is not None:
             self._check_states()
+
+    def _check_block_size(self, is_given: bool) -> None:
+        """Let `block_size` say what is hashed together, and refuse one that no group has."""
+        sizes = [group.block_size for group in self.layer_groups]
+        if self.groups and is_given and self.block_size not in (*sizes, self.hash_block_size):
+            raise InvalidArgument(
+                f"block_size is {self.block_size} beside groups, which have blocks of {sizes} tokens; leave it out"
+            )
+        if not is_given:
+            # Not given in a copy either (`dataclasses.replace`), whose groups may be others.
+            object.__setattr__(self, "block_size", _Unset(self.hash_block_size))
+
+    def _check_unused(self) -> None:
+        """Refuse options that do nothing beside the others."""
+        holds = {
+            "enable_prefix_caching is False": not self.enable_prefix_caching,
+            "groups has no state group": self.state_group is None,
+            "groups has a state group": self.state_group is not None,
+        }
+        for reason, names in UNUSED_OPTIONS.items():
+            for name in names if holds[reason] else ():
+                value, default = getattr(self, name), CACHE_FIELDS[name].default
+                if not isinstance(value, (str, float, int, tuple)) or value != default:
+                    raise InvalidArgument(f"{name} is {shown(value)}, which does nothing while {reason}; leave it out")
 
     def _check_states(self) -> None:
         """Refuse states, unless the bytes of a block are known, of which one fits the pool."""

@@ -48,17 +48,21 @@ class LayerGroup:
     token_bytes: int = 0
 
     def __post_init__(self) -> None:
-        require_int("block_size", self.block_size, 1, MAX_GROUP_BLOCK_SIZE)
-        require_int("sliding_window", self.sliding_window, 0, MAX_WINDOW)
+        for field, low, high in (
+            ("block_size", 1, MAX_GROUP_BLOCK_SIZE),
+            ("sliding_window", 0, MAX_WINDOW),
+            ("shards", 1, MAX_GROUP_BLOCK_SIZE),
+            ("interleave", 1, MAX_GROUP_BLOCK_SIZE),
+            ("token_bytes", 0, MAX_TOKEN_BYTES),
+        ):
+            # Stored as plain integers: what is compiled takes no others.
+            object.__setattr__(self, field, require_int(field, getattr(self, field), low, high))
         require_str("name", self.name)
-        require_int("shards", self.shards, 1, MAX_GROUP_BLOCK_SIZE)
-        require_int("interleave", self.interleave, 1, MAX_GROUP_BLOCK_SIZE)
         if self.block_size % (self.shards * self.interleave):
             raise InvalidArgument(
                 f"block_size is {self.block_size}; it must be a multiple of shards * interleave, "
                 f"{self.shards} * {self.interleave}"
             )
-        require_int("token_bytes", self.token_bytes, 0, MAX_TOKEN_BYTES)
         if self.kind not in KINDS:
             raise InvalidArgument(f"kind is {shown(self.kind)}; it must be one of {', '.join(KINDS)}")
         if self.is_state:
@@ -67,7 +71,7 @@ class LayerGroup:
             raise InvalidArgument(f"state_bytes is {shown(self.state_bytes)} for kind 'attention'; it must be 0")
 
     def _check_state(self) -> None:
-        require_int("state_bytes", self.state_bytes, 1, MAX_STATE_BYTES)
+        object.__setattr__(self, "state_bytes", require_int("state_bytes", self.state_bytes, 1, MAX_STATE_BYTES))
         for name, value, only in (
             ("sliding_window", self.sliding_window, 0),
             ("shards", self.shards, 1),

@@ -21,14 +21,22 @@ OTHERS = "*"
 SEPARATOR = "\x1f"
 
 
-def _require_share(name: str, weight: object, min_blocks: object, max_held: object) -> None:
+def _check_share(share: Tenant | TenantGroup) -> None:
+    """Check what a tenant and a group both have, and store numbers as plain integers: compiled code takes no others."""
+    name = share.name
     require_unicode("name", require_str("name", name))
     if not 1 <= len(name) <= 200:
         raise InvalidArgument(f"name has {len(name)} characters; it must have 1 to 200")
-    require_int(f"weight of {name!r}", weight, 1, MAX_WEIGHT)
-    low = require_int(f"min_blocks of {name!r}", min_blocks, 0, MAX_SHARE)
-    if max_held is not None:
-        require_int(f"max_held of {name!r}", max_held, low, MAX_SHARE)
+    _store_int(share, "weight", 1, MAX_WEIGHT)
+    _store_int(share, "min_blocks", 0, MAX_SHARE)
+    _store_int(share, "max_held", share.min_blocks, MAX_SHARE)
+
+
+def _store_int(share: Tenant | TenantGroup, field: str, low: int, high: int) -> None:
+    """Check a number and store it as a plain integer; None stays None where it is the default."""
+    value = getattr(share, field)
+    if value is not None or field in ("weight", "min_blocks"):
+        object.__setattr__(share, field, require_int(f"{field} of {share.name!r}", value, low, high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +64,9 @@ class Tenant:
     keys: tuple[CacheSalt | LoRA, ...] = ()
 
     def __post_init__(self) -> None:
-        _require_share(self.name, self.weight, self.min_blocks, self.max_held)
+        _check_share(self)
         for field in ("max_idle", "max_retained"):
-            if getattr(self, field) is not None:
-                require_int(f"{field} of {self.name!r}", getattr(self, field), 0, MAX_SHARE)
+            _store_int(self, field, 0, MAX_SHARE)
         if not isinstance(self.keys, tuple) or not all(type(key) in (CacheSalt, LoRA) for key in self.keys):
             raise InvalidArgument(f"keys of {self.name!r} is {shown(self.keys)}; it must be a tuple of CacheSalt, LoRA")
         if any(SEPARATOR in value for kind, value in self.marks if kind == "salt"):
@@ -92,7 +99,7 @@ class TenantGroup:
     max_held: int | None = None
 
     def __post_init__(self) -> None:
-        _require_share(self.name, self.weight, self.min_blocks, self.max_held)
+        _check_share(self)
         if not isinstance(self.members, tuple) or not self.members:
             raise InvalidArgument(f"members of {self.name!r} is {shown(self.members)}; it must be a tuple of Tenant")
         for member in self.members:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import Admission, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup
-from blockyard.config import MAX_TABLE_ENTRIES, POLICY_NAMES
+from blockyard import Admission, CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup
+from blockyard.config import MAX_TABLE_ENTRIES, POLICY_NAMES, UNUSED_OPTIONS
 from blockyard.policies import POLICIES
+from blockyard.tenants import Tenant, TenantGroup
 
 LIMITS = {
     "num_blocks": (2, 2**27),
@@ -147,3 +148,76 @@ def test_the_longest_sequence_that_the_pool_holds(options: dict[str, Any]) -> No
     fits = [n for n in range(1, config.max_model_len + 1) if cache.can_allocate([1] * n) is Admission.OK]
     assert config.max_servable_tokens == len(fits)
     assert fits == list(range(1, len(fits) + 1))
+
+
+# ---------------------------------------------------------------- options that would do nothing
+
+#: A value for each option that is not its default.
+OTHER_VALUES = {
+    "eviction_policy": "arc",
+    "retention_blocks": 2,
+    "partial_hits": True,
+    "track_misses": True,
+    "enable_kv_cache_events": True,
+    "state_places": ("last",),
+    "state_order": "lru",
+    "cut_chunks": False,
+}
+STATES = (LayerGroup(16, token_bytes=4), LayerGroup(16, kind="state", state_bytes=64))
+#: Why options are not used, and a config in which that is so.
+REASONS: dict[str, dict[str, Any]] = {
+    "enable_prefix_caching is False": {"enable_prefix_caching": False},
+    "groups has no state group": {"groups": (LayerGroup(16),)},
+    "groups has a state group": {"groups": STATES},
+}
+UNUSED = [(reason, name) for reason, names in UNUSED_OPTIONS.items() for name in names]
+
+
+@pytest.mark.parametrize(("reason", "name"), UNUSED)
+def test_an_option_that_does_nothing_beside_another_is_refused(reason: str, name: str) -> None:
+    config_with(**REASONS[reason])
+    message = (
+        rf"^{name} is .*, which does nothing while {reason}; leave it out$|, which does nothing while groups has no"
+    )
+    with pytest.raises(InvalidArgument, match=message):
+        config_with(**REASONS[reason], **{name: OTHER_VALUES[name]})
+    default = {each.name: each.default for each in dataclasses.fields(CacheConfig)}[name]
+    config_with(**REASONS[reason], **{name: default})
+
+
+@pytest.mark.parametrize("name", OTHER_VALUES)
+def test_each_of_these_options_is_taken_where_it_is_used(name: str) -> None:
+    groups = {} if name == "partial_hits" else {"groups": STATES}
+    assert getattr(config_with(**groups, **{name: OTHER_VALUES[name]}), name) == OTHER_VALUES[name]
+
+
+@pytest.mark.parametrize("size", [4, 16, 32])
+def test_a_block_size_beside_groups_without_it_is_refused(size: int) -> None:
+    """16 is the default, and is refused all the same if it is given."""
+    for groups in ((LayerGroup(8),), (LayerGroup(8), LayerGroup(64, 100))):
+        with pytest.raises(InvalidArgument, match=rf"^block_size is {size} beside groups, which have blocks of \[8"):
+            config_with(groups=groups, block_size=size)
+        config = config_with(groups=groups)
+        assert config.block_size == config.hash_block_size == 8
+        assert config_with(groups=groups, block_size=8) == config
+        copy = dataclasses.replace(config, groups=(LayerGroup(4),))
+        assert copy.block_size == 4
+
+
+@pytest.mark.parametrize("tenants", [np.array([]), np.array([1]), [], None, (np.int64(1),)])
+def test_tenants_that_are_no_tuple_of_tenants_are_refused(tenants: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"^tenants is "):
+        config_with(tenants=tenants)
+
+
+def test_numbers_of_numpy_are_stored_as_plain_integers() -> None:
+    tenant = Tenant("a", np.int64(2), np.int32(3), np.int64(5), np.int64(4), np.int64(1))
+    group = TenantGroup("g", (Tenant("b"),), np.int64(2), np.int64(1), np.int64(6))
+    layers = LayerGroup(np.int64(16), np.int64(20), "w", np.int64(1), np.int64(1), token_bytes=np.int64(4))
+    state = LayerGroup(np.int64(16), kind="state", state_bytes=np.int64(64))
+    for made in (tenant, group, layers, state):
+        numbers = [getattr(made, each.name) for each in dataclasses.fields(made)]
+        assert not [number for number in numbers if isinstance(number, np.integer)], made
+    cache = KVCacheManager(config_with(num_blocks=40, tenants=(tenant, group), groups=(layers, state)))
+    cache.free(cache.allocate([1], extra_keys=(CacheSalt("a"),)))
+    cache.check()

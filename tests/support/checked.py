@@ -17,7 +17,9 @@ class Checked:
 
     def __init__(self, num_blocks: int = 20, block_size: int = 4, **settings: Any) -> None:
         limits = {"max_num_seqs": 8, "max_model_len": 64, "watermark": 0.0}
-        self.cache = KVCacheManager(CacheConfig(num_blocks, block_size, **{**limits, **settings}))
+        if not settings.get("groups"):
+            limits["block_size"] = block_size
+        self.cache = KVCacheManager(CacheConfig(num_blocks, **{**limits, **settings}))
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.cache, name)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import require_int, require_str
-from ..config import CACHE_OPTIONS, CacheConfig
+from ..config import CACHE_OPTIONS, STATE_OPTIONS, CacheConfig
 from ..errors import InvalidArgument, ModelError
+from ..groups import LayerGroup
 from ..sizing import KVCacheSpec
 from ..sizing.memory import require_utilization
 from ..sizing.spec import MAX_BYTES
@@ -95,11 +96,19 @@ class EngineOptions:
 
     def require_valid_without_a_model(self) -> None:
         """Raise `InvalidArgument` for all that is wrong whatever the model is."""
+        options = self._cache_fields(self.num_cpu_blocks or int(self.swap_space_bytes > 0) * _FEWEST)
+        groups: tuple[LayerGroup, ...] = ()
+        if any(name in options for name in STATE_OPTIONS):
+            groups = (
+                LayerGroup(self.block_size, token_bytes=1),
+                LayerGroup(self.block_size, kind="state", state_bytes=1),
+            )
         config = CacheConfig(
             num_blocks=_FEWEST if self.num_blocks is None else self.num_blocks,
             block_size=self.block_size,
             max_model_len=1 if self.max_model_len is None else self.max_model_len,
-            **self._cache_fields(self.num_cpu_blocks),
+            groups=groups,
+            **options,
         )
         if self.num_blocks is not None:
             self.with_tenants(config)

@@ -376,7 +376,6 @@ class KVCacheSpec:
                 raise InvalidArgument(f"{name} is {value!r}; CacheConfig has no such field")
         return CacheConfig(
             num_blocks=num_blocks,
-            block_size=self.block_size * self.context_parallel_size,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             num_cpu_blocks=num_cpu_blocks,
