@@ -61,7 +61,7 @@ class OverBudget(CapacityError):
 
 
 class NeverFits(CapacityError):
-    """The request would not fit if all sequences ended: the cache is too small, or leases hold what it lacks."""
+    """The request does not fit an empty pool: the cache, or its tenant's share of it, is too small."""
 
 
 class NotEnoughMemory(CapacityError, MemoryError):

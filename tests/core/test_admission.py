@@ -124,42 +124,46 @@ def test_an_answer_in_an_if_is_true_for_ok_alone() -> None:
     assert [bool(cache.try_allocate(prompt(number, 8))) for number in range(2)] == [True, False]
 
 
-def test_blocks_that_leases_pin_are_no_reason_to_wait() -> None:
-    """Nine usable blocks, three of them pinned: what needs seven others never fits, as long as the lease lasts."""
+def test_a_prompt_waits_for_a_lease_that_may_be_freed() -> None:
+    """Nine usable blocks, three of them leased: what needs seven others fits once the lease is freed, and no sooner."""
     cache = Checked(num_blocks=10)
     system = prompt(1, 12)
     cache.free(cache.prefilled(system))
     pin = cache.hold_cached(system, holder="system prompt")
-    assert [cache.can_allocate(prompt(2, 4 * blocks)) for blocks in (6, 7)] == [OK, NEVER]
+    assert [cache.can_allocate(prompt(2, 4 * blocks)) for blocks in (6, 7, 9, 10)] == [OK, LATER, LATER, NEVER]
     assert [cache.can_allocate([*system, *prompt(2, 4 * blocks)]) for blocks in (6, 7)] == [OK, NEVER]
-    message = r"^token_ids needs 7 blocks; the pool has 9, .* 0 free; leases hold 3 that it does not begin with: free"
-    with pytest.raises(NeverFits, match=message):
+    assert cache.try_allocate(prompt(2, 28)) is LATER
+    message = r"^token_ids needs 7 free blocks, .*; 6 are free, of which the watermark keeps 0; leases hold 3 blocks$"
+    with pytest.raises(OutOfBlocks, match=message):
         cache.allocate(prompt(2, 28))
     running = cache.allocate(prompt(3, 4))
-    assert [cache.can_allocate(prompt(2, 4 * blocks)) for blocks in (5, 6, 7)] == [OK, LATER, NEVER]
+    assert [cache.can_allocate(prompt(2, 4 * blocks)) for blocks in (5, 6, 7, 10)] == [OK, LATER, LATER, NEVER]
     cache.free(running)
     cache.pool.free_blocks(pin)
     assert cache.can_allocate(prompt(2, 28)) is OK
 
 
 @pytest.mark.parametrize("seed", [1, 2, None])
-def test_later_means_that_the_ends_of_sequences_bring_it(seed: int | None) -> None:
-    """Random sequences and pins: what is LATER fits when the sequences have ended, what is NEVER does not."""
+def test_later_means_that_freeing_sequences_and_leases_makes_room(seed: int | None) -> None:
+    """Random sequences and leases: what is LATER fits when all of them are freed, what is NEVER does not."""
     source = random.Random(run_seed() if seed is None else seed)
     seen = {LATER: 0, NEVER: 0}
     for _ in range(draws(60, 60)):
         cache = Checked(num_blocks=14, watermark=source.choice([0.0, 0.2]))
+        leases = []
         for _ in range(source.randrange(4)):
             tokens = prompt(source.randrange(3), 4 * source.randrange(1, 4))
             if cache.can_allocate(tokens) is OK:
                 cache.free(cache.prefilled(tokens))
-                cache.hold_cached(tokens, holder="pin")
+                leases.append(cache.hold_cached(tokens, holder="pin"))
         running = []
         while (answer := cache.try_allocate(prompt(source.randrange(6), source.randrange(1, 20)))) not in seen:
             running.append(answer)
         asked = [prompt(source.randrange(6), source.randrange(1, 56)) for _ in range(8)]
         answers = [cache.can_allocate(tokens) for tokens in asked]
         cache.free(running)
+        for lease in leases:
+            cache.pool.free_blocks(lease)
         for tokens, before in zip(asked, answers, strict=True):
             if before in seen:
                 seen[before] += 1

@@ -89,8 +89,8 @@ class AdmissionControl:
         if rows > self.sequences.max_num_seqs or least > min(self._num_most(), self._num_share(slot)):
             return NEVER
         if rows > self.sequences.num_open_rows() or self._num_missing(prompts, hits, num_seqs) > 0:
-            lasts = least <= self._num_lasting() - self._num_pinned(hits)
-            return LATER if lasts and least <= self._num_share(slot) - self._num_pinned(hits, slot) else NEVER
+            # What sequences and leases hold may be freed; blocks beyond the end of a shrinking pool do not come back.
+            return LATER if least <= self._num_lasting() else NEVER
         return OK
 
     def require(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> None:
@@ -107,18 +107,18 @@ class AdmissionControl:
             raise NeverFits(f"{rows} sequences are asked for; max_num_seqs is {self.sequences.max_num_seqs}")
         missing = self._num_missing(prompts, hits, num_seqs)
         if missing > 0 or rows > self.sequences.num_open_rows():
-            self._require_most(least, self._num_lasting(), self._num_pinned(hits))
-            if self.tenants is not None:
-                self._require_share(least, slot, self._num_pinned(hits, slot))
+            self._require_most(least, self._num_lasting())
         self.sequences.require_rows(rows)
         if missing > 0:
             free = self.kv_pool.num_free_blocks
             if self.tenants is not None:
                 self._refuse_share(slot, missing)
             needed = int(missing + free - self.watermark)
+            leased = self._num_leased()
+            held = f"; leases hold {leased} blocks" if leased > 0 else ""
             raise OutOfBlocks(
                 f"token_ids needs {needed} free blocks, idle ones that it hits included; {free} are free, "
-                f"of which the watermark keeps {self.watermark}",
+                f"of which the watermark keeps {self.watermark}{held}",
                 needed,
                 free,
             )
@@ -145,13 +145,12 @@ class AdmissionControl:
             return self._num_most()
         return self.tenants.most(slot, i64(self.kv_pool.num_blocks) - 1, self.watermark)
 
-    def _require_share(self, least: i64, slot: i64, pinned: i64 = 0) -> None:
-        most = self._num_share(slot) - pinned
+    def _require_share(self, least: i64, slot: i64) -> None:
+        most = self._num_share(slot)
         if self.tenants is not None and least > most:
-            held = f"; leases hold {pinned} that it does not begin with: free them first" if pinned > 0 else ""
             raise NeverFits(
                 f"token_ids needs {least} blocks; the share of tenant {self.tenants.names[int(slot)]!r} is at most "
-                f"{most + pinned}{held}"
+                f"{most}"
             )
 
     def _refuse_share(self, slot: i64, missing: i64) -> None:
@@ -167,31 +166,18 @@ class AdmissionControl:
                 max(int(room), 0),
             )
 
-    def _num_pinned(self, hits: list[Hit], slot: i64 = -1) -> i64:
-        """Count blocks that leases hold and no hit takes, of one tenant or (-1) of all.
-
-        No end of a sequence makes them free. O(leased blocks).
-        """
-        if len(self.leases.live) == 0:
-            return 0
-        pinned: set[int] = set()
-        last = self.kv_pool.num_blocks - 1
+    def _num_leased(self) -> i64:
+        """Count the blocks that leases hold. O(leased blocks)."""
+        leased: set[int] = set()
         for lease in self.leases.leases():
-            for block in lease.block_ids.tolist():
-                if 0 < block <= last and (
-                    self.tenants is None or slot < 0 or self.tenants.of_block[i64(block)] == slot
-                ):
-                    pinned.add(block)
-        for hit in hits:
-            pinned.difference_update(self.store.taken_by(hit))
-        return len(pinned)
+            leased.update(lease.held_ids())
+        return len(leased)
 
-    def _require_most(self, least: i64, most: i64, pinned: i64 = 0) -> None:
-        if least > most - pinned:
-            held = f"; leases hold {pinned} that it does not begin with: free them first" if pinned > 0 else ""
+    def _require_most(self, least: i64, most: i64) -> None:
+        if least > most:
             raise NeverFits(
                 f"token_ids needs {least} blocks; the pool has "
-                f"{most + self.watermark}, of which the watermark keeps {self.watermark} free{held}"
+                f"{most + self.watermark}, of which the watermark keeps {self.watermark} free"
             )
 
     def _num_missing(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> i64:
