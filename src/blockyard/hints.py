@@ -31,7 +31,7 @@ Number: TypeAlias = float | np.integer[Any] | np.floating[Any]
 Integers: TypeAlias = Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]] | Tensor
 #: Integers (n,), or one.
 OneOrMore: TypeAlias = SupportsIndex | Integers
-#: Tokens to append: (B,), or (B, k) with -1 for none, or one for all.
+#: Tokens to append: (B,), (B, k) with -1 for none, rows of different lengths, or one for all.
 NextTokens: TypeAlias = OneOrMore | Sequence[Sequence[SupportsIndex]]
 #: See `blockyard.keys`.
 ExtraKeys: TypeAlias = tuple[ExtraKey, ...] | list[ExtraKey]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from blockyard import CacheConfig, InvalidArgument, KVCacheManager
 
 from ..support.busy_manager import Scene
+from ..support.checked import Checked, prompt
 
 
 @pytest.fixture
@@ -216,3 +217,54 @@ def test_hostile_tensors(scene: Scene) -> None:
         torch.tensor([1.0], dtype=torch.bfloat16),
     ):
         scene.refused(InvalidArgument, lambda tokens=tokens: scene.cache.allocate(tokens), "token_ids")
+
+
+# ---------------------------------------------------------------- rows of different lengths
+
+
+@pytest.mark.parametrize("make", [list, tuple, np.array])
+def test_accepted_drafts_may_differ_in_number(make: Any) -> None:
+    cache = Checked(20)
+    seqs = [cache.allocate(prompt(1, 5)), cache.allocate(prompt(2, 3)), cache.allocate(prompt(3, 2))]
+    cache.commit(seqs, cache.reserve(seqs).num_scheduled, [1, 2, 3])
+    cache.reserve(seqs, [3, 2, 1])
+    cache.commit(seqs, [3, 1, 0], [make([11, 12, 13]), make([21]), []])
+    assert cache.tokens(seqs[0])[5:] == [1, 11, 12, 13]
+    assert cache.tokens(seqs[1])[3:] == [2, 21]
+    assert cache.tokens(seqs[2])[2:] == [3]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ([[1], 2], r"^next_tokens\[1\] is 2; a list of tokens is needed, as beside it$"),
+        ([1, [2]], r"^next_tokens is \[1, \[2\]\]; integers are needed, and no lists of different lengths or beside"),
+        ([[1], [2, [3]]], r"^next_tokens\[1\] is \[2, \[3\]\]; integers are needed"),
+        ([[1]], r"^next_tokens has 1 rows for 2 sequences$"),
+        ([[1], [True, 2]], r"next_tokens\[1\]\[0\] is True; integers are needed$"),
+        ([[1], [2.5]], r"^next_tokens\[1\] has items of type float64; integers are needed$"),
+        ([[1, -1, 3], [2]], r"^next_tokens\[0\] has 3 after -1"),
+    ],
+)
+def test_rows_that_are_no_tokens_are_refused_in_our_words(tokens: Any, message: str) -> None:
+    cache = Checked(20)
+    seqs = [cache.allocate(prompt(1, 5)), cache.allocate(prompt(2, 3))]
+    cache.commit(seqs, cache.reserve(seqs).num_scheduled)
+    with pytest.raises(InvalidArgument, match=message):
+        cache.append(seqs, tokens)
+    assert [cache.num_tokens(seq) for seq in seqs] == [5, 3]
+
+
+def test_lists_of_different_lengths_are_refused_in_our_words_everywhere() -> None:
+    cache = Checked(20)
+    seq = cache.allocate(prompt(1, 5))
+    ragged: Any = [[1], [2, 3]]
+    for call in (
+        lambda: cache.reserve(ragged),
+        lambda: cache.reserve([seq], ragged),
+        lambda: cache.commit([seq], ragged),
+        lambda: cache.free(ragged),
+        lambda: cache.regroup([seq], ragged),
+    ):
+        with pytest.raises(InvalidArgument, match=r"no lists of different lengths or beside integers$"):
+            call()

@@ -18,7 +18,7 @@ from mypy_extensions import i32, i64
 
 from ..arguments import shown
 from ..errors import BlockyardError, InvalidArgument
-from .arrays import filled_i64, view_i64, zeros_i64
+from .arrays import filled_i64, grown_i64, view_i64, zeros_i64
 
 MAX_TOKEN: Final = 2**31 - 1
 INT32: Final = np.dtype(np.int32)
@@ -282,17 +282,56 @@ class TokenTable:
 
 
 def token_table(name: str, value: object, num_seqs: i64) -> TokenTable:
-    """Integers (num_seqs,) or (num_seqs, k) as a table; None is a table without columns."""
+    """Integers (num_seqs,) or (num_seqs, k), or a list of lists of any lengths, as a table; None has no columns."""
     if value is None:
         return TokenTable(zeros_i64(0), 0)
     if is_plain_array(value) or _is_flat(value):
         return TokenTable(int64_vector(name, value, num_seqs), 1)
+    if isinstance(value, (list, tuple)) and len(value) > 0 and _is_row(value[0]):
+        return _table_of_rows(name, list(value), num_seqs)
     array = _array(name, value)
     if array.ndim != 2:
         return TokenTable(int64_vector(name, array, num_seqs), 1)
     if array.shape[0] != num_seqs:
         raise InvalidArgument(f"{name} has shape {array.shape} for {num_seqs} sequences")
     return TokenTable(int64_items(name, array.reshape(-1)), array.shape[1])
+
+
+def _table_of_rows(name: str, rows: list[Any], num_seqs: i64) -> TokenTable:
+    """Return a table of one run of tokens for each sequence, as accepted drafts come; shorter ones end in -1."""
+    if i64(len(rows)) != num_seqs:
+        raise InvalidArgument(f"{name} has {len(rows)} rows for {num_seqs} sequences")
+    columns: i64 = 0
+    tokens = zeros_i64(2 * len(rows))
+    ends = zeros_i64(len(rows))
+    end: i64 = 0
+    for index in range(len(rows)):
+        if not _is_row(rows[index]):
+            raise InvalidArgument(f"{name}[{index}] is {shown(rows[index])}; a list of tokens is needed, as beside it")
+        items = int64_items(f"{name}[{index}]", rows[index])
+        columns = max(columns, i64(len(items)))
+        if end + i64(len(items)) > i64(len(tokens)):
+            tokens = grown_i64(tokens, int(2 * (end + i64(len(items)))))
+        for place in range(i64(len(items))):
+            tokens[end + place] = items[place]
+        end += i64(len(items))
+        ends[index] = end
+    table = filled_i64(-1, num_seqs * columns)
+    begin: i64 = 0
+    for number in range(num_seqs):
+        for place in range(begin, ends[number]):
+            table[number * columns + place - begin] = tokens[place]
+        begin = ends[number]
+    return TokenTable(table, columns)
+
+
+def _is_row(item: Any) -> bool:
+    """Return whether it is a run of tokens, and not one."""
+    if isinstance(item, (list, tuple)):
+        return True
+    if isinstance(item, (int, np.integer, str, bytes, bytearray)):
+        return False
+    return isinstance(item, Sequence) or getattr(item, "ndim", 0) == 1
 
 
 def _is_flat(value: object) -> bool:
@@ -314,7 +353,10 @@ def _array(name: str, value: object) -> npt.NDArray[Any]:
     except Exception as error:
         if isinstance(error, (BlockyardError, MemoryError)) and not isinstance(error, ValueError):
             raise
-        refusal = InvalidArgument(f"{name} is {type(value).__name__}, which gives no array of integers: {error}")
+        reason = f"{type(value).__name__}, which gives no array of integers: {error}"
+        if isinstance(value, list) and len([item for item in value if _is_row(item)]) > 0:
+            reason = f"{shown(value)}; integers are needed, and no lists of different lengths or beside integers"
+        refusal = InvalidArgument(f"{name} is {reason}")
         refusal.__cause__ = error
         raise refusal
 
