@@ -8,17 +8,17 @@ from typing import ClassVar
 
 
 class Admission(Enum):
-    """It says whether a prompt can be allocated (vLLM's AllocStatus). True in an `if` for OK alone.
+    """Whether a prompt can be allocated (vLLM's AllocStatus). Only OK is truthy.
 
-    OK: now. LATER: once running sequences have freed blocks or a row. NEVER: not when all of them have ended, because
-    it is longer than max_model_len or takes more than the pool less its watermark and the blocks that leases hold.
+    OK: now. LATER: after running sequences or leases have freed blocks or a row. NEVER: not even in an empty pool,
+    because it is longer than max_model_len or takes more than the pool minus its watermark.
     """
 
     #: Now.
     OK = "ok"
-    #: Once running sequences have freed blocks or a row.
+    #: After running sequences or leases have freed blocks or a row.
     LATER = "later"
-    #: Not when all sequences have ended.
+    #: Not even in an empty pool.
     NEVER = "never"
 
     def __bool__(self) -> bool:
@@ -93,8 +93,9 @@ class TenantUse:
 class CacheStats:
     """Counters since the manager was made, and its state now.
 
-    num_prompt_tokens: tokens of all allocated prompts.
-    num_hit_tokens: those of them taken from the cache.
+    num_prompt_tokens: tokens of all prompts that have begun to compute. A prompt counts once, at the first `commit`
+        that computes some of it (or at its `fork` or `truncate`); one that is freed before that does not count.
+    num_hit_tokens: those of them that the cache had at that moment.
     num_resumed_tokens, num_resumed_hit_tokens: the same for requests that ran before (`allocate(resumed=True)`), which
         would make the hit rate look better than it is.
     num_evicted_blocks: cached blocks that an allocation took, or a shrinking pool gave up.
@@ -248,7 +249,7 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class MissCauses:
-    """They are the tokens of a prompt, or of all prompts, by what became of them.
+    """Tokens of a prompt, or of all prompts that have begun to compute, by what became of them.
 
     num_hit: taken from the cache. num_tail: behind the last block that can hit, the last token included: a prompt
     shorter than a block is all tail. num_never_seen: in blocks that were never cached under these keys, or so long ago

@@ -694,3 +694,25 @@ def test_check_sees_a_record_that_is_lost_and_one_too_many() -> None:
     saves._free = 0
     with pytest.raises(InvariantError, match=r"^states: of 7 records of saves, "):
         cache.check()
+
+
+def test_the_question_about_a_group_of_sequences_is_answered_as_allocate_does() -> None:
+    """A state that does not fit beside the forks' copies is not loaded; the lookup for as many sequences says so."""
+    differs = 0
+    for num_blocks in range(12, 40):
+        cache = hybrid(num_blocks, 10, max_num_seqs=8, max_model_len=256, watermark=0.0, state_places=("last",))
+        tokens = list(range(70))
+        seq = cache.allocate(tokens)
+        for count in (64, 6):
+            plan = cache.reserve([seq], [count])
+            cache.commit([seq], plan.num_scheduled)
+        cache.free(seq)
+        for num_seqs in (1, 2, 5, 8):
+            told = cache.num_cached_tokens(tokens, num_seqs=num_seqs)
+            if cache.can_allocate(tokens, num_seqs=num_seqs) is Admission.OK:
+                again = cache.allocate(tokens, num_seqs=num_seqs)
+                assert cache.num_computed_tokens(again) == told, (num_blocks, num_seqs)
+                cache.free(again)
+                differs += told != cache.num_cached_tokens(tokens)
+        cache.check()
+    assert differs > 0, "memory must be short in one of them"

@@ -195,6 +195,7 @@ def test_a_batch_is_explained_prompt_by_prompt() -> None:
     first, second = cache.allocate_batch([prompt(1, 9), prompt(1, 13)])
     assert amounts(cache.miss_causes(first)) == [0, 1, 8, 0, 0, 0, 0]
     assert amounts(cache.miss_causes(second)) == [8, 1, 4, 0, 0, 0, 0]
+    cache.commit([first, second], cache.reserve([first, second], [9, 5]).num_scheduled)
     assert cache.miss_totals() == MissCauses(8, 2, 12, 0, 0, 0, -1)
 
 
@@ -303,10 +304,11 @@ def test_without_the_switch_the_question_is_refused() -> None:
             ask()
 
 
-def test_without_prefix_caching_there_is_nothing_to_miss() -> None:
-    cache = tracked(enable_prefix_caching=False)
-    seq = cache.allocate(prompt(1, 9))
-    assert cache.miss_causes(seq) == cache.miss_totals() == MissCauses(0, 0, 0, 0, 0, 0, -1)
+def test_misses_are_not_tracked_without_prefix_caching() -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"^track_misses is True, which does nothing while enable_prefix_caching is"
+    ):
+        tracked(enable_prefix_caching=False)
 
 
 @pytest.mark.parametrize("settings", [{}, {"partial_hits": True}, {"groups": (LayerGroup(4), LayerGroup(4, 6))}])

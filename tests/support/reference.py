@@ -58,6 +58,8 @@ class Sequence:
     has_unplaced: bool = False
     waits_on: Sequence | None = None
     num_needed: int = 0
+    #: Tokens of its prompt, until it computes for the first time.
+    num_uncounted: int = 0
 
 
 @dataclass
@@ -260,8 +262,7 @@ class ReferenceManager:
             seq.waits_on = self.owner_of[hits[-1]]
             seq.num_needed = len(hits) * self.block_size
         seq.num_computed = len(hits) * self.block_size
-        self.num_prompt_tokens += len(tokens)
-        self.num_hit_tokens += seq.num_computed
+        seq.num_uncounted = len(tokens)
         if self.caching:
             seq.num_published = len(tokens) // self.block_size
             for index in range(len(hits), seq.num_published):
@@ -361,6 +362,8 @@ class ReferenceManager:
             self.require_step(seqs, num_computed, appended, step)
         self.require_committable(seqs, num_computed, appended)
         for seq, num, new in zip(seqs, num_computed, appended, strict=True):
+            if num:
+                self.count_prompt(seq)
             seq.num_computed += num
             self.end_reservation(seq, num, step)
             seq.has_unplaced |= len(new) > self.room(seq)
@@ -378,6 +381,11 @@ class ReferenceManager:
         ended_in, count = seq.ended
         is_replaced = self.max_steps == 1 and seq.num_reserved > 0
         return 0 < num <= count and ended_in == (step or 0) and not is_replaced
+
+    def count_prompt(self, seq: Sequence) -> None:
+        self.num_prompt_tokens += seq.num_uncounted
+        self.num_hit_tokens += seq.num_computed if seq.num_uncounted else 0
+        seq.num_uncounted = 0
 
     def require_step(
         self, seqs: list[Sequence], num_computed: list[int], appended: list[list[int]], step: int | None
@@ -452,6 +460,7 @@ class ReferenceManager:
             raise Refused("SequenceNotReady", "tokens to compute")
         if len(self.free_rows) < num_children:
             raise Refused("OutOfRows")
+        self.count_prompt(seq)
         return [self.fork_one(seq) for _ in range(num_children)]
 
     def fork_one(self, seq: Sequence) -> Sequence:
@@ -469,6 +478,7 @@ class ReferenceManager:
         if not 1 <= num_tokens <= len(seq.tokens):
             raise Refused("InvalidArgument")
         self.require_settled(seq)
+        self.count_prompt(seq)
         seq.has_unplaced &= num_tokens == len(seq.tokens)
         del seq.tokens[num_tokens:]
         seq.num_computed = min(seq.num_computed, num_tokens)

@@ -79,11 +79,11 @@ class Inspection:
     def stats(self) -> CacheStats:
         """Return the counters, and the state now."""
         pool = self.parts.pool
-        calls = self.allocate_calls
+        counts = self.allocate_calls.counts
         states = self.parts.grouped.states if self.parts.grouped is not None else None
         return CacheStats(
-            num_prompt_tokens=int(calls.num_prompt_tokens),
-            num_hit_tokens=int(calls.num_hit_tokens),
+            num_prompt_tokens=int(counts.num_prompt_tokens),
+            num_hit_tokens=int(counts.num_hit_tokens),
             num_evicted_blocks=pool.num_evicted_blocks,
             num_copied_blocks=int(self.store.num_copied_blocks),
             peak_used_blocks=pool.peak_used_blocks,
@@ -92,8 +92,8 @@ class Inspection:
             num_cached_blocks=pool.num_cached_blocks,
             num_running_seqs=int(self.sequences.num_live_rows()),
             num_wasted_slots=self._num_wasted_slots(),
-            num_resumed_tokens=int(calls.num_resumed_tokens),
-            num_resumed_hit_tokens=int(calls.num_resumed_hit_tokens),
+            num_resumed_tokens=int(counts.num_resumed_tokens),
+            num_resumed_hit_tokens=int(counts.num_resumed_hit_tokens),
             num_allocated_blocks=pool.num_allocated_blocks,
             num_freed_blocks=pool.num_freed_blocks,
             num_retained_blocks=self.evict_calls.order.num_retained,
@@ -204,13 +204,12 @@ class Inspection:
 
     def miss_causes(self, row: i64) -> MissCauses:
         """Say what became of the tokens of a sequence's prompt."""
-        self._require_misses()
-        causes = self.sequences.causes[row]
-        return MissCauses(*causes) if causes else MissCauses(0, 0, 0, 0, 0, 0, -1)
+        misses = self._require_misses()
+        return misses.of_row(row)
 
     def miss_totals(self) -> MissCauses:
         """Say what became of the tokens of all prompts."""
-        return MissCauses(*self._require_misses().totals)
+        return self._require_misses().in_all()
 
     def _require_misses(self) -> MissLog:
         misses = self.parts.misses

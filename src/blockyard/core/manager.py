@@ -30,6 +30,7 @@ from .arrays import view_i32
 from .calls.admission import LATER, NEVER
 from .calls.allocate import REFUSED_FOR_NOW, REFUSED_FOREVER, AllocateCalls
 from .calls.commit import CommitCalls
+from .calls.counting import PromptCounts
 from .calls.evict import EvictCalls, ResizeCalls
 from .calls.fork import ForkCalls
 from .calls.free import FreeCalls
@@ -114,12 +115,13 @@ class KVCacheManager:
         self._hold = HoldCalls(self._parts)
         self._states = StateCalls(self._parts)
         self._hints = HintCalls(self._parts, self._evict.order)
-        self._allocate = AllocateCalls(self._parts, self._free, self._hints)
+        self._counts = PromptCounts(self._sequences, self._parts.misses)
+        self._allocate = AllocateCalls(self._parts, self._free, self._hints, self._counts)
         self._in_flight = in_flight_of(self._parts)
         self._reserve = ReserveCalls(self._parts, self._in_flight)
-        self._commit = CommitCalls(self._parts, self._in_flight)
-        self._fork = ForkCalls(self._parts, self._free)
-        self._truncate = TruncateCalls(self._parts)
+        self._commit = CommitCalls(self._parts, self._in_flight, self._counts)
+        self._fork = ForkCalls(self._parts, self._free, self._counts)
+        self._truncate = TruncateCalls(self._parts, self._counts)
         self._swap = swap_calls(self._parts)
         self._resize = ResizeCalls(self._parts, self._allocate.admission)
         self._contents = CachedContents(self._parts.token_blocks.index, self._parts.config.hash_block_size)
@@ -254,15 +256,17 @@ class KVCacheManager:
         finally:
             self._gate.leave_with_result()
 
-    def num_cached_tokens(self, token_ids: object, extra_keys: object = ()) -> int:
-        """How many leading tokens of a prompt `allocate` would hit now, never the last one. O(tokens).
+    def num_cached_tokens(self, token_ids: object, extra_keys: object = (), num_seqs: object = 1) -> int:
+        """Return how many leading tokens of a prompt `allocate` would hit now, never the last one. O(tokens).
 
         A lookup that holds nothing and changes nothing, for routers and schedulers; with layer groups and a CPU pool
-        it counts what every group can take.
+        it counts what every group can take. num_seqs: as in `allocate`. In a cache with states it can lower the hit: if
+        the state does not fit beside the blocks that the forks will copy, it is not loaded.
         """
         self._gate.enter("num_cached_tokens")
         try:
-            return int(self._allocate.num_cached_tokens(self._prompt(token_ids, extra_keys)))
+            count = read_int("num_seqs", num_seqs, 1, self._sequences.max_num_seqs)
+            return int(self._allocate.num_cached_tokens(self._prompt(token_ids, extra_keys), count))
         finally:
             self._gate.leave()
 
@@ -370,7 +374,8 @@ class KVCacheManager:
         """Say what the step did: the first `num_computed` reserved tokens of each sequence are computed. O(batch).
 
         num_computed: integers (B,), or one for all, at most what was reserved; 0 says that the step failed.
-        next_tokens: tokens to append, integers (B,) or (B, k) with -1 for none. All known tokens but the last
+        next_tokens: tokens to append, integers (B,) or (B, k) with -1 for none, or a list of lists, which may differ in
+        length, as accepted drafts do. All known tokens but the last
         must have a block; with num_computed=0 this only appends, as after a fork.
         Full computed blocks become shareable. The reservation ends.
         step: `plan.step`, where several steps may be in flight. The steps of a sequence are committed in their order.
@@ -858,14 +863,15 @@ class KVCacheManager:
     # What happened, and why.
 
     def miss_causes(self, seq: object) -> MissCauses:
-        """What became of the tokens of a sequence's prompt when it was allocated. O(1).
+        """Return what became of the tokens of a sequence's prompt, by cause. O(1).
 
-        Raises `InvalidArgument` unless the config says `track_misses=True`.
+        As `allocate` found it; if the producer of a hit leaves before it has computed the hit, from the sequence's
+        first `commit` on without it. Raises `InvalidArgument` unless the config says `track_misses=True`.
         """
         return self._inspection.miss_causes(self._sequences.row_of(seq))
 
     def miss_totals(self) -> MissCauses:
-        """The same for all prompts allocated so far. O(1)."""
+        """Return the same for all prompts that have begun to compute (`stats`). O(1)."""
         return self._inspection.miss_totals()
 
     def history(self) -> list[AllocationEvent]:

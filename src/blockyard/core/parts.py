@@ -93,7 +93,8 @@ class Parts:
     def _make_misses(self) -> MissLog | None:
         if not self.config.track_misses:
             return None
-        misses = MissLog(self.token_blocks.index, self.config.num_blocks, self.config.hash_block_size)
+        config = self.config
+        misses = MissLog(self.token_blocks.index, config.num_blocks, config.hash_block_size, config.max_num_seqs)
         self.store.watch_misses(misses)
         return misses
 

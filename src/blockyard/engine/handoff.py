@@ -160,6 +160,8 @@ class DecodeDoor:
         seq = self.receiver.finish(transfer, now)
         request = self._requests.pop(transfer.number)
         request.num_cached_tokens = transfer.start
+        if self.engine.cache.config.track_misses:
+            request.misses = self.engine.cache.miss_causes(seq)
         runs = False
         try:
             token = request.branches[0].take(Choice(int(transfer.offer.token_ids[-1])))

@@ -22,6 +22,7 @@ class Branch:
     """One completion while it is made: what the scheduler schedules. Only the scheduler writes `seq` and `is_swapped`.
 
     token_ids: the prompt and what was chosen. seq: the cache's handle while it runs or is swapped out, else -1.
+    num_cpu_tokens: prompt tokens loaded from the CPU pool since it was admitted, until the request is counted.
     """
 
     request: Request
@@ -32,6 +33,7 @@ class Branch:
     drafter: Drafter | None = None
     seq: int = -1
     is_swapped: bool = False
+    num_cpu_tokens: int = 0
     finish_reason: FinishReason | None = None
 
     @property
@@ -96,7 +98,7 @@ class Request:
     stop_token_ids: tokens that end a branch. extra_keys: canonical; it shares blocks only under the same ones. due: the
     step at which it stands in line, its priority counted in. is_forked: whether the branches behind the first exist in
     the cache. num_cached_tokens: prompt tokens that the cache had when the request first computed something; None
-    before. misses: why it had no more, when it was first admitted. session: whose turn it is; None for none. tenant:
+    before. misses: why it had no more then. session: whose turn it is; None for none. tenant:
     whose it is, as a `Roster` numbers them, which its keys say.
     """
 

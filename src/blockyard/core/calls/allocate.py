@@ -9,6 +9,7 @@ from ..index.prompt import Hit, Prompt
 from ..parts import Parts
 from ..sequences.table import NO_TOKEN, UNDONE
 from .admission import LATER, OK, AdmissionControl
+from .counting import PromptCounts
 from .free import FreeCalls
 from .hints import HintCalls
 from .hits import HeldHits, PartialHits
@@ -21,8 +22,9 @@ REFUSED_FOREVER: Final[i64] = -1
 class AllocateCalls:
     """All that can fail comes before the first change: arguments, lookup, admission, memory, the eviction policy."""
 
-    def __init__(self, parts: Parts, free_calls: FreeCalls, hints: HintCalls) -> None:
+    def __init__(self, parts: Parts, free_calls: FreeCalls, hints: HintCalls, counts: PromptCounts) -> None:
         self.parts = parts
+        self.counts = counts
         self.hints = hints
         self.interruption = parts.gate.interruption
         self.admission = AdmissionControl(parts)
@@ -35,10 +37,6 @@ class AllocateCalls:
         self.store = parts.store
         self.misses = parts.misses
         self.block_size: i64 = parts.block_size
-        self.num_prompt_tokens: i64 = 0
-        self.num_hit_tokens: i64 = 0
-        self.num_resumed_tokens: i64 = 0
-        self.num_resumed_hit_tokens: i64 = 0
 
     # Questions.
 
@@ -46,9 +44,9 @@ class AllocateCalls:
         """Return whether these prompts, each for `num_seqs` sequences, would be taken in together."""
         return self.admission.answer(prompts, self.admission.look_up_all(prompts, num_seqs), num_seqs)
 
-    def num_cached_tokens(self, prompt: Prompt) -> i64:
-        """Return how many leading tokens of a prompt would hit."""
-        hit = self.admission.look_up(prompt)
+    def num_cached_tokens(self, prompt: Prompt, num_seqs: i64) -> i64:
+        """Return how many leading tokens of a prompt, allocated for `num_seqs` sequences, would hit."""
+        hit = self.admission.look_up_all([prompt], num_seqs)[0]
         if self.partial_hits is not None:
             self.partial_hits.find(prompt, hit, True)
         return hit.num_usable * self.block_size + hit.num_alike
@@ -116,7 +114,7 @@ class AllocateCalls:
             pool.peak_used_blocks, pool.num_allocated_blocks, pool.num_freed_blocks = peak, allocated, freed
             raise
         for index, prompt in enumerate(prompts):
-            self._record(rows[index], prompt, resumed)
+            self.sequences.set_uncounted(i64(rows[index]), -prompt.num_tokens if resumed else prompt.num_tokens)
             handles[index] = int(self.sequences.handle[i64(rows[index])])
         return handles
 
@@ -230,22 +228,10 @@ class AllocateCalls:
             sequences.num_published[row] = stored
         self.token_blocks.index.rows.store(prompt.words, stored, sequences.num_blocks[row], sequences.blocks, start)
 
-    def _record(self, row: i64, prompt: Prompt, resumed: bool) -> None:
-        """Count a prompt that was admitted, once nothing can fail any more."""
-        num_hit = self.sequences.num_computed[row]
-        if resumed:
-            self.num_resumed_tokens += prompt.num_tokens
-            self.num_resumed_hit_tokens += num_hit
-        else:
-            self.num_prompt_tokens += prompt.num_tokens
-            self.num_hit_tokens += num_hit
-        if self.sequences.causes[row] and self.misses is not None:
-            self.misses.count(self.sequences.causes[row], resumed)
-
     # Causes of misses.
 
     def _explain(self, prompt: Prompt, hit: Hit, resumed: bool) -> list[int]:
-        if self.misses is None or not self.token_blocks.enable_prefix_caching:
+        if self.misses is None:
             return []
         num_tokens = hit.num_usable * self.block_size + hit.num_alike
         alignment = self.store.alignment
@@ -256,8 +242,8 @@ class AllocateCalls:
 
     def _keep_causes(self, row: i64, prompt: Prompt, hit: Hit, causes: list[int]) -> None:
         """The prompt is taken in, and its first block is known from here on."""
-        if self.misses is not None and causes:
-            self.sequences.causes[row] = causes
+        if self.misses is not None:
+            self.misses.keep(row, causes)
             try:
                 self.misses.note_first(prompt.words, prompt.num_tokens, hit.root, self.block_size)
             except MemoryError:  # a later miss is explained worse

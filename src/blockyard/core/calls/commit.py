@@ -11,6 +11,7 @@ from ..arrays import filled_i64, zeros_i64
 from ..parts import Parts
 from ..sequences.table import NO_TOKEN, QUIET
 from ..tokens import HIGH_HALF, LAST_TOKEN, LOW_HALF, TokenTable, store_token
+from .counting import PromptCounts
 from .in_flight import InFlight, ended_with_owner
 
 #: Added to an error about a sequence without reserved tokens.
@@ -25,8 +26,9 @@ _NONE: Final[tuple[int, ...]] = ()
 class CommitCalls:
     """Counts tokens as computed, appends new ones, and makes blocks that became full shareable."""
 
-    def __init__(self, parts: Parts, in_flight: InFlight | None) -> None:
+    def __init__(self, parts: Parts, in_flight: InFlight | None, counts: PromptCounts) -> None:
         self.parts = parts
+        self.counts = counts
         self.in_flight = in_flight
         self.token_blocks = parts.token_blocks
         self.index = parts.token_blocks.index
@@ -272,6 +274,8 @@ class CommitCalls:
         """Store a new token for each sequence that got one, count tokens as computed, and share the blocks that this
         makes full. One pass; a token without a writable place waits in its row."""
         sequences = self.sequences
+        if sequences.num_uncounted > 0:
+            self.counts.count(rows, counts)
         num_tokens = sequences.num_tokens
         num_computed = sequences.num_computed
         num_reserved = sequences.num_reserved

@@ -5,6 +5,7 @@ from mypy_extensions import i64
 
 from ...errors import InvalidArgument, SequenceNotReady
 from ..parts import Parts
+from .counting import PromptCounts
 from .free import FreeCalls
 from .in_flight import require_settled
 
@@ -12,8 +13,9 @@ from .in_flight import require_settled
 class ForkCalls:
     """Shares the blocks of a sequence with others; the first to write into a shared block copies it (`reserve`)."""
 
-    def __init__(self, parts: Parts, free_calls: FreeCalls) -> None:
+    def __init__(self, parts: Parts, free_calls: FreeCalls, counts: PromptCounts) -> None:
         self.parts = parts
+        self.counts = counts
         self.free_calls = free_calls
         self.token_blocks = parts.token_blocks
         self.sequences = parts.sequences
@@ -48,7 +50,10 @@ class ForkCalls:
 
     def _fork_once(self, row: i64, holder: str) -> int:
         sequences = self.sequences
+        self.counts.count_row(row)  # a prompt that was hit but for its last token may not have computed yet
         child = sequences.open(holder)
+        if self.parts.misses is not None:
+            self.parts.misses.clear(child)
         shared = min(sequences.num_blocks[row], self.store.num_token_blocks(sequences.num_tokens[row]))
         sequences.copy_blocks(row, child, shared)
         self.token_blocks.share(sequences.blocks, row * sequences.width, shared)

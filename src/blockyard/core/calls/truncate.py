@@ -6,14 +6,16 @@ from ...errors import InvalidArgument
 from ...keys import cut_spans
 from ..parts import Parts
 from ..sequences.table import NO_TOKEN
+from .counting import PromptCounts
 from .in_flight import require_settled
 
 
 class TruncateCalls:
     """Releases the blocks behind the cut; a block that is cut in the middle is copied or claimed by the next step."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, counts: PromptCounts) -> None:
         self.parts = parts
+        self.counts = counts
         self.token_blocks = parts.token_blocks
         self.sequences = parts.sequences
         self.joins = parts.joins
@@ -27,6 +29,7 @@ class TruncateCalls:
         if spans and length < sequences.num_tokens[row]:
             spans = cut_spans(spans, int(length), int(self.parts.block_size))
         self._require_window(row, min(length, sequences.num_computed[row]))
+        self.counts.count_row(row)
         self.store.truncate(row, length)
         sequences.version += 1
         sequences.spans[row] = spans

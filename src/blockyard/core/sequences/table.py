@@ -110,7 +110,6 @@ class SequenceTable(BlockTable):
     files alone (a test reads this):
 
     alert          open and close, reserve
-    causes         allocate, open and close
     copy_from      hits, open and close, reserve, state_group, swap
     ended_at       open and close
     ended_by       open and close
@@ -132,6 +131,7 @@ class SequenceTable(BlockTable):
     root           allocate, fork
     session        allocate, fork, hints, open and close
     spans          allocate, fork, open and close, truncate
+    uncounted      open and close
     waits_for      joins
     waits_from     joins
     waits_on       joins, open and close
@@ -181,12 +181,13 @@ class SequenceTable(BlockTable):
         #: Blocks, one for each layer group, whose first tokens the next step copies: a hit that ended inside a block.
         self._no_sources: list[int] = []
         self.copy_from: list[list[int]] = [self._no_sources] * max_num_seqs
-        #: Why its prompt missed, if that is asked for.
-        self._no_causes: list[int] = []
-        self.causes: list[list[int]] = [self._no_causes] * max_num_seqs
         self.holders: list[str] = [""] * max_num_seqs
         #: The tag of its session (`policies/sessions`); 0 for none.
         self.session = zeros_i64(max_num_seqs)
+        #: Tokens of its prompt until they are counted (`PromptCounts`), below 0 if the request ran before; else 0.
+        self.uncounted = zeros_i64(max_num_seqs)
+        #: How many prompts are to be counted.
+        self.num_uncounted: i64 = 0
         self._free_rows = zeros_i64(max_num_seqs)
         for index in range(i64(max_num_seqs)):
             self._free_rows[index] = i64(max_num_seqs) - 1 - index
@@ -226,12 +227,12 @@ class SequenceTable(BlockTable):
         self.handle[row] = 0
         self.end_reservations(row)
         self.forget_end(row)
+        self.set_uncounted(row, 0)
         self._epoch += 1
         self.holders[row] = ""
         # No object is made: where memory lacks, rows are closed all the same.
         self.spans[row] = self._no_spans
         self.copy_from[row] = self._no_sources
-        self.causes[row] = self._no_causes
         self._free_rows[self.num_free_rows] = row
         self.num_free_rows += 1
 
@@ -259,6 +260,14 @@ class SequenceTable(BlockTable):
         if self.ended_by[row] != 0:
             self.ended_by[row] = 0
             self.num_ended -= 1
+
+    def set_uncounted(self, row: i64, num_tokens: i64) -> None:
+        """Set how many prompt tokens of a row are to be counted, below 0 if the request ran before; 0 for none."""
+        if self.uncounted[row] != 0:
+            self.num_uncounted -= 1
+        if num_tokens != 0:
+            self.num_uncounted += 1
+        self.uncounted[row] = num_tokens
 
     def num_open_rows(self) -> i64:
         """Count the free rows that are not set aside for the forks of a sequence group."""

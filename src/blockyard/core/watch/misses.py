@@ -32,7 +32,7 @@ class MissLog(PoolObserver):
     very old eviction reads "never seen".
     """
 
-    def __init__(self, index: PrefixIndex, num_blocks: int, block_size: int) -> None:
+    def __init__(self, index: PrefixIndex, num_blocks: int, block_size: int, max_num_seqs: int) -> None:
         self.index = index
         self.block_size: i64 = block_size
         size = FEWEST_SLOTS
@@ -45,8 +45,10 @@ class MissLog(PoolObserver):
         self._content = zeros_i64(size)
         self._num_evictions: i64 = 0
         self._first_blocks: OrderedDict[int, i64] = OrderedDict()
-        self.totals = [0] * len(MissCauses.FIELDS)
+        self.totals = zeros_i64(int(NUM_CAUSES))
         self.totals[YOUNGEST] = -1
+        #: Tokens by cause of the prompt in each row, `NUM_CAUSES` items a row.
+        self._of_rows = zeros_i64(max_num_seqs * int(NUM_CAUSES))
 
     def evicting(self, block: i64) -> None:
         """Remember the content of `block`. O(1)."""
@@ -161,11 +163,43 @@ class MissLog(PoolObserver):
                 self._first_blocks.popitem(last=False)
             self._first_blocks[name] = root
 
-    def count(self, causes: list[int], resumed: bool) -> None:
-        """Add a prompt's causes to the totals; a request that only finds what it left behind is no hit."""
-        for position, tokens in enumerate(causes):
+    def keep(self, row: i64, causes: list[int]) -> None:
+        """Remember the causes of the prompt in a row."""
+        for position in range(NUM_CAUSES):
+            self._of_rows[row * NUM_CAUSES + position] = causes[position]
+
+    def clear(self, row: i64) -> None:
+        """A row has no prompt of its own: it was forked."""
+        for position in range(NUM_CAUSES):
+            self._of_rows[row * NUM_CAUSES + position] = 0
+        self._of_rows[row * NUM_CAUSES + YOUNGEST] = -1
+
+    def of_row(self, row: i64) -> MissCauses:
+        """Return the causes of the prompt in a row."""
+        return _answer(self._of_rows[row * NUM_CAUSES : (row + 1) * NUM_CAUSES])
+
+    def in_all(self) -> MissCauses:
+        """Return the causes of all prompts that were counted."""
+        return _answer(self.totals)
+
+    def count(self, row: i64, num_hit: i64, resumed: bool) -> None:
+        """Add a prompt's causes to the totals; a request that only finds what it left behind is no hit.
+
+        num_hit: what is left of its hit. A producer may have left before it computed the rest, which was never cached.
+        """
+        first = row * NUM_CAUSES
+        causes = self._of_rows
+        lost = causes[first + HIT] - num_hit
+        if lost > 0:
+            causes[first + HIT] = num_hit
+            causes[first + (RECOMPUTED if resumed else NEVER_SEEN)] += lost
+        for position in range(NUM_CAUSES):
             if position != YOUNGEST and not (resumed and position == HIT):
-                self.totals[position] += tokens
+                self.totals[position] += causes[first + position]
+
+
+def _answer(causes: vec[i64]) -> MissCauses:
+    return MissCauses(*[int(number) for number in causes])
 
 
 def stored_name(content: i64) -> i64:
@@ -173,11 +207,12 @@ def stored_name(content: i64) -> i64:
     return root_hash(content)
 
 
-HIT: Final = MissCauses.FIELDS.index("num_hit")
-TAIL: Final = MissCauses.FIELDS.index("num_tail")
-NEVER_SEEN: Final = MissCauses.FIELDS.index("num_never_seen")
-EVICTED: Final = MissCauses.FIELDS.index("num_evicted")
-OTHER_KEYS: Final = MissCauses.FIELDS.index("num_other_keys")
-RECOMPUTED: Final = MissCauses.FIELDS.index("num_recomputed")
-NO_STATE: Final = MissCauses.FIELDS.index("num_no_state")
-YOUNGEST: Final = MissCauses.FIELDS.index("evicted_ago")
+HIT: Final[i64] = MissCauses.FIELDS.index("num_hit")
+TAIL: Final[i64] = MissCauses.FIELDS.index("num_tail")
+NEVER_SEEN: Final[i64] = MissCauses.FIELDS.index("num_never_seen")
+EVICTED: Final[i64] = MissCauses.FIELDS.index("num_evicted")
+OTHER_KEYS: Final[i64] = MissCauses.FIELDS.index("num_other_keys")
+RECOMPUTED: Final[i64] = MissCauses.FIELDS.index("num_recomputed")
+NO_STATE: Final[i64] = MissCauses.FIELDS.index("num_no_state")
+YOUNGEST: Final[i64] = MissCauses.FIELDS.index("evicted_ago")
+NUM_CAUSES: Final[i64] = len(MissCauses.FIELDS)

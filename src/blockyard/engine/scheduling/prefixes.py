@@ -57,7 +57,7 @@ class PrefixesInProgress:
 
 
 class CpuHits:
-    """Counts them, of requests that compute something for the first time. num_tokens: since it was made."""
+    """Counts prompt tokens that were loaded from the CPU pool, once a request. num_tokens: since it was made."""
 
     def __init__(self, cache: KVCacheManager) -> None:
         self.num_tokens = 0
@@ -76,8 +76,12 @@ class CpuHits:
                         self._num_loaded(branch, number, targets[groups == number])
                         for number in range(len(self._cache.config.layer_groups))
                     )
-                    branch.request.num_cpu_cached_tokens += num_tokens
-                    self.num_tokens += num_tokens
+                    branch.num_cpu_tokens += num_tokens
+
+    def count(self, branch: Branch) -> int:
+        """Add what was loaded for a branch since it was admitted, when it first computes; returns it."""
+        self.num_tokens += branch.num_cpu_tokens
+        return branch.num_cpu_tokens
 
     def _num_loaded(self, branch: Branch, group: int, targets: np.ndarray) -> int:
         num_blocks = np.count_nonzero(np.isin(self._cache.block_ids(branch.seq, group), targets))

@@ -158,7 +158,6 @@ class Scheduler:
         # start within a floor.
         if (not step.preempted or self._turns is not None) and self._admit(step, only):
             self._reserve(step, only)
-        self._count_cached(step)
         return step
 
     def commit(self, step: ScheduledStep, new_tokens: list[list[int]]) -> None:
@@ -175,7 +174,10 @@ class Scheduler:
             ):
                 states = saved.get(slots[place], ()) if saved else ()
                 self.offload.save(row.branch, row.branch.seq, row.branch.token_ids, before + count, states)
+        hits = step.num_computed.tolist()
         self._cache.commit([row.branch.seq for row in step.rows], counts, _padded(new_tokens))
+        for row, num_hit in zip(step.rows, hits, strict=True):
+            self._count(row.branch, num_hit)
 
     def fork(self, request: Request, first_tokens: list[int]) -> None:
         """The prompt is computed: a sequence for each further completion, and a first token for each."""
@@ -370,11 +372,13 @@ class Scheduler:
     def _fill(self, branch: Branch) -> None:
         """Count what a tier has brought for a branch that was just started as computed."""
         if self.offload is not None:
+            num_hit = self._cache.num_computed_tokens(branch.seq)
             self._filling = branch
             num_tokens = self.offload.fill(branch, branch.seq)
             self._filling = None
-            if branch.request.num_cached_tokens is None:
-                branch.request.num_tier_cached_tokens += num_tokens
+            if num_tokens and branch.request.num_cached_tokens is None:
+                branch.request.num_tier_cached_tokens = num_tokens
+                self._count(branch, num_hit + num_tokens)
 
     def note_fill(self, plan: StepPlan) -> None:
         """Note what a plan moves that was made to fill the blocks of a branch from a tier."""
@@ -398,8 +402,7 @@ class Scheduler:
                 return False
             self._preemptor.forget(swapped[-1])
         branch.seq = answer
-        if self._cache.config.track_misses and branch.request.misses is None:
-            branch.request.misses = self._cache.miss_causes(answer)
+        branch.num_cpu_tokens = 0
         return True
 
     def _try_allocate(self, branch: Branch) -> int | Admission:
@@ -425,12 +428,18 @@ class Scheduler:
         others = (other for other in self.waiting if other is not branch and other.request.extra_keys == extra_keys)
         return tuple(other.token_ids for other in islice(others, _MOST_PROMPTS))
 
-    def _count_cached(self, step: ScheduledStep) -> None:
-        """A request's hit is what it need not compute when it first computes something, and not what it hoped for."""
-        for row, num_computed in zip(step.rows, step.num_computed.tolist(), strict=True):
-            request = row.branch.request
-            if request.num_cached_tokens is None:  # of an answer that was begun elsewhere more than the prompt may hit
-                request.num_cached_tokens = min(num_computed, len(request.prompt_token_ids))
+    def _count(self, branch: Branch, num_hit: int) -> None:
+        """Note what a request found in the cache when the first of its tokens are there; the cache counts it then too.
+
+        No earlier: a request may be preempted before its first step, and find less when it is admitted again.
+        """
+        request = branch.request
+        if request.num_cached_tokens is None:
+            # Of an answer that was begun elsewhere, more than the prompt may hit.
+            request.num_cached_tokens = min(num_hit, len(request.prompt_token_ids))
+            request.num_cpu_cached_tokens = self.cpu_hits.count(branch)
+            if self._cache.config.track_misses:
+                request.misses = self._cache.miss_causes(branch.seq)
 
     def _queue(self, branch: Branch) -> None:
         bisect.insort(self.waiting, branch, key=_rank)

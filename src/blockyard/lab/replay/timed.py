@@ -172,25 +172,22 @@ class TimedRun:
         """Start waiting requests while the manager takes them and a step has room for their prompts."""
         left = self._service.max_num_batched_tokens - len(self._running)
         while left > 0 and (job := self._next_waiting()) is not None:
-            before = self._cache.stats().num_hit_tokens if self._recorder is not None else 0
             try:
-                job.seq = self._cache.allocate(job.tokens(), resumed=job.admitted)
+                job.seq = self._cache.allocate(job.tokens(), resumed=job.started)
             except (OutOfBlocks, OutOfRows):
                 break
             self._running.append(self._waiting.popleft())
             self._note("resumed" if job.admitted else "started", self._now)
-            if not job.admitted:
-                self._find_causes(job, before)
             job.admitted = True
             left -= self._num_left(job)
         self._tally.peak_running = max(self._tally.peak_running, len(self._running))
 
-    def _find_causes(self, job: _Job, num_hit_before: int) -> None:
-        """Count, of a prompt that is served for the first time, what hit of it, and why the rest did not."""
+    def _find_causes(self, job: _Job) -> None:
+        """Count, of a prompt that is about to compute for the first time, what hit of it, and why the rest did not."""
         reachable, hittable = (0, 0) if self._causes is None else self._causes.add(job.request)
         if self._recorder is None:
             return
-        num_hit = self._cache.stats().num_hit_tokens - num_hit_before
+        num_hit = self._cache.num_computed_tokens(job.seq)
         self._note("prompt_tokens", self._now, len(job.prompt))
         self._note("hit_tokens", self._now, num_hit)
         if self._causes is not None:
@@ -222,6 +219,7 @@ class TimedRun:
             if not job.started:
                 job.started = True
                 self._queueing.append(self._now - job.arrival)
+                self._find_causes(job)
         num_prompt_tokens = sum(batch.counts) - num_decodes
         moved = batch.num_moved_blocks
         if self._recorder is not None:
