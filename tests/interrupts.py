@@ -45,7 +45,11 @@ OF_A_POLICY = (
 UNDONE_BUT_SEEN = (
     *("sequences._epoch", "sequences._serials._last", "stack._idle", "free_rows", ".num_rewrites"),
     *("parts.sessions", "order.sessions", "stack.sessions", "stack.hints"),
+    # Tenants that are to be ranked anew, and whose blocks were taken last.
+    *(".book._has_changed", ".book.changed", ".book.num_changed", ".book.acting"),
 )
+#: What was watched of blocks that were taken and given back.
+WATCHED = ("._entries[", ".num_events", ".reuse_gap.")
 #: What the first call that names a session makes room in.
 NAMES = ".hints._names"
 #: Words of slack in an array that begins at a cache line.
@@ -111,7 +115,7 @@ def without_traces(whole: dict[str, Any], site: Site) -> dict[str, Any]:
     rows = site.cache._parts.sequences.max_num_seqs
     live = set(site.cache._parts.sequences.live_rows())
     for path, value in list(whole.items()):
-        if path.endswith(UNDONE_BUT_SEEN) or NAMES in path:
+        if path.endswith(UNDONE_BUT_SEEN) or NAMES in path or any(part in path for part in WATCHED):
             del whole[path]
         elif ".sequences." in path and isinstance(value, list) and value and len(value) % rows == 0:
             width = len(value) // rows

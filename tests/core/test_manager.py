@@ -154,7 +154,7 @@ def test_append_between_reserve_and_commit_says_what_to_do() -> None:
     seq = cache.allocate(prompt(1, 6))
     cache.reserve([seq], 6)
     cache.append([seq], [7])
-    with pytest.raises(InvalidArgument, match=r"append or commit since its reserve ended the reservation: reserve it"):
+    with pytest.raises(InvalidArgument, match=r"whose reservation append or commit has ended must be reserved again"):
         cache.commit([seq], 6)
     cache.commit([seq], cache.reserve([seq]).num_scheduled)
     assert cache.state(seq) == (7, 7)
@@ -493,7 +493,9 @@ def test_the_counters() -> None:
     cache.free([first, second, fork])
     assert cache.stats() == CacheStats(19, 8, 0, 1, 5, 7, 0, 2, 0, 0, 0, 0, 5, 5)
     assert cache.stats().hit_rate == 8 / 19
-    cache.allocate(prompt(3, 28))
+    last = cache.allocate(prompt(3, 28))
+    assert cache.stats() == CacheStats(19, 8, 2, 1, 7, 0, 7, 7, 1, 0, 0, 0, 12, 5), "it has computed nothing yet"
+    cache.commit(last, cache.reserve(last).num_scheduled)
     assert cache.stats() == CacheStats(47, 8, 2, 1, 7, 0, 7, 7, 1, 0, 0, 0, 12, 5)
     assert cache.usage == 1.0
 

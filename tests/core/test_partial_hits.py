@@ -52,13 +52,14 @@ def test_the_longest_common_beginning_is_chosen() -> None:
     seq = cache.allocate([1, 2, 3, 4, 5, 6, 7, 8, 9])
     # One whole block, and three tokens of the block that begins 5, 6, 7; the others have two and one in common.
     assert cache.num_computed_tokens(seq) == 7
-    # The prompts before hit 0, 6 (after 1 to 4: 5, 6) and 5 tokens.
-    assert cache.stats().num_hit_tokens == 0 + 6 + 5 + 7
     plan = cache.reserve([seq], 2)
     assert plan.copies.tolist() == [[source, cache.row(seq)[1]]]
     assert plan.copy_groups.tolist() == [0]
     assert plan.num_computed.tolist() == [7]
     assert plan.slot_mapping.tolist() == [cache.row(seq)[1] * 4 + 3, cache.row(seq)[2] * 4]
+    cache.commit([seq], 2)
+    # The prompts before hit 0, 6 (after 1 to 4: 5, 6) and 5 tokens.
+    assert cache.stats().num_hit_tokens == 0 + 6 + 5 + 7
 
 
 def test_without_the_switch_a_hit_ends_with_a_block() -> None:

@@ -577,7 +577,8 @@ def require_within(plan: Any, config: CacheConfig) -> None:
         _ = part.indices, part.indptr, part.last_page_len
     assert len(plan.input_ids) == len(plan.positions) == plan.num_tokens == plan.num_scheduled.sum()
     assert plan.rows.size == 0 or (plan.rows.min() >= 0 and plan.rows.max() < config.max_num_seqs)
-    plan.fill(StepBuffers(np.zeros(5000, np.int64), np.zeros((8, 16), np.int32)))
+    for group in plan.groups:
+        group.fill(StepBuffers(np.zeros(5000, np.int64), np.zeros((8, 16), np.int32)))
 
 
 def test_random_bytes() -> None:

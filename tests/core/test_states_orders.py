@@ -90,7 +90,7 @@ def test_what_each_rule_alone_hits(places: tuple[str, ...], hits: list[int]) -> 
 @pytest.mark.parametrize(
     ("order", "places", "message"),
     [
-        ("indx", DEFAULT, "order is 'indx'; it must be index, value or lru"),
+        ("indx", DEFAULT, "order is 'indx'; it must be index or lru"),
         ("lru", ("jnction",), "places is .*; it must be a tuple of names of last, junction"),
     ],
 )

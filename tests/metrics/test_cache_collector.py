@@ -239,7 +239,8 @@ def test_two_engines_of_a_process_stand_side_by_side() -> None:
     first, second = KVCacheManager(CacheConfig(num_blocks=8)), KVCacheManager(FOLLOWED)
     collector = CacheCollector(first, engine="0", model_name="m")
     collector.add(second, engine="1")
-    second.allocate(list(range(30)))
+    seq = second.allocate(list(range(30)))
+    second.commit(seq, second.reserve(seq).num_scheduled)
     registry = CollectorRegistry()
     registry.register(collector)
 

@@ -54,6 +54,8 @@ if policy:
     site.alone.set_eviction_policy(policy)
 num_refused = 0
 for target in (site.cache, site.alone):
+    # `check` ranks the tenants that have changed since they were ranked last.
+    site.check()
     before = without_room(state(site))
     # In small steps as far as the arrays go, behind the zeros that large ones are copied from; in the end enough.
     zeros = 2**26

@@ -259,6 +259,7 @@ def _pool_calls() -> list[Call]:
         ("free_blocks", lambda s: {"lease": s.lease}),
         ("release", lambda s: {"lease": s.lease, "start": 0, "stop": 1}),
         ("split", lambda s: {"lease": s.lease, "at": 1, "holder": "tail"}),
+        ("publish_events", lambda _: {}),
         ("check", lambda _: {}),
     ]
     return [Call("pool", *row) for row in rows]

@@ -290,11 +290,11 @@ class PoolModel:
         if not tokens:
             return lease.num_cached
         still = self._still_cached(lease)
-        if num_cached is None and still < lease.num_cached:
-            raise Refused("StaleBlocks")
-        start = still if num_cached is None else num_cached
-        if start > still:
+        start = lease.num_cached if num_cached is None else num_cached
+        if start > lease.num_cached:
             raise Refused("InvalidArgument")
+        if start > still:
+            raise Refused("StaleBlocks")
         pages = self._pages(tokens, keys, lease.first_block + start)
         blocks = lease.blocks[start : start + len(pages)]
         if len(blocks) < len(pages):
