@@ -29,7 +29,7 @@ from .finding import Finder, Kept, Range
 from .header import NameChain, layout_id
 from .loads import Load, Measure, Piece, Prompt, check_loads
 from .memory import Blocks, IsDone, States
-from .pool_names import require_offloadable
+from .offload_arguments import require_arguments, require_key
 from .snapshot import Contents, Snapshot
 from .states import keys_before, state_name
 from .stores import JOB_BYTES, Stores
@@ -39,8 +39,6 @@ from .write_back import Evicted, WriteBack
 
 #: Why prompt tokens that the pool did not have were computed and not loaded.
 MISS_CAUSES = ("absent", "not_worth", "late", "failed", "no_buffers", "no_state")
-_BLOCKS_CALLS = ("layout", "buffer", "read", "write", "object_bytes", "num_rows")
-_STATES_CALLS = ("layout", "buffers", "read", "write", "object_bytes", "num_rows")
 #: Jobs of a snapshot at once: what requests store goes between.
 _SNAPSHOT_JOBS = 4
 #: Waiting prompts that are looked at again between two calls of `poll`: each costs a lookup of its tokens.
@@ -85,32 +83,9 @@ class Offload:
         clock: Callable[[], float] = monotonic,
         states: States | None = None,
     ) -> None:
-        if not isinstance(cache, KVCacheManager):
-            raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager")
-        for name, given, calls in (("blocks", blocks, _BLOCKS_CALLS), ("states", states, _STATES_CALLS)):
-            if given is not None or name == "blocks":
-                _require_calls(name, given, calls)
-        if not isinstance(tiers, Iterable):
-            raise InvalidArgument(f"tiers is {shown(tiers)}; it must be several tiers")
-        if not isinstance(model, Mapping) and not callable(model):
-            raise InvalidArgument(f"model is {shown(model)}; it must be a dict of plain values, or a function")
-        for name, call in (("clock", clock), ("on_plan", on_plan)):
-            if not callable(call) and (name == "clock" or call is not None):
-                raise InvalidArgument(f"{name} is {shown(call)}; it must be a function")
+        require_arguments(cache, blocks, tiers, model, on_plan, clock, states)
         step_tokens = require_int("step_tokens", step_tokens, 1, 2**31 - 1)
-        require_offloadable(cache, int(blocks.layout().get("shards", 1)))
         config = cache.config
-        if on_plan is None and (config.num_cpu_blocks or config.partial_hits or config.state_group):
-            raise InvalidArgument(
-                "on_plan is None; a cache with a CPU pool, partial hits or states makes plans that move blocks"
-            )
-        if (states is None) != (config.state_group is None):
-            raise InvalidArgument(f"states is {states!r}; groups has {'a' if config.state_group else 'no'} state group")
-        if states is not None and blocks.num_rows // 2 <= states.num_rows:
-            raise InvalidArgument(
-                f"blocks has buffers for {blocks.num_rows} objects of {blocks.object_bytes} bytes; half of them must "
-                f"hold a state of {states.object_bytes} bytes and a block"
-            )
         self.cache = cache
         self.blocks = blocks
         self.uses = [use if isinstance(use, TierUse) else TierUse(use) for use in tiers]
@@ -207,7 +182,7 @@ class Offload:
 
         Returns the tokens. Call it right after `allocate`; after an error the sequence is still to be freed. O(bytes).
         """
-        prompt = self._prompts.get(_require_key("key", key))
+        prompt = self._prompts.get(require_key("key", key))
         if prompt is None:
             return 0
         self.cache.num_tokens(require_int("seq", seq, 0, 2**63 - 1))  # raises before anything has changed
@@ -243,7 +218,7 @@ class Offload:
         """
         num_computed = require_int("num_computed", num_computed, 0, 2**31 - 1)
         stop = num_computed // self._block_size
-        prompt = self._prompts.get(_require_key("key", key))
+        prompt = self._prompts.get(require_key("key", key))
         # What was computed before the cache was reset may be of other weights.
         if prompt is None or prompt.generation != self.cache.generation:
             return 0
@@ -268,11 +243,11 @@ class Offload:
 
     def fork(self, parent: Hashable, keys: Iterable[Hashable]) -> None:
         """Further requests go on from one that runs, as `cache.fork` makes them. O(blocks) each."""
-        prompt = self._prompts.get(_require_key("parent", parent))
+        prompt = self._prompts.get(require_key("parent", parent))
         if not isinstance(keys, Iterable):
             raise InvalidArgument(f"keys is {shown(keys)}; the names of requests are needed")
         if prompt is not None:
-            for key in [_require_key("keys", each) for each in keys]:
+            for key in [require_key("keys", each) for each in keys]:
                 self._prompts[key] = replace(prompt, chain=prompt.chain.copy(), load=None, kept=[])
 
     def forget(self, key: Hashable) -> None:
@@ -280,7 +255,7 @@ class Offload:
 
         What is kept of its states is stored, O(bytes).
         """
-        prompt = self._prompts.pop(_require_key("key", key), None)
+        prompt = self._prompts.pop(require_key("key", key), None)
         if prompt is not None and prompt.kept and prompt.generation == self.cache.generation:
             self._store_states(prompt, prompt.take_kept() + prompt.kept)
         if prompt is not None and (load := prompt.load) is not None:
@@ -445,7 +420,7 @@ class Offload:
 
     def _prompt(self, key: Hashable, extra_keys: tuple[ExtraKey, ...]) -> Prompt:
         """Returns what is known of a waiting request, made new after the cache was reset."""
-        prompt = self._prompts.get(_require_key("key", key))
+        prompt = self._prompts.get(require_key("key", key))
         if prompt is not None and not prompt.is_admitted and prompt.generation == self.cache.generation:
             return prompt
         chain = NameChain(self._layout_now(), self._block_size, extra_keys)
@@ -824,18 +799,3 @@ class Offload:
         """Returns the blocks at some places of a sequence, (n, groups); 0 where one is gone."""
         columns = [self.cache.block_ids(seq, group)[list(places)] for group in range(self._num_groups)]
         return np.stack(columns, axis=1)
-
-
-def _require_key(name: str, key: Hashable) -> Hashable:
-    """Return what names a request. Raises `InvalidArgument` for what has no hash."""
-    try:
-        hash(key)
-    except Exception:
-        raise InvalidArgument(f"{name} is {shown(key)}; the name of a request must be hashable") from None
-    return key
-
-
-def _require_calls(name: str, given: object, calls: tuple[str, ...]) -> None:
-    missing = [call for call in calls if not hasattr(given, call)]
-    if missing or isinstance(given, type):
-        raise InvalidArgument(f"{name} is {shown(given)}; it must have {', '.join(calls)}")
