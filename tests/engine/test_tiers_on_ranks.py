@@ -282,7 +282,7 @@ def test_a_rank_that_is_killed_in_mid_load_leaves_nothing_wrong(
     (first,) = engine.generate([PROMPT], LONG)
     offload = engine.offload
     assert offload is not None
-    while offload._copies or tier.jobs:
+    while offload._context.copies or tier.jobs:
         offload.poll()
         tier.work()
     engine.cache.reset_prefix_cache()

@@ -26,6 +26,7 @@ from blockyard import (
     Span,
     StepPlan,
 )
+from blockyard.config import STATE_ORDERS
 from blockyard.tiers import Cause, First, Job, Offload, Outcome, Prefix, Snapshot, TierStats, TierUse
 
 from ..support.patience import PATIENCE_SECONDS
@@ -276,7 +277,7 @@ class OffloadWorld:
             self.state_fields["state_places"] = self.choose.choice(
                 (("junction", "ends", "pow2"), ("every:8",), ("last",))
             )
-            self.state_fields["state_order"] = self.choose.choice(("index", "lru", "blocks"))
+            self.state_fields["state_order"] = self.choose.choice(STATE_ORDERS)
             self.state_fields["cut_chunks"] = self.choose.random() < 0.7
         self.is_plain = self.num_groups == 1 and not self.has_cpu and not has_states
         self.path = snapshot

@@ -244,7 +244,7 @@ def test_where_loading_is_slower_than_computing_nothing_is_loaded(tmp_path: Path
 
 def test_the_pieces_of_a_load_are_one_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served(SmallEngine(tmp_path), PROMPT)
-    monkeypatch.setattr("blockyard.tiers.offload.JOB_BYTES", 1)
+    monkeypatch.setattr("blockyard.tiers.loading.JOB_BYTES", 1)
     engine = SmallEngine(tmp_path)
     cost, noted = engine.offload.uses[0].cost, []
     monkeypatch.setattr(type(cost), "note", lambda self, *given: noted.append((self, *given)))
@@ -500,7 +500,7 @@ def test_tenants_that_come_and_go_leave_nothing_behind() -> None:
     tier = FaultyTier(random.Random(1), faults=0.0, is_live=True)
     cache = KVCacheManager(CacheConfig(60, block_size=4, max_num_seqs=4, max_model_len=100))
     offload = Offload(cache, SmallBlocks(60, 4, 1, 16), [TierUse(tier, "back")], {"weights": 0})
-    names = offload._write_back
+    names = offload._saver._write_back
     assert names is not None
     for number in range(2000):
         tokens, keys = [1, 2, 3, 4, 5], (CacheSalt(str(number)),)
@@ -584,7 +584,7 @@ def test_a_head_that_was_not_stored_is_tried_again(fault: str) -> None:
         elif fault == "failed":
             tier.__dict__.pop("_store", None)
         serve(head + list(range(first, first + 24)))
-    chain = NameChain(offload._layout_now(), 4)
+    chain = NameChain(offload._context.layout(), 4)
     chain.extend(head)
     assert all(name in tier.objects for name in chain.names)
 
@@ -622,7 +622,7 @@ class NoSize:
 HOSTILE: list[Any] = [None, -1, 2**70, 1.5, float("nan"), "\0", b"x", [], [None], [2**40], {}, object(), NoSize()]
 
 
-@pytest.mark.parametrize("value", HOSTILE, ids=repr)
+@pytest.mark.parametrize("value", HOSTILE, ids=[*map(repr, HOSTILE[:-2]), "object", "NoSize"])
 def test_bad_arguments_are_refused_and_change_nothing(tmp_path: Path, value: Any) -> None:
     engine = SmallEngine(tmp_path / "tier", write="back")
     engine.serve(PROMPT)
@@ -632,7 +632,7 @@ def test_bad_arguments_are_refused_and_change_nothing(tmp_path: Path, value: Any
     seq = cache.allocate(list(range(20)))
     offload.prepare("k", list(range(20)), may_load=False)
     before = cache.num_cached_blocks, len(offload._prompts), offload.read().missed
-    layout = offload._layout_now()
+    layout = offload._context.layout()
     calls: list[Callable[[], object]] = [
         lambda: offload.restore(value),
         lambda: offload.begin_snapshot(value),

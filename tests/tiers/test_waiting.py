@@ -49,7 +49,7 @@ def test_a_request_that_cannot_start_gives_its_buffers_to_one_that_can(tmp_path:
     others = [engine.cache.allocate(list(range(first, first + 100))) for first in (1000, 2000)]
     prepared(engine, "long", LONG)
     assert engine.cache.try_allocate(LONG) is Admission.LATER
-    assert engine.offload._load_rows == []
+    assert engine.offload._loader.free == []
     assert engine.serve(PROMPT) == 16
     engine.cache.free(others)
     prepared(engine, "long", LONG)

@@ -14,6 +14,9 @@ Read it in this order:
     mooncake  a Mooncake Store: memory that engines lend
     peer      what another process serves, over the wire; peer_server serves
     offload   binds a manager and its KV storage to tiers: stores what is computed, loads what prompts begin with
+    saving    what an offload stores; stores has its buffers on their way out
+    loading   what an offload loads for waiting requests, and writes into their blocks
+    context   what saving and loading share
     finding   which tiers have what of a prompt, and how much of it is loaded
     loads     what an offload knows of a request, and of what is loaded for it
     memory    what an offload sees of blocks and states

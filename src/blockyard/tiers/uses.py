@@ -53,6 +53,14 @@ class TierUse:
         remember(self.seen, [name])
         return False
 
+    def note_presence(self, names: Iterable[bytes], is_present: bool) -> None:
+        """Note that the tier has these objects, or that it may have lost them."""
+        if is_present:
+            remember(self.known, names)
+        else:
+            for name in names:
+                self.known.pop(name, None)
+
 
 def wanted_by(uses: Iterable[TierUse], names: Sequence[bytes], first: int, stop: int) -> dict[TierUse, set[int]]:
     """Returns which of the blocks `first` to `stop` are stored in which tier, as they are computed or hit now."""
