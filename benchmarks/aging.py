@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blockyard import BlockLease, BlockPool
-from blockyard.lab.traces import open_trace
-from blockyard.lab.traces.writing import write_trace
+from blockyard_lab.traces import open_trace
+from blockyard_lab.traces.writing import write_trace
 
 from .service import Service, neighbours
 from .workload import BLOCK_SIZE, ORDER_FILE, SIZES, TRACE_FILE, Request, read_requests, size_name

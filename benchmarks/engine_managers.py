@@ -147,7 +147,7 @@ def nano_run(manager: Any) -> Run:
 
 def nano_vllm(checkout: str) -> Iterator[tuple[str, list[tuple[Run, Run]]]]:
     """nano-vllm's own manager, and ours."""
-    from blockyard.integrations.nano_vllm import BlockManager
+    from engines.nano_vllm import BlockManager
 
     [theirs] = modules(Path(checkout) / "nanovllm", "engine.block_manager")
     yield (
@@ -207,7 +207,7 @@ def mini_sglang(checkout: str) -> Iterator[tuple[str, list[tuple[Run, Run]]]]:
     """mini-sglang's own manager with its radix tree, and ours."""
     import torch
 
-    from blockyard.integrations.mini_sglang import CacheManager
+    from engines.mini_sglang import CacheManager
 
     theirs = mini_sources(Path(checkout) / "python" / "minisgl", torch)
 
@@ -270,7 +270,7 @@ def transformers_run(ours: bool, num_blocks: int) -> Run:
     """Through its processor: admission, offloading and ends are its own."""
     from tests.support.transformers_engine import SmallProcessor
 
-    from blockyard.integrations.transformers import pooled_cache
+    from engines.transformers_blocks import pooled_cache
 
     pools: list[BlockPool] = []
     with pooled_cache() if ours else nullcontext(pools) as pools:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from blockyard import CacheConfig, KVCacheManager
 from blockyard.events import KVEventPublisher
-from blockyard.fleet import Ask, Fleet, Router, make_cost
-from blockyard.fleet.costs import COSTS
+from blockyard.routing import COSTS, Ask, Fleet, Router, make_cost
 
 Prompt = NDArray[np.int32]
 BLOCK_SIZE = 16

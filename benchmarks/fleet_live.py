@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 from tests.support.fleets import tiny_folder
-from tests.support.tiny_models import NUM_TOKENS
 
-from blockyard.engine import GenerationResult, NewToken, SamplingParams
-from blockyard.fleet.costs import COSTS
-from blockyard.serving.fleet import cluster
-from blockyard.serving.fleet.asks import ReplicaAsk
-from blockyard.serving.fleet.replica import ReplicaPlan
+from blockyard.routing import COSTS
+from blockyard_engine import GenerationResult, NewToken, SamplingParams
+from blockyard_serve.fleet import cluster
+from blockyard_serve.fleet.asks import ReplicaAsk
+from blockyard_serve.fleet.replica import ReplicaPlan
+from blockyard_testing.tiny_models import NUM_TOKENS
 
 AFFINITY = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router.PrefixCacheAffinityRouter"
 MAX_LEN, BLOCK_SIZE, ANSWER, TURNS, THINK = 2048, 16, 24, 6, 0.3
@@ -217,14 +217,15 @@ def router_options(router: str) -> dict[str, Any]:
     if router == "affinity":
         return {"request_router_config": RequestRouterConfig(request_router_class=AFFINITY)}
     config = RequestRouterConfig(
-        request_router_class="blockyard.fleet.ray_serve.ExactRouter", request_router_kwargs={"cost": cost_of(router)}
+        request_router_class="blockyard_serve.fleet.ray_serve.ExactRouter",
+        request_router_kwargs={"cost": cost_of(router)},
     )
     return {"request_router_config": config}
 
 
 async def play(handle: Any, router: str, shape: Shape, seed: int, num_replicas: int, dynamo: str | None) -> Run:
     """Run the conversations of a seed."""
-    from blockyard.fleet.shared import shared_fleet
+    from blockyard_serve.fleet.shared import shared_fleet
 
     draw = random.Random(seed)
     systems = [[draw.randrange(256) for _ in range(512)] for _ in range(shape.num_systems)]

@@ -20,11 +20,18 @@ import numpy as np
 import torch
 
 from blockyard import CacheConfig, KVCacheManager
-from blockyard.parallel import HandoffReceiver, HandoffSender, HeadShards, Offer, PeerInfo, Transfer
-from blockyard.parallel.runs import Lane
-from blockyard.parallel.tensors import KVPort
-from blockyard.parallel.transport import DistributedTransport, receive_lanes, send_lanes
 from blockyard.storage import KVCache
+from blockyard_engine.parallel import (
+    HandoffReceiver,
+    HandoffSender,
+    HeadShards,
+    Offer,
+    PeerInfo,
+    Transfer,
+)
+from blockyard_engine.parallel.runs import Lane
+from blockyard_engine.parallel.tensors import KVPort
+from blockyard_engine.parallel.transport import DistributedTransport, receive_lanes, send_lanes
 
 MESSAGE_BYTES, DEPTH = 4 * 2**20, 4
 #: Name: (layers, KV heads, head size, dtype, tokens).

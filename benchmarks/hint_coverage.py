@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 import blockyard
-from blockyard._build import build_name
-from blockyard.lab import References, read_references
-from blockyard.lab.oracle import HintOracle
-from blockyard.lab.traces import open_trace
+from blockyard.cli import build_name
+from blockyard_lab import References, read_references
+from blockyard_lab.oracle import HintOracle
+from blockyard_lab.traces import open_trace
 
 from .hint_table import Row, rows_for
 from .policy_floor import SecondHalf

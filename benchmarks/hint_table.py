@@ -22,14 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 import blockyard
-from blockyard._build import build_name
-from blockyard.lab import References, read_references
-from blockyard.lab.curve import count_hits, lru_hits
-from blockyard.lab.curve.words import FIFTH, GAP_POINTS
-from blockyard.lab.oracle import HintOracle
-from blockyard.lab.policy_names import OPTIMUM, spread_sizes
-from blockyard.lab.sweep import run_all
-from blockyard.lab.traces import open_trace
+from blockyard.cli import build_name
+from blockyard_lab import References, read_references
+from blockyard_lab.curve import count_hits, lru_hits
+from blockyard_lab.curve.words import FIFTH, GAP_POINTS
+from blockyard_lab.oracle import HintOracle
+from blockyard_lab.policy_names import OPTIMUM, spread_sizes
+from blockyard_lab.sweep import run_all
+from blockyard_lab.traces import open_trace
 
 from .policy_floor import SecondHalf
 

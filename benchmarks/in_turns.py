@@ -30,12 +30,17 @@ Key = tuple[str, str, str]
 Rows = dict[Key, list[Figure]]
 
 
+def sources_of(checkout: Path) -> list[Path]:
+    """Return the folders of a checkout's sources: of all packages, or the one of a checkout from before the split."""
+    return sorted(checkout.glob("packages/*/src")) or [checkout / "src"]
+
+
 def run_turn(checkout: Path, own: bool, command: list[str], rows: Rows) -> None:
     """Run the benchmark once by the build in `checkout`, and add what it prints."""
     done = subprocess.run(
         [checkout / ".venv" / "bin" / "python", "-m", *command, "--json"],
         cwd=checkout if own else ROOT,
-        env={**os.environ, "PYTHONPATH": str(checkout / "src")},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sources_of(checkout)))},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 
 import blockyard
-from blockyard._build import build_name
-from blockyard.lab import References, Trace, read_references
-from blockyard.lab.curve import count_hits, hit_curves, lru_hits
-from blockyard.lab.policy_names import OPTIMUM, spread_sizes
-from blockyard.lab.replay import ReplayOptions, replay
-from blockyard.lab.survey import survey
-from blockyard.lab.traces import open_trace
+from blockyard.cli import build_name
+from blockyard_lab import References, Trace, read_references
+from blockyard_lab.curve import count_hits, hit_curves, lru_hits
+from blockyard_lab.policy_names import OPTIMUM, spread_sizes
+from blockyard_lab.replay import ReplayOptions, replay
+from blockyard_lab.survey import survey
+from blockyard_lab.traces import open_trace
 
 POLICIES = ("lru", "lfu", "s3fifo", "arc", "density")
 VLLM_SECONDS = 34.0

@@ -13,11 +13,11 @@ import threading
 import time
 
 from blockyard import CacheConfig, KVCacheManager
-from blockyard.live import Desk, Surroundings
-from blockyard.live.feed import MAX_SHARE, PageFeed
-from blockyard.live.frames import Frame
-from blockyard.live.prompts import PromptLog
-from blockyard.live.snapshot import take_snapshot
+from blockyard_serve.live import Desk, Surroundings
+from blockyard_serve.live.feed import MAX_SHARE, PageFeed
+from blockyard_serve.live.frames import Frame
+from blockyard_serve.live.prompts import PromptLog
+from blockyard_serve.live.snapshot import take_snapshot
 
 _NUM_SEQS = 32
 _ROUNDS = 15

@@ -19,14 +19,13 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 import blockyard
-from blockyard import BlockPool, CacheConfig, KVCacheManager
-from blockyard._build import build_name
-from blockyard.core.policies import POLICIES
-from blockyard.core.policies.base import EvictionPolicy
+from blockyard import BlockPool, CacheConfig, EvictionPolicy, KVCacheManager
+from blockyard.cli import build_name
 from blockyard.core.policies.layers.hinted import Hinted
 from blockyard.core.policies.layers.retention import Retention
 from blockyard.core.policies.layers.sessions import Sessions
 from blockyard.core.policies.simple.lru import LRU
+from blockyard.policies import POLICIES
 
 from .core import PROMPT_BLOCKS, filled_pool, prompts_for, size_name
 from .measure import Figure, figure

@@ -24,13 +24,13 @@ from pathlib import Path
 import numpy as np
 
 import blockyard
-from blockyard._build import build_name
-from blockyard.core.policies import POLICIES
-from blockyard.lab import References, Trace, TraceRequest, read_references
-from blockyard.lab.curve import HitCurves, hit_curves
-from blockyard.lab.curve.words import Claim, claims_of
-from blockyard.lab.policy_names import OPTIMUM, spread_sizes
-from blockyard.lab.traces import open_trace
+from blockyard.cli import build_name
+from blockyard.policies import POLICIES
+from blockyard_lab import References, Trace, TraceRequest, read_references
+from blockyard_lab.curve import HitCurves, hit_curves
+from blockyard_lab.curve.words import Claim, claims_of
+from blockyard_lab.policy_names import OPTIMUM, spread_sizes
+from blockyard_lab.traces import open_trace
 
 SMALLEST_SHARE = 0.003
 #: Nothing was tuned on these seeds, nor looked at before.

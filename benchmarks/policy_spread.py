@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard.lab import read_references
-from blockyard.lab.curve import HitCurves, hit_curves
-from blockyard.lab.policy_names import OPTIMUM
-from blockyard.lab.traces import GENERATORS, open_trace
+from blockyard_lab import read_references
+from blockyard_lab.curve import HitCurves, hit_curves
+from blockyard_lab.policy_names import OPTIMUM
+from blockyard_lab.traces import GENERATORS, open_trace
 
 NUM_SIZES = 300
 SMALLEST_SHARE = 0.003

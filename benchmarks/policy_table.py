@@ -10,11 +10,11 @@ import argparse
 import os
 from pathlib import Path
 
-from blockyard.core.policies import POLICIES
-from blockyard.lab import read_references
-from blockyard.lab.curve import HitCurves, hit_curves
-from blockyard.lab.policy_names import OPTIMUM
-from blockyard.lab.traces import GENERATORS, open_trace
+from blockyard.policies import POLICIES
+from blockyard_lab import read_references
+from blockyard_lab.curve import HitCurves, hit_curves
+from blockyard_lab.policy_names import OPTIMUM
+from blockyard_lab.traces import GENERATORS, open_trace
 
 SHARES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 #: Of the generators; nothing was tuned on it.

@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
-from blockyard.integrations.sglang.cache import BlockPoolCache
+from blockyard_sglang.cache import BlockPoolCache
 
 PAGE_SIZE, PROMPT = 16, 512
 NUM_PAGES = (1_000, 10_000, 100_000)

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from blockyard.engine import Engine, SamplingParams
-from blockyard.engine.model import demo_model_path
-from blockyard.tiers import FileTier
+from blockyard_engine import Engine, SamplingParams
+from blockyard_engine.model import demo_model_path
+from blockyard_tiers import FileTier
 
 SEQUENCES = 4
 PROMPTS = 8

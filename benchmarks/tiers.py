@@ -24,13 +24,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.tiers.servers import BUCKET, mooncake_server, peer_place, redis_server, s3_server
 from tests.tiers.support import LAYOUT, name_of, tokens_of
 
 from blockyard import CacheConfig, KVCacheManager
-from blockyard.tiers import FileTier, Header, Job, Offload, PeerTier, WorkingTier, object_names
-from blockyard.tiers.header import checksum_of
-from blockyard.tiers.index import ObjectIndex
+from blockyard_testing.tiers_servers import (
+    BUCKET,
+    mooncake_server,
+    peer_place,
+    redis_server,
+    s3_server,
+)
+from blockyard_tiers import FileTier, Header, Job, ObjectIndex, Offload, PeerTier, WorkingTier, object_names
+from blockyard_tiers.header import checksum_of
 
 OBJECT_BYTES = 2**20
 NUM_OBJECTS = 64
@@ -136,7 +141,7 @@ def files(folder: Path) -> None:
 def redis(folder: Path) -> None:
     import redis
 
-    from blockyard.tiers import RedisTier
+    from blockyard_tiers import RedisTier
 
     with redis_server(folder) as server:
         client: Any = redis.Redis.from_url(server.url, socket_timeout=5.0)  # as the tier's
@@ -148,7 +153,7 @@ def bucket(folder: Path) -> None:
     import obstore
     from obstore.store import from_url
 
-    from blockyard.tiers import ObjectTier
+    from blockyard_tiers import ObjectTier
 
     with s3_server() as config:
         store: Any = from_url(f"s3://{BUCKET}", config=config, client_options={"allow_http": True})
@@ -165,7 +170,7 @@ def bucket(folder: Path) -> None:
 def mooncake(folder: Path) -> None:
     from mooncake.store import MooncakeDistributedStore
 
-    from blockyard.tiers import MooncakeTier
+    from blockyard_tiers import MooncakeTier
 
     with mooncake_server(2**30) as server:
         client: Any = MooncakeDistributedStore()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import blockyard
 from blockyard import CacheConfig, KVCacheManager
-from blockyard._build import build_name
+from blockyard.cli import build_name
 
 from .aging import read_trace
 from .measure import HEADERS, Figure, print_json, print_plain

@@ -19,9 +19,9 @@ from collections import OrderedDict
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-from blockyard.lab.traces import open_trace
+from blockyard_lab.traces import open_trace
 
-MODULE = "blockyard.integrations.vllm_cpu_policy"
+MODULE = "blockyard_vllm.cpu_policy"
 THEIRS = ("lru", "arc")
 POLICIES = (*THEIRS, "LRU", "ARC", "s3fifo", "density")
 SHARES = (0.01, 0.03, 0.1, 0.3)

@@ -22,8 +22,8 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
 from vllm.v1.request import Request, RequestStatus
 
-from blockyard.integrations.vllm import Options
-from blockyard.integrations.vllm.scheduler import make_manager
+from blockyard_vllm import Options
+from blockyard_vllm.scheduler import make_manager
 
 BLOCK_SIZE = 16
 LEVELS = ("stock", "tokens", "names")

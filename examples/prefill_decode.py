@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from blockyard.engine import Engine, SamplingParams, demo_model_path
-from blockyard.engine.handoff import DecodeDoor, PrefillDoor
-from blockyard.parallel.link import DistributedTransport, ReceiverLink, SenderLink
+from blockyard_engine import Engine, SamplingParams, demo_model_path
+from blockyard_engine.handoff import DecodeDoor, PrefillDoor
+from blockyard_engine.parallel.link import DistributedTransport, ReceiverLink, SenderLink
 
 TTL = 30.0  # seconds: how long blocks wait for the other side
 

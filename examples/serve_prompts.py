@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from blockyard.engine import Engine, SamplingParams, demo_model_path
+from blockyard_engine import Engine, SamplingParams, demo_model_path
 
 
 def main() -> None:

@@ -29,6 +29,10 @@ def site_link(page: Path, link: str) -> str:
     target = (page.parent / name).resolve().relative_to(ROOT)
     if target == Path("examples"):
         return "examples/index.md"
+    if target.parts[0] == "packages":
+        return f"packages/{target.parts[1]}.md"
+    if target == Path("examples/engines"):
+        return "examples/index.md"
     if target.parts[0] == "examples":
         return f"{target.as_posix()}.md"
     if target.name == "README.md":
@@ -54,6 +58,9 @@ def gather_pages(target: Path) -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         name = "index.md" if page.name == "README.md" else page.name
         write(target / name, with_site_links(page, page.read_text()))
+    for page in sorted((ROOT / "packages").glob("*/README.md")):
+        text = re.sub(r"\]\((?!\w+:)", "](../", with_site_links(page, page.read_text()))
+        write(target / "packages" / f"{page.parent.name}.md", text)
     shutil.copytree(ROOT / "docs" / "images", target / "images")
 
 
@@ -70,7 +77,8 @@ def gather_examples(target: Path) -> None:
 
 def public_names(module: str) -> list[str]:
     """The names in a module's `__all__`; without one, the classes and functions that it defines."""
-    path = ROOT / "src" / Path(*module.split("."))
+    top = module.partition(".")[0]
+    path = ROOT / "packages" / top.replace("_", "-") / "src" / Path(*module.split("."))
     tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":

@@ -16,9 +16,8 @@ from pathlib import Path
 import uvicorn
 from benchmarks.live import Load
 
-from blockyard.live import Desk, LivePage, Surroundings
-
-from .support.browser import Browser, browser
+from blockyard_serve.live import Desk, LivePage, Surroundings
+from blockyard_testing.browser import Browser, browser
 
 MEASURE = """(async () => {
   const { map, frames } = blockyard, first = frames.latest.n, start = performance.now(), draws = [];

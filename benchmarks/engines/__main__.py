@@ -21,8 +21,8 @@ for _name, _value in {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": THREADS, 
 
 import torch  # noqa: E402
 
-from blockyard.engine.gguf import converted_folder  # noqa: E402
-from blockyard.engine.model import demo_model_path, load_model  # noqa: E402
+from blockyard_engine.gguf import converted_folder  # noqa: E402
+from blockyard_engine.model import demo_model_path, load_model  # noqa: E402
 
 from .agreement import agreement  # noqa: E402
 from .contestant import Contestant  # noqa: E402

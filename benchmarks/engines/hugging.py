@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from blockyard.engine.model import quiet_transformers
+from blockyard_engine.model import quiet_transformers
 
 from .contestant import Answer, Contestant
 from .ours import STEP_TOKENS

@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 import blockyard
-from blockyard._build import build_name
-from blockyard.engine import Engine, SamplingParams
+from blockyard.cli import build_name
+from blockyard_engine import Engine, SamplingParams
 
 from .contestant import Answer, Contestant
 from .work import BLOCK_SIZE, Size, Work

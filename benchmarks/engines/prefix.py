@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from blockyard.engine import Engine, SamplingParams, StepReport
-from blockyard.engine.model import demo_model_path, load_model
+from blockyard_engine import Engine, SamplingParams, StepReport
+from blockyard_engine.model import demo_model_path, load_model
 
 from .work import BLOCK_SIZE
 

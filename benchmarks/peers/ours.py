@@ -11,7 +11,7 @@ from pathlib import Path
 
 import blockyard
 from blockyard import BlockPool
-from blockyard._build import build_name
+from blockyard.cli import build_name
 
 from ..core import decode_figures, layouts_for, life_figures, lookup_figures
 from ..trace_life import live

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from blockyard.cli.demo_report import HANDBOOK, QUESTIONS
+from blockyard_engine.cli.demo_report import HANDBOOK, QUESTIONS
 
 from .client import Seen, Work, run_clients
 from .process import ServerProcess, server_process

@@ -12,11 +12,11 @@ import argparse
 from typing import Any
 
 import blockyard
-from blockyard._build import build_name
+from blockyard.cli import build_name
 from blockyard.config import MAX_MODEL_LEN
-from blockyard.lab.policy_names import OPTIMUM, parse_sizes
-from blockyard.lab.sweep import run_all
-from blockyard.lab.traces import open_trace
+from blockyard_lab.policy_names import OPTIMUM, parse_sizes
+from blockyard_lab.sweep import run_all
+from blockyard_lab.traces import open_trace
 
 from .bound import StateLoad, read_state_load
 from .replay import StateReplay

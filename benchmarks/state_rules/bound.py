@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard.lab import Trace
-from blockyard.lab.oracle import next_turns
-from blockyard.lab.references import SessionTeller, UnknownContents, blocks_of
+from blockyard_lab import Trace
+from blockyard_lab.oracle import next_turns
+from blockyard_lab.references import SessionTeller, UnknownContents, blocks_of
 
 #: How often prices are moved at most, and after how many moves that brought nothing the steps become shorter.
 MOVES, PATIENCE = 1500, 20

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from blockyard import KVCacheManager
 from blockyard.arguments import require_int
 from blockyard.config import CacheConfig
-from blockyard.core.manager import KVCacheManager
-from blockyard.core.policies.states.state import MOST_SESSIONS
 from blockyard.errors import NeverFits, OutOfBlocks
+from blockyard.extending import MOST_SESSIONS
 from blockyard.groups import LayerGroup
 
 #: Tokens are below it: a key is cut into parts of this many bits.

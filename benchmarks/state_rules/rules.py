@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from blockyard import InvalidArgument
 from blockyard.arguments import require_int
 from blockyard.config import STATE_ORDERS, require_places
-from blockyard.lab import StateRun
-from blockyard.lab.policy_names import OPTIMUM
-from blockyard.lab.sweep import run_all
+from blockyard_lab import StateRun
+from blockyard_lab.policy_names import OPTIMUM
+from blockyard_lab.sweep import run_all
 
 from .bound import StateBound, StateLoad
 from .replay import StateReplay

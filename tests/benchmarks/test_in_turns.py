@@ -14,10 +14,9 @@ from benchmarks.peers.table import Column
 from benchmarks.peers.table import table_lines as peer_lines
 from benchmarks.trace_life import live, part_of
 
-from blockyard.lab.replay import ReplayOptions, replay
-from blockyard.lab.traces import open_trace
-
-from ..support.places import ROOT
+from blockyard_lab.replay import ReplayOptions, replay
+from blockyard_lab.traces import open_trace
+from blockyard_testing.places import ROOT
 
 TRACE = "chat:requests=40,seed=2"
 
@@ -44,7 +43,7 @@ def checkout(folder: Path) -> Path:
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    os.symlink(ROOT / "src", folder / "src")
+    os.symlink(ROOT / "packages", folder / "packages")
     return folder
 
 

@@ -13,9 +13,8 @@ def own_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from blockyard.cli.demo_report import HANDBOOK
-
-    from ..support.tiny_models import tiny_model
+    from blockyard_engine.cli.demo_report import HANDBOOK
+    from blockyard_testing.tiny_models import tiny_model
 
     folder = tmp_path_factory.mktemp("own-model")
     words = ["[UNK]", *dict.fromkeys(HANDBOOK.split())]

@@ -10,8 +10,7 @@ import pytest
 
 import blockyard
 from blockyard.cli.main import main
-
-from ..support.commands import run_without_torch, sentence
+from blockyard_testing.commands import run_without_torch, sentence
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -81,7 +80,7 @@ def test_no_command_shows_the_usage() -> None:
 
 @pytest.fixture
 def _smollm() -> None:
-    from ..support.tiny_models import demo_model_or_skip
+    from blockyard_testing.tiny_models import demo_model_or_skip
 
     demo_model_or_skip()
 
@@ -198,7 +197,7 @@ def test_bad_folders_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_model_without_a_tokenizer_cannot_be_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ..support.tiny_models import tiny_model
+    from blockyard_testing.tiny_models import tiny_model
 
     tiny_model("llama-gqa").save_pretrained(tmp_path)
     status, _, err = run(capsys, "demo", "--model", tmp_path)

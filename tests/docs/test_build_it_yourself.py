@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ..support.places import ROOT
+from blockyard_testing.places import ROOT
 
 FOLDER = ROOT / "examples" / "build_it_yourself"
 GRADER = runpy.run_path(str(FOLDER / "grade.py"))

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ..support.places import PACKAGE_DIR
+from blockyard_testing.places import PACKAGE_DIR, PACKAGES, source_of
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
-_ROOMS = ("core", "parallel")
 #: The core, what stands between several caches, and the ground; beside what is installed, `naming` needs its extra.
-SOURCES = sorted([*PACKAGE_DIR.glob("*.py"), *(path for room in _ROOMS for path in (PACKAGE_DIR / room).rglob("*.py"))])
+FOLDERS = (PACKAGE_DIR / "core", source_of("blockyard_engine") / "parallel")
+SOURCES = sorted([*PACKAGE_DIR.glob("*.py"), *(path for folder in FOLDERS for path in folder.rglob("*.py"))])
 #: The two ways in. Their docstrings must show how they are used.
 MUST_HAVE_EXAMPLES = {"BlockPool", "KVCacheManager"}
 
@@ -44,7 +44,7 @@ EXAMPLES = [(source, test) for source in SOURCES for test in examples(source)]
 
 
 def module_name(source: Path) -> str:
-    parts = source.relative_to(PACKAGE_DIR.parent).with_suffix("").parts
+    parts = source.relative_to(PACKAGES).with_suffix("").parts[2:]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

@@ -7,7 +7,7 @@ import runpy
 
 import pytest
 
-from ..support.places import ROOT
+from blockyard_testing.places import ROOT
 
 
 @pytest.fixture

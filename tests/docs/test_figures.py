@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ..support.places import ROOT
+from blockyard_testing.places import ROOT
 
 #: Row of "By load" in policies.md, and the loads of policy-research.md that it stands for, in the order of its figures.
 LOADS = {

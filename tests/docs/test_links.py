@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ..support.places import ROOT
+from blockyard_testing.places import ROOT
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 

@@ -13,15 +13,16 @@ import pytest
 import blockyard
 from blockyard import BlockPool, CacheConfig, KVCacheManager
 from blockyard.core.pool.block_queue import FreeKVCacheBlockQueue
+from blockyard_testing.places import ROOT
+from blockyard_testing.twin import count_handles_from_the_start
 
-from ..support.places import ROOT
-from ..support.twin import count_handles_from_the_start
-
+#: Folders of tests: the repository's, and one in each package.
+TESTS = [ROOT / "tests", *(ROOT / "packages").glob("*/tests")]
 PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCED = re.compile(r"^```python\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 SNIPPETS = [(page, number, text) for page in PAGES for number, text in enumerate(FENCED.findall(page.read_text()))]
 
-#: Examples without `blockyard.engine`, which wants weights, and a line each must print.
+#: Examples without `blockyard_engine`, which wants weights, and a line each must print.
 EXAMPLES = {
     "copy_on_write.py": "0 blocks leaked",
     "engine_loop.py": "1 forked with 1 blocks copied on write",
@@ -79,29 +80,11 @@ def test_a_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 170
 
 
-def listed_extras(readme: str) -> dict[str, set[str]]:
-    """Of the lines `pip install 'blockyard[extra]'  # what: these, those`: the names from the colon to a semicolon."""
-    line = r"^ +pip install (?:'blockyard\[(\w+)\]'|\.) +# (.*(?:\n +#.*)*)$"
-    return {
-        extra: set(re.findall(r"[\w-]+", comment.partition(":")[2].partition(";")[0]))
-        for extra, comment in re.findall(line, readme, flags=re.MULTILINE)
-    }
-
-
-def test_the_readme_lists_every_extra_with_all_that_it_installs() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needs = {"": project["dependencies"], **project["optional-dependencies"]}
-    del needs["dev"], needs["docs"], needs["wheels"]
-    named = {
-        extra: {name for need in each for name in re.findall(r"^(?:blockyard\[)?([\w,-]+)", need)[0].split(",")}
-        for extra, each in needs.items()
-    }
-    assert listed_extras((ROOT / "README.md").read_text()) == named
-
-
-def test_an_extra_is_read_from_a_line_and_the_next() -> None:
-    text = "  pip install 'blockyard[a]'  # this: b, c-d,\n                   # e; not f\n    pip install .  # it: g\n"
-    assert listed_extras(text) == {"a": {"b", "c-d", "e"}, "": {"g"}}
+def test_the_readme_names_every_extra() -> None:
+    project = tomllib.loads((ROOT / "packages" / "blockyard" / "pyproject.toml").read_text())["project"]
+    section = (ROOT / "README.md").read_text().split("## Install")[1].split("\n## ")[0]
+    extras = set(project["optional-dependencies"])
+    assert extras & set(re.findall(r"`(\w+)`", section)) == extras
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -115,7 +98,7 @@ def test_extras_compile_nothing_and_torch_comes_before_the_engine(page: Path) ->
 
 def test_every_example_without_a_model_is_run() -> None:
     # "blockyard serve" names a server, and test_serving.py runs what talks to one.
-    needs = ("blockyard.engine", "blockyard serve")
+    needs = ("blockyard_engine", "blockyard serve")
     alone = {
         path.name for path in (ROOT / "examples").glob("*.py") if not any(each in path.read_text() for each in needs)
     }
@@ -163,6 +146,13 @@ PACKAGES = (
     "sizing",
     "storage",
 )
+#: Those of them that are packages of their own.
+MODULES = {
+    "engine": "blockyard_engine",
+    "tiers": "blockyard_tiers",
+    "live": "blockyard_serve.live",
+    "parallel": "blockyard_engine.parallel",
+}
 OWNERS = "|".join(("cache", "pool", "queue", "plan", "block", *PACKAGES))
 #: What tutorials and courses call the parts of such a system.
 COURSE_NAMES = [
@@ -236,7 +226,7 @@ def exists(name: str) -> bool:
     }
     owner, _, attribute = name.rpartition(".")
     if owner in PACKAGES or owner.startswith("core."):
-        return hasattr(importlib.import_module(f"blockyard.{owner}"), attribute)
+        return hasattr(importlib.import_module(MODULES.get(owner, f"blockyard.{owner}")), attribute)
     return hasattr({**things, "queue": FreeKVCacheBlockQueue(4), "": blockyard}[owner], attribute)
 
 
@@ -293,7 +283,7 @@ def test_every_promise_is_in_the_table() -> None:
 def test_what_a_promise_names_exists(row: list[str]) -> None:
     assert all(exists(name) for name in re.findall(r"`([\w.]+)`", row[2]))
     tests = re.findall(r"`(\w+/test_\w+\.py)`", row[3])
-    assert all((ROOT / "tests" / name).is_file() for name in tests)
+    assert all(any((folder / name).is_file() for folder in TESTS) for name in tests)
     assert tests or row[3].startswith("open")
     for name in re.findall(r"`([\w./]+)`", row[4]):
         assert (ROOT / name).is_file() or (ROOT / "examples" / name).is_file()
@@ -311,5 +301,5 @@ def test_what_people_read_imports_names_of_public_faces(path: Path) -> None:
     """Below `blockyard` and its packages a module is public by its `__all__`; adapters of other engines are by name."""
     found = re.findall(r"from (blockyard(?:\.\w+){2,}) import (\([^)]*\)|[^\n#]*)", path.read_text())
     below = [(module, name) for module, names in found for name in re.findall(r"\w+", names)]
-    own = [(module, name) for module, name in below if not module.startswith("blockyard.integrations.")]
+    own = [(module, name) for module, name in below if not module.startswith(("blockyard_vllm.", "blockyard_sglang."))]
     assert [pair for pair in own if pair[1] not in getattr(importlib.import_module(pair[0]), "__all__", ())] == []

@@ -16,7 +16,7 @@ from benchmarks.engines.table import table_lines
 from benchmarks.engines.vllm_process import VLLM, LeftOut
 from benchmarks.engines.work import Size, Work, work_of
 
-from ..support.tiny_models import VOCAB_SIZE, reference_tokens, tiny_model
+from blockyard_testing.tiny_models import VOCAB_SIZE, reference_tokens, tiny_model
 
 SIZE = Size(num_requests=3, num_prompt_tokens=21, num_new=5)
 

@@ -13,11 +13,11 @@ pytest.importorskip("torch")
 import torch
 
 from blockyard import InvalidArgument, MissingExtra, OutOfBlocks
-from blockyard.integrations import mini_sglang
-from blockyard.integrations.mini_sglang import CacheManager
+from blockyard_testing.seeds import run_seed
+from engines import mini_sglang
+from engines.mini_sglang import CacheManager
 
 from ..support.mini_engine import SmallManagers, SmallReq, drive
-from ..support.seeds import run_seed
 
 
 def prompts_of(draw: random.Random, count: int) -> list[list[int]]:

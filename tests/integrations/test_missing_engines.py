@@ -7,20 +7,24 @@ import sys
 
 import pytest
 
-from ..support.places import child_environment
+from blockyard_testing.places import ROOT, child_environment
 
 #: What asks for the engine, of adapters that can be imported without it.
-USES = {"vllm": "adapter.Scheduler", "sglang": "adapter.register()"}
+USES = {"blockyard_vllm": "adapter.Scheduler", "blockyard_sglang": "adapter.register()"}
 #: What is not installed, and what the error says.
 MISSING = {
-    "vllm": ("vllm", "needs vLLM 0.32 or 0.33", "pip install 'vllm>=0.32,<0.34'"),
-    "vllm_cpu_policy": ("vllm", "needs vLLM 0.32 or 0.33", "pip install 'vllm>=0.32,<0.34'"),
-    "vllm_tier": ("vllm", "needs vLLM 0.32 or 0.33", "pip install 'vllm>=0.32,<0.34'"),
-    "sglang": ("sglang", "needs SGLang 0.5.23", "pip install sglang==0.5.23"),
-    "sglang_storage": ("sglang", "needs SGLang 0.5.23", "pip install sglang==0.5.23"),
-    "lmcache_l2": ("lmcache", "needs LMCache 0.5.6", "pip install lmcache==0.5.6"),
-    "mini_sglang": ("torch", "needs torch", "pip install torch"),
-    "transformers": ("transformers", "needs torch and transformers 5.19", "pip install 'blockyard[engine]'"),
+    "blockyard_vllm": ("vllm", "needs vLLM 0.32 or 0.33", "pip install 'vllm>=0.32,<0.34'"),
+    "blockyard_vllm.cpu_policy": ("vllm", "needs vLLM 0.32 or 0.33", "pip install 'vllm>=0.32,<0.34'"),
+    "blockyard_vllm.tier": ("vllm", "needs vLLM 0.32 or 0.33", "pip install 'vllm>=0.32,<0.34'"),
+    "blockyard_sglang": ("sglang", "needs SGLang 0.5.23", "pip install sglang==0.5.23"),
+    "blockyard_sglang.storage": ("sglang", "needs SGLang 0.5.23", "pip install sglang==0.5.23"),
+    "blockyard_tiers.lmcache_l2": ("lmcache", "needs LMCache 0.5.6", "pip install lmcache==0.5.6"),
+    "engines.mini_sglang": ("torch", "needs torch", "pip install torch"),
+    "engines.transformers_blocks": (
+        "transformers",
+        "needs torch and transformers 5.19",
+        "pip install 'blockyard[engine]'",
+    ),
 }
 
 
@@ -30,30 +34,30 @@ def test_what_is_missing_and_what_to_install_is_said(adapter: str) -> None:
     program = (
         f"import sys; sys.modules[{absent!r}] = None\n"
         "from blockyard import MissingExtra\n"
-        "import blockyard.integrations.chunk_order, blockyard.integrations.nano_vllm\n"
+        "import blockyard_vllm.chunk_order, engines.nano_vllm\n"
         "try:\n"
-        f"    import blockyard.integrations.{adapter} as adapter\n"
+        f"    import {adapter} as adapter\n"
         f"    {USES.get(adapter, 'adapter')}\n"
         "except MissingExtra as error:\n"
-        f"    assert 'blockyard.integrations.{adapter} ' in str(error), error\n"
+        f"    assert '{adapter} ' in str(error), error\n"
         f"    assert all(words in str(error) for words in {says!r}), error\n"
         "else: raise AssertionError\n"
     )
-    subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)
+    subprocess.run([sys.executable, "-c", program], env=child_environment(), cwd=ROOT / "examples", check=True)
 
 
 @pytest.mark.parametrize(
     ("engine", "program"),
     [
-        ("sglang", "import blockyard.integrations.sglang as one; one.BACKEND"),
+        ("sglang", "import blockyard_sglang as one; one.BACKEND"),
         (
             "vllm",
-            "import blockyard.integrations.vllm as one; one.__all__; import blockyard.integrations.vllm.misses",
+            "import blockyard_vllm as one; one.__all__; import blockyard_vllm.misses",
         ),
-        ("vllm", "import blockyard.integrations.vllm as one; assert not hasattr(one, 'register')"),
+        ("vllm", "import blockyard_vllm as one; assert not hasattr(one, 'register')"),
     ],
 )
 def test_packages_of_adapters_are_imported_without_their_engine(engine: str, program: str) -> None:
     """SGLang imports its plug-in at every start; vLLM's has modules that need no vLLM."""
     program = f"import sys; sys.modules[{engine!r}] = None; {program}"
-    subprocess.run([sys.executable, "-c", program], env=child_environment(), check=True)
+    subprocess.run([sys.executable, "-c", program], env=child_environment(), cwd=ROOT / "examples", check=True)

@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from blockyard import InvalidArgument, MissingExtra, OutOfBlocks
-from blockyard.integrations import nano_vllm
-from blockyard.integrations.nano_vllm import BlockManager
+from blockyard_testing.seeds import run_seed
+from engines import nano_vllm
+from engines.nano_vllm import BlockManager
 
 from ..support.nano_engine import BLOCK_SIZE, SmallScheduler, SmallSequence, drive
-from ..support.seeds import run_seed
 
 
 def traffic(draw: random.Random, count: int) -> list[SmallSequence]:

@@ -14,11 +14,16 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from blockyard import BlockPool, InvalidArgument
-from blockyard.engine.model import load_model
-from blockyard.integrations.transformers import pooled_cache
-
-from ..support.hybrid_models import hybrid_model
-from ..support.tiny_models import WINDOWED, demo_model_or_skip, mixed_prompts, reference_tokens, tiny_model
+from blockyard_engine.model import load_model
+from blockyard_testing.hybrid_models import hybrid_model
+from blockyard_testing.tiny_models import (
+    WINDOWED,
+    demo_model_or_skip,
+    mixed_prompts,
+    reference_tokens,
+    tiny_model,
+)
+from engines.transformers_blocks import pooled_cache
 
 SHARED = mixed_prompts((40, 33, 40, 57, 17, 35, 41, 33), shared=32)
 
@@ -125,7 +130,7 @@ def test_models_with_windows_are_refused_by_name(shape: str) -> None:
 )
 def test_models_with_states_are_refused_by_the_kind_of_their_layers(name: str, kind: str) -> None:
     """transformers' own continuous batching has no cache for them either."""
-    says = rf"^the model has {kind} layers, .*blockyard.engine"
+    says = rf"^the model has {kind} layers, .*blockyard_engine"
     with pooled_cache() as pools, pytest.raises(InvalidArgument, match=says):
         batch_tokens(hybrid_model(name), SHARED[:2], 2)
     assert pools == []

@@ -17,10 +17,10 @@ pytest.importorskip("transformers")
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 
 from blockyard import BlockPool, InvalidArgument
-from blockyard.integrations.transformers import pooled_cache
+from blockyard_testing.own_policies import MRU
+from blockyard_testing.seeds import run_seed
+from engines.transformers_blocks import pooled_cache
 
-from ..support.own_policies import MRU
-from ..support.seeds import run_seed
 from ..support.transformers_engine import SmallProcessor, answer
 
 Made = tuple[SmallProcessor, BlockPool]

@@ -9,21 +9,20 @@ from types import ModuleType
 import pytest
 
 from blockyard import MissingExtra
-from blockyard.integrations.engines import LMCACHE, SGLANG, TRANSFORMERS, VLLM
-from blockyard.integrations.signatures import Engine, listed, release_of, require_version
-
-from ..support.places import child_environment
+from blockyard.engine_versions import LMCACHE, SGLANG, TRANSFORMERS, VLLM
+from blockyard.signatures import Engine, listed, release_of, require_version
+from blockyard_testing.places import ROOT, child_environment
 
 #: What uses each adapter, the version of its engine, and what is said of it.
 OTHERS = {
-    "vllm": ("adapter.Scheduler", "vllm", "0.31.2", VLLM),
-    "vllm_tier": ("adapter", "vllm", "0.24.0", VLLM),
-    "vllm_cpu_policy": ("adapter", "vllm", "1.0.0", VLLM),
-    "sglang": ("adapter.register()", "sglang", "0.5.22", SGLANG),
-    "sglang.contract": ("adapter.require_known_sglang()", "sglang", "0.5.24", SGLANG),
-    "sglang_storage": ("adapter", "sglang", "0.6.0.post1", SGLANG),
-    "lmcache_l2": ("adapter", "lmcache", "0.5.60", LMCACHE),
-    "transformers": ("adapter", "transformers", "5.20.1", TRANSFORMERS),
+    "blockyard_vllm": ("adapter.Scheduler", "vllm", "0.31.2", VLLM),
+    "blockyard_vllm.tier": ("adapter", "vllm", "0.24.0", VLLM),
+    "blockyard_vllm.cpu_policy": ("adapter", "vllm", "1.0.0", VLLM),
+    "blockyard_sglang": ("adapter.register()", "sglang", "0.5.22", SGLANG),
+    "blockyard_sglang.contract": ("adapter.require_known_sglang()", "sglang", "0.5.24", SGLANG),
+    "blockyard_sglang.storage": ("adapter", "sglang", "0.6.0.post1", SGLANG),
+    "blockyard_tiers.lmcache_l2": ("adapter", "lmcache", "0.5.60", LMCACHE),
+    "engines.transformers_blocks": ("adapter", "transformers", "5.20.1", TRANSFORMERS),
 }
 
 
@@ -37,14 +36,19 @@ def test_another_version_is_refused_with_what_to_install(adapter: str) -> None:
         f"engine.__version__ = {version!r}\n"
         "from blockyard import MissingExtra\n"
         "try:\n"
-        f"    adapter = importlib.import_module('blockyard.integrations.{adapter}')\n"
+        f"    adapter = importlib.import_module('{adapter}')\n"
         f"    {use}\n"
         "except MissingExtra as error: print(error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], env=child_environment(), check=True, capture_output=True, text=True
+        [sys.executable, "-c", program],
+        env=child_environment(),
+        cwd=ROOT / "examples",
+        check=True,
+        capture_output=True,
+        text=True,
     )
-    needed = f"blockyard.integrations.{adapter.removesuffix('.contract')} needs {engine} in the same environment: "
+    needed = f"{adapter.removesuffix('.contract')} needs {engine} in the same environment: "
     assert done.stdout == f"{needed}pip install {engine.requirement} ({engine.name} {version} is installed)\n"
 
 

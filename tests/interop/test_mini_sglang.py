@@ -15,11 +15,11 @@ pytest.importorskip("torch")
 
 import torch
 
-from blockyard.integrations.mini_sglang import CacheManager
+from blockyard_testing.seeds import run_seed
+from engines.mini_sglang import CacheManager
 
 from ..support.checkouts import checkout, import_from
 from ..support.mini_engine import drive
-from ..support.seeds import run_seed
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from blockyard.integrations import nano_vllm
+from blockyard_testing.seeds import run_seed
+from engines import nano_vllm
 
 from ..support.checkouts import checkout, import_from
 from ..support.nano_engine import drive
-from ..support.seeds import run_seed
 
 BLOCK_SIZE = 4
 

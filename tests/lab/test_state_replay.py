@@ -10,10 +10,9 @@ import pytest
 from benchmarks.state_rules.replay import StateReplay
 
 from blockyard import InvalidArgument
-from blockyard.lab import StateRun
-
-from ..support import seeds
-from ..support.state_loads import Keys, Request, chats, pattern
+from blockyard_lab import StateRun
+from blockyard_testing import seeds
+from blockyard_testing.state_loads import Keys, Request, chats, pattern
 
 PLACES = [
     ("junction", "ends", "pow2"),

@@ -12,12 +12,11 @@ from benchmarks.state_rules.bound import StateBound, StateLoad, read_state_load
 from benchmarks.state_rules.rules import SCHEDULE, STATE_RULES, parse_state_rule, rule_hits
 
 from blockyard import InvalidArgument
-from blockyard.lab import StateRun, TraceRequest
-from blockyard.lab.policy_names import OPTIMUM
-from blockyard.lab.traces import open_trace
-
-from ..support.lab_reference import ListedTrace, prefix_trace
-from ..support.seeds import draws, run_seed
+from blockyard_lab import StateRun, TraceRequest
+from blockyard_lab.policy_names import OPTIMUM
+from blockyard_lab.traces import open_trace
+from blockyard_testing.lab_reference import ListedTrace, prefix_trace
+from blockyard_testing.seeds import draws, run_seed
 
 SIZE = 4
 

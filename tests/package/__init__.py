@@ -1,1 +1,0 @@
-"""What is not one package's: configuration, errors, keys, names, the build, the sources."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ..support.places import PACKAGE_DIR, ROOT
+from blockyard_testing.places import PACKAGE_DIR, ROOT
 
 CORE = PACKAGE_DIR / "core"
 FILES = sorted(path for path in CORE.rglob("*.py") if path.name != "__init__.py")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..support.each import for_each
-from ..support.places import ROOT
+from blockyard_testing.each import for_each
+from blockyard_testing.places import ROOT
 
 PRIVATE_PLACES = ("/" + "work/", "/" + "home/", "/" + "tmp/", "/" + "root/")
 
 
+LEFT_BY_RUNS = {"_build_record.py", "build", ".hypothesis", "__pycache__"}
 FILES = [
     path
-    for folder in ("src", "tests", "benchmarks", "examples", "docs")
+    for folder in ("packages", "testing", "tests", "benchmarks", "examples", "docs")
     for path in sorted((ROOT / folder).rglob("*"))
-    if path.suffix in {".py", ".md", ".toml", ".html", ".js"} and path.name != "_build_record.py"
+    if path.suffix in {".py", ".md", ".toml", ".html", ".js"} and not LEFT_BY_RUNS & set(path.parts)
 ]
 
 

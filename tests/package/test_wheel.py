@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from ..support.places import PACKAGE_DIR, ROOT
+from blockyard_testing.places import PACKAGE_DIR, PACKAGES
 
 sys.path.insert(0, str(PACKAGE_DIR))
 from _sources import MYPY_OPTIONS, compiled_sources
 
 sys.path.pop(0)
 
+CORE = PACKAGES / "blockyard"
 LEFT_OVERS = shutil.ignore_patterns(
     ".git",
     ".venv*",
@@ -43,7 +44,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of this one, never built, but for a record that some older build left."""
     pytest.importorskip("setuptools")
     copy = tmp_path_factory.mktemp("wheel") / "blockyard"
-    shutil.copytree(ROOT, copy, ignore=LEFT_OVERS)
+    shutil.copytree(CORE, copy, ignore=LEFT_OVERS)
     (copy / "src" / "blockyard" / "_build_record.py").write_text(LYING_RECORD)
     return copy
 
@@ -72,7 +73,7 @@ def test_a_wheel_leaves_the_checkout_as_it_was(checkout: Path, tmp_path: Path) -
     assert {"blockyard/metrics/data/alerts.yml", "blockyard/metrics/data/dashboard.json"} <= names
 
 
-def test_an_sdist_holds_the_repository(checkout: Path, tmp_path: Path) -> None:
+def test_an_sdist_holds_the_package_and_its_tests(checkout: Path, tmp_path: Path) -> None:
     before = {path.relative_to(checkout).as_posix() for path in checkout.rglob("*") if path.is_file()}
     with tarfile.open(build("build_sdist", checkout, tmp_path / "sdist")) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
@@ -91,5 +92,5 @@ def test_what_is_compiled_passes_mypy_without_the_extras(tmp_path: Path) -> None
     sources = map(str, compiled_sources(PACKAGE_DIR))
     command = [sys.executable, "-m", "mypy", *options, *sources]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=CORE, env=environment, capture_output=True, text=True, check=False)
     assert "Success" in done.stdout, done.stdout

@@ -15,12 +15,11 @@ pytest.importorskip("openai")
 from benchmarks.serving.__main__ import percentiles
 from benchmarks.serving.client import Work, run_clients
 
-from blockyard.serving import ServerLimits
-from blockyard.serving.jobs.prompts import PromptEncoder
-
-from ..support.patience import PATIENCE_SECONDS
-from ..support.servers import MODEL, running_server, tiny_engine
-from ..support.tiny_models import NUM_TOKENS, byte_tokenizer
+from blockyard_serve import ServerLimits
+from blockyard_serve.jobs.prompts import PromptEncoder
+from blockyard_testing.patience import PATIENCE_SECONDS
+from blockyard_testing.servers import MODEL, running_server, tiny_engine
+from blockyard_testing.tiny_models import NUM_TOKENS, byte_tokenizer
 
 CHATS = [[{"role": "system", "content": "page " * 10}, {"role": "user", "content": "go " * each}] for each in range(8)]
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from blockyard.integrations.mini_sglang import CacheManager
-
-from .slot_memory import SlotMemory
+from blockyard_testing.slot_memory import SlotMemory
+from engines.mini_sglang import CacheManager
 
 
 class SmallReq:

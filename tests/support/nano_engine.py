@@ -11,9 +11,8 @@ import itertools
 from collections import deque
 from typing import Any
 
-from blockyard.integrations.nano_vllm import BlockManager
-
-from .slot_memory import SlotMemory
+from blockyard_testing.slot_memory import SlotMemory
+from engines.nano_vllm import BlockManager
 
 BLOCK_SIZE = 4
 

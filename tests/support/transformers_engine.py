@@ -21,7 +21,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.generation.continuous_batching.distributed import DistributedHelper
 from transformers.generation.continuous_batching.requests import RequestState
 
-from .slot_memory import SlotMemory, chained
+from blockyard_testing.slot_memory import SlotMemory, chained
 
 VOCAB = 89
 _CONFIG: dict[str, Any] = {

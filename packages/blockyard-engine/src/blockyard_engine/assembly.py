@@ -1,0 +1,107 @@
+"""The parts of an engine, each made from those before it: the model's share, the cache's config, its size, tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from blockyard import KVCacheManager
+from blockyard.arguments import shown
+from blockyard.errors import InvalidArgument
+from blockyard.storage import KVCache
+
+from .borrowing import BorrowedModel
+from .memory.account import EngineMemory, warn_of_short_pool, weights_bytes
+from .memory.finding import MemoryFinder, meter_of
+from .memory.largest_step import StepSizes
+from .options import EngineOptions, Preemption
+from .probe import probe_model
+from .ranks.joining import CacheSettings
+from .ranks.leader import Ranks
+from .runner import ModelRunner, StepRunner
+from .shape import KVShape
+
+if TYPE_CHECKING:
+    from blockyard.events import KVEventPublisher
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine steps with."""
+
+    borrowed: BorrowedModel
+    shape: KVShape
+    preemption: Preemption
+    memory: EngineMemory
+    cache: KVCacheManager
+    kv_cache: KVCache
+    kv_events: KVEventPublisher | None
+    runner: StepRunner
+
+
+def assemble(model: Any, options: EngineOptions, ranks: Ranks) -> EngineParts:
+    """Make the parts of rank 0, in step with the other ranks. Raises what `Engine` raises."""
+    whole = BorrowedModel(model)
+    probed = probe_model(whole, options.max_model_len)
+    ranks.require_servable(probed)
+    borrowed, shape = ranks.join(whole, probed, options.block_size)
+    spec = shape.spec(options.block_size, borrowed.dtype)
+    config = options.config(shape, spec)
+    options.require_valid()
+    options.require_servable(shape)
+    preemption = Preemption.parse(options.preemption, config.num_cpu_blocks)
+    tensors = shape.tensors(spec, borrowed.dtype, borrowed.device)
+
+    def runner_on(kv_cache: KVCache) -> ModelRunner:
+        return ModelRunner(borrowed, kv_cache, shape, options.attention_backend, config.max_num_seqs)
+
+    utilization = options.gpu_memory_utilization
+    finder = MemoryFinder(spec, config, tensors, runner_on, weights_bytes(borrowed.model), utilization)
+    sizes = StepSizes.of(config, options.max_num_batched_tokens, options.speculation)
+    settings = (options.is_sized, utilization, options.attention_backend)
+    ranks.settle(CacheSettings.of(options.block_size, config, sizes, *settings))
+    if options.is_sized:
+        memory = finder.given()
+    else:
+        config, memory = finder.find(meter_of(borrowed.device), sizes)
+    config, memory = ranks.agree(config, memory, spec)
+    config = options.with_tenants(config)
+    if options.num_blocks is None:
+        warn_of_short_pool(config)
+    cache = KVCacheManager(config)
+    kv_cache = KVCache(config.num_blocks, options.block_size, num_cpu_blocks=config.num_cpu_blocks, **tensors)
+    publisher = publisher_of(cache, options.kv_events)
+    return EngineParts(borrowed, shape, preemption, memory, cache, kv_cache, publisher, ranks.lead(runner_on(kv_cache)))
+
+
+def require_bindable_events(kv_events: object) -> None:
+    """Raise for endpoints that a publisher cannot bind, where that can be told before a model is loaded.
+
+    Anything else that is wrong with `kv_events` is told by `publisher_of`.
+    """
+    given = {"endpoint": kv_events} if isinstance(kv_events, str) else kv_events
+    if isinstance(given, Mapping) and isinstance(given.get("endpoint"), str):
+        from blockyard.events import require_bindable
+
+        require_bindable(given["endpoint"], given.get("replay_endpoint"))
+
+
+def publisher_of(cache: KVCacheManager, kv_events: object) -> KVEventPublisher | None:
+    """kv_events: an endpoint, or a dict of the publisher's arguments; None for no publisher.
+
+    Raises `InvalidArgument`, `PublisherError` for an endpoint that cannot be bound, `MissingExtra` without pyzmq.
+    """
+    if kv_events is None:
+        return None
+    from blockyard.events import KVEventPublisher
+
+    if isinstance(kv_events, str):
+        return KVEventPublisher(cache, kv_events)
+    if not isinstance(kv_events, Mapping):
+        raise InvalidArgument(f"kv_events is {shown(kv_events)}; it must be an endpoint or a dict")
+    options: dict[str, Any] = dict(kv_events)
+    try:
+        return KVEventPublisher(cache, **options)
+    except TypeError as error:
+        raise InvalidArgument(f"kv_events is {shown(options)}: {error}") from error

@@ -1,0 +1,185 @@
+"""What an engine is asked to be, checked before anything is loaded: nothing here needs torch.
+
+`Engine` says what each option means; the cache's own fields stand in `blockyard.config.CacheConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blockyard.arguments import require_int, require_str
+from blockyard.config import CACHE_OPTIONS, STATE_OPTIONS, CacheConfig
+from blockyard.errors import InvalidArgument, ModelError
+from blockyard.groups import LayerGroup
+from blockyard.sizing import MAX_BYTES, KVCacheSpec, require_utilization
+
+from .decoding.speculation import PromptLookup, require_speculation
+from .memory.account import swap_blocks
+
+if TYPE_CHECKING:
+    from .shape import KVShape
+
+#: What `attention_backend` may be, in order of preference; "auto" is the first that can serve.
+BACKEND_NAMES = ("auto", "flash_attention_3", "sdpa")
+#: Blocks of a config whose number is not found yet: the least that there can be.
+_FEWEST = 2
+
+
+class Preemption(StrEnum):
+    """RECOMPUTE: blocks are freed, and what is not cached any more when its turn comes is computed again. SWAP: blocks
+    go to the CPU pool and come back; where that is full, recomputed (vLLM had both: Kwon et al., SOSP 2023)."""
+
+    RECOMPUTE = "recompute"
+    SWAP = "swap"
+
+    @classmethod
+    def parse(cls, value: object, num_cpu_blocks: int) -> Preemption:
+        """Return the way called `value`. Raises `InvalidArgument` for others, and for SWAP without a CPU pool."""
+        name = require_str("preemption", str(value) if isinstance(value, Preemption) else value)
+        if name not in [way.value for way in cls]:
+            raise InvalidArgument(f"preemption is {name!r}; it must be 'recompute' or 'swap'")
+        if name == cls.SWAP and num_cpu_blocks == 0:
+            raise InvalidArgument("preemption is 'swap', and num_cpu_blocks is 0; a CPU pool is needed")
+        return cls(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What an engine is asked to be; `Engine` says what each means."""
+
+    num_blocks: int | None
+    kv_cache_memory_bytes: int | None
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int | None
+    enable_prefix_caching: bool
+    gpu_memory_utilization: float
+    num_cpu_blocks: int
+    swap_space_bytes: int
+    preemption: str
+    speculation: PromptLookup | None
+    attention_backend: str
+    cache_options: Mapping[str, Any] | None
+    kv_events: str | Mapping[str, Any] | None
+
+    def require_valid(self) -> None:
+        """Raise `InvalidArgument` for what the config, which is checked first, does not say."""
+        require_speculation(self.speculation)
+        require_utilization(self.gpu_memory_utilization)
+        self._require_one_size()
+        require_step_budget(self.max_num_batched_tokens, self.max_num_seqs)
+        if self.attention_backend not in BACKEND_NAMES:
+            raise InvalidArgument(
+                f"attention_backend is {self.attention_backend!r}; it must be one of {', '.join(BACKEND_NAMES)}"
+            )
+
+    def _require_one_size(self) -> None:
+        if self.kv_cache_memory_bytes is None:
+            return
+        size = require_int("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, MAX_BYTES)
+        if self.num_blocks is not None:
+            raise InvalidArgument(
+                f"kv_cache_memory_bytes is {size} and num_blocks is {self.num_blocks}; both size the same pool, so "
+                f"give one"
+            )
+
+    @property
+    def is_sized(self) -> bool:
+        """Tells whether the pool's size was given, as blocks or as bytes."""
+        return self.num_blocks is not None or self.kv_cache_memory_bytes is not None
+
+    def require_valid_without_a_model(self) -> None:
+        """Raise `InvalidArgument` for all that is wrong whatever the model is."""
+        options = self._cache_fields(self.num_cpu_blocks or int(self.swap_space_bytes > 0) * _FEWEST)
+        groups: tuple[LayerGroup, ...] = ()
+        if any(name in options for name in STATE_OPTIONS):
+            groups = (
+                LayerGroup(self.block_size, token_bytes=1),
+                LayerGroup(self.block_size, kind="state", state_bytes=1),
+            )
+        config = CacheConfig(
+            num_blocks=_FEWEST if self.num_blocks is None else self.num_blocks,
+            block_size=self.block_size,
+            max_model_len=1 if self.max_model_len is None else self.max_model_len,
+            groups=groups,
+            **options,
+        )
+        if self.num_blocks is not None:
+            self.with_tenants(config)
+        self.require_valid()
+        Preemption.parse(self.preemption, self.num_cpu_blocks or self.swap_space_bytes)
+
+    def config(self, shape: KVShape, spec: KVCacheSpec) -> CacheConfig:
+        """Return the cache's, as far as it is known before its size is."""
+        num_cpu_blocks = swap_blocks(self.swap_space_bytes, self.num_cpu_blocks, spec)
+        fields = {"max_model_len": shape.max_model_len, **self._cache_fields(num_cpu_blocks)}
+        config = shape.cache_config(spec, self.num_blocks, **fields)
+        if self.kv_cache_memory_bytes is None:
+            return config
+        self._require_one_size()
+        return replace(config, num_blocks=config.blocks_in(self.kv_cache_memory_bytes, "kv_cache_memory_bytes"))
+
+    def require_servable(self, shape: KVShape) -> None:
+        """Raise `InvalidArgument` for what cannot be done with the states of a model that keeps some."""
+        if shape.states is not None and self.speculation is not None:
+            raise InvalidArgument(
+                "speculation is given for a model whose layers keep a state, which cannot be cut to the drafts "
+                "that the model confirms; leave it out"
+            )
+
+    def _cache_fields(self, num_cpu_blocks: int) -> dict[str, Any]:
+        """Return the fields of the config that no model has a say in."""
+        return {
+            "max_num_seqs": self.max_num_seqs,
+            "num_cpu_blocks": num_cpu_blocks,
+            "enable_prefix_caching": self.enable_prefix_caching,
+            "enable_kv_cache_events": self.kv_events is not None,
+            **{name: value for name, value in checked_options(self.cache_options).items() if name != "tenants"},
+        }
+
+    def with_tenants(self, config: CacheConfig) -> CacheConfig:
+        """Return a config that has its size with the tenants of `cache_options`, whose floors it must fit."""
+        tenants = (self.cache_options or {}).get("tenants", ())
+        usable = config.num_blocks - 1 - config.watermark_blocks
+        return replace(config, tenants=tenants(usable) if callable(tenants) else tenants)
+
+
+def require_step_budget(max_num_batched_tokens: object, max_num_seqs: int) -> None:
+    """Raise `InvalidArgument` for a budget of tokens in which not every sequence can decode."""
+    if require_int("max_num_batched_tokens", max_num_batched_tokens, 1, 2**31 - 1) < max_num_seqs:
+        raise InvalidArgument(
+            f"max_num_batched_tokens is {max_num_batched_tokens}; it must be at least max_num_seqs, "
+            f"{max_num_seqs}, so that every sequence can decode in every step"
+        )
+
+
+def checked_options(cache_options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the options as a dict. Raises `InvalidArgument` for what is none of `CACHE_OPTIONS`."""
+    if cache_options is None:
+        return {}
+    if not isinstance(cache_options, Mapping):
+        raise InvalidArgument(f"cache_options is a {type(cache_options).__name__}; it must be a dict")
+    for name, value in cache_options.items():
+        if name not in CACHE_OPTIONS:
+            raise InvalidArgument(
+                f"cache_options has {name!r}: {value!r}; it may have {', '.join(CACHE_OPTIONS)} (other fields of "
+                f"CacheConfig follow from the engine's own options)"
+            )
+    return dict(cache_options)
+
+
+def require_model_path(path: Path) -> Path:
+    """Return `path` if it is a .gguf file or a folder with a config. Raises `ModelError`."""
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"there is no file {path}")
+    elif not path.is_dir():
+        raise ModelError(f"there is no model folder {path}; give one with config.json and safetensors, or a .gguf file")
+    elif not (path / "config.json").is_file():
+        raise ModelError(f"{path} has no config.json; give a folder as Hugging Face's save_pretrained writes it")
+    return path

@@ -1,0 +1,70 @@
+"""The transport within a process: it moves real bytes between arrays, for tests, simulations and first steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from blockyard.arguments import require_int, shown
+from blockyard.config import MAX_BLOCK_SIZE, MAX_BLOCKS
+from blockyard.errors import InvalidArgument
+
+from .peer import MAX_HEADS
+from .runs import TransferPlan
+
+_MAX_WIDTH = 2**24
+
+
+class LocalBlocks:
+    """One rank and layer group as a numpy array: `data` is (num_blocks * block_size, heads, width).
+
+    width: elements of one head of one token, keys and values and all layers. Every element is 0 at first.
+    Raises `InvalidArgument` for sizes outside their limits.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, num_kv_heads: int = 1, width: int = 1, dtype: npt.DTypeLike = np.int64
+    ) -> None:
+        blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
+        self.block_size = require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
+        heads = require_int("num_kv_heads", num_kv_heads, 1, MAX_HEADS)
+        elements = require_int("width", width, 1, _MAX_WIDTH)
+        self.data: npt.NDArray[np.generic] = np.zeros((blocks * self.block_size, heads, elements), dtype)
+
+
+def fetch(plan: TransferPlan, source: Sequence[Sequence[LocalBlocks]], target: Sequence[Sequence[LocalBlocks]]) -> None:
+    """Carry a plan out: copy from the sender's arrays into the receiver's, `[rank][layer group]` each. O(bytes).
+
+    Like a one-sided read it asks no peer: the sender's `require_held` tells afterwards whether what was read is right.
+    Raises `InvalidArgument` where a rank, group or slot of the plan is not there; nothing is copied then.
+    """
+    copies = []
+    for run in plan.heads:
+        for group, tokens in enumerate(plan.groups):
+            old = _array("source", source, run.from_rank, group)
+            new = _array("target", target, run.to_rank, group)
+            reads, writes = tokens.from_tokens(), tokens.to_tokens()
+            _require_slots("source", old, reads)
+            _require_slots("target", new, writes)
+            part = slice(run.from_head, run.from_head + run.num_heads)
+            if old.dtype != new.dtype or old.shape[2] != new.shape[2] or part.stop > old.shape[1]:
+                raise InvalidArgument(f"source has shape {old.shape}, {old.dtype}; target {new.shape}, {new.dtype}")
+            copies.append((old, part, reads, new, slice(run.to_head, run.to_head + run.num_heads), writes))
+    for old, part, reads, new, place, writes in copies:
+        new[writes, place] = old[reads, part]
+
+
+def _array(name: str, ranks: Sequence[Sequence[LocalBlocks]], rank: int, group: int) -> npt.NDArray[np.generic]:
+    if rank >= len(ranks) or group >= len(ranks[rank]):
+        raise InvalidArgument(f"{name} has no layer group {group} of rank {rank}; the plan moves blocks of it")
+    blocks = ranks[rank][group]
+    if not isinstance(blocks, LocalBlocks):
+        raise InvalidArgument(f"{name} holds {shown(blocks)}; LocalBlocks are needed")
+    return blocks.data
+
+
+def _require_slots(name: str, array: npt.NDArray[np.generic], slots: npt.NDArray[np.int64]) -> None:
+    if len(slots) and not 0 <= slots.min() <= slots.max() < len(array):
+        raise InvalidArgument(f"{name} has {len(array)} slots; the plan names {slots.min()} to {slots.max()}")

@@ -1,0 +1,161 @@
+"""A request on its way through the engine: one prompt, and a branch for each completion of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from blockyard.answers import MissCauses
+from blockyard.keys import ExtraKey
+
+from .decoding.sampler import Choice
+from .decoding.speculation import Drafter
+from .decoding.text import GeneratedText, TextMark
+from .results import Completion, FinishReason, GenerationResult, NewToken, TokenLogprob
+from .sampling import SamplingParams
+
+BranchMark = tuple[int, int, FinishReason | None, TextMark]
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """One completion while it is made: what the scheduler schedules. Only the scheduler writes `seq` and `is_swapped`.
+
+    token_ids: the prompt and what was chosen. seq: the cache's handle while it runs or is swapped out, else -1.
+    num_cpu_tokens: prompt tokens loaded from the CPU pool since it was admitted, until the request is counted.
+    """
+
+    request: Request
+    index: int
+    token_ids: list[int]
+    text: GeneratedText
+    logprobs: list[TokenLogprob] | None
+    drafter: Drafter | None = None
+    seq: int = -1
+    is_swapped: bool = False
+    num_cpu_tokens: int = 0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Lower goes first; no two are equal."""
+        return (self.request.due, self.request.request_id, self.index)
+
+    @property
+    def num_generated(self) -> int:
+        """Count the tokens chosen so far."""
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    def draft(self) -> list[int]:
+        """Tokens to try behind the known ones; the last token allowed is never drafted, its successor would be."""
+        if self.drafter is None:
+            return []
+        return self.drafter.propose(self.token_ids, self.request.sampling.max_tokens - self.num_generated - 1)
+
+    def take(self, choice: Choice) -> NewToken:
+        """Take the next token; sets `finish_reason` if it is the last."""
+        self.token_ids.append(choice.token_id)
+        may_stop = self.num_generated > self.request.sampling.min_tokens
+        piece = self.text.push(choice.token_id, may_stop)
+        logprob = choice.logprob
+        if logprob is not None:
+            logprob = replace(logprob, text_offset=self.text.offset)
+            if self.logprobs is not None:
+                self.logprobs.append(logprob)
+        if self.text.is_stopped or (may_stop and choice.token_id in self.request.stop_token_ids):
+            self.finish_reason = FinishReason.STOP
+        elif self.num_generated == self.request.sampling.max_tokens:
+            self.finish_reason = FinishReason.LENGTH
+        if self.finish_reason is not None:
+            piece += self.text.finish(may_stop)
+            if self.text.is_stopped:
+                self.finish_reason = FinishReason.STOP
+        request_id = self.request.request_id
+        return NewToken(request_id, self.index, choice.token_id, piece, logprob, self.finish_reason)
+
+    def mark(self) -> BranchMark:
+        """Return what it has now, for `reset`. O(1)."""
+        return len(self.token_ids), len(self.logprobs or ()), self.finish_reason, self.text.mark()
+
+    def reset(self, mark: BranchMark) -> None:
+        """Drop the tokens taken since."""
+        num_tokens, num_logprobs, self.finish_reason, text = mark
+        del self.token_ids[num_tokens:]
+        if self.logprobs is not None:
+            del self.logprobs[num_logprobs:]
+        self.text.reset(text)
+
+    def completion(self) -> Completion:
+        """Return what came of it; ABORT if it is not finished."""
+        new = self.token_ids[len(self.request.prompt_token_ids) :]
+        return Completion(self.index, self.text.text, new, self.finish_reason or FinishReason.ABORT, self.logprobs)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A prompt, and its branches. Only the scheduler writes `due`, `tenant` and the counters.
+
+    stop_token_ids: tokens that end a branch. extra_keys: canonical; it shares blocks only under the same ones. due: the
+    step at which it stands in line, its priority counted in. is_forked: whether the branches behind the first exist in
+    the cache. num_cached_tokens: prompt tokens that the cache had when the request first computed something; None
+    before. misses: why it had no more then. session: whose turn it is; None for none. tenant:
+    whose it is, as a `Roster` numbers them, which its keys say.
+    """
+
+    request_id: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    stop_token_ids: frozenset[int]
+    priority: int = 0
+    extra_keys: tuple[ExtraKey, ...] = ()
+    branches: list[Branch] = field(default_factory=list)
+    due: int = 0
+    is_forked: bool = False
+    num_cached_tokens: int | None = None
+    num_preemptions: int = 0
+    num_cpu_cached_tokens: int = 0
+    num_tier_cached_tokens: int = 0
+    misses: MissCauses | None = None
+    session: str | None = None
+    tenant: int = 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether all completions have ended."""
+        return all(branch.finish_reason is not None for branch in self.branches)
+
+    def result(self) -> GenerationResult:
+        """Return what came of it so far."""
+        return GenerationResult(
+            request_id=self.request_id,
+            completions=[branch.completion() for branch in self.branches],
+            num_prompt_tokens=len(self.prompt_token_ids),
+            num_cached_tokens=self.num_cached_tokens or 0,
+            num_preemptions=self.num_preemptions,
+            num_cpu_cached_tokens=self.num_cpu_cached_tokens,
+            misses=self.misses,
+            num_tier_cached_tokens=self.num_tier_cached_tokens,
+        )
+
+
+def make_request(
+    request_id: int,
+    prompt_token_ids: list[int],
+    sampling: SamplingParams,
+    stop_token_ids: frozenset[int] = frozenset(),
+    *,
+    priority: int = 0,
+    extra_keys: tuple[ExtraKey, ...] = (),
+    session: str | None = None,
+    tokenizer: Any = None,
+    make_drafter: Callable[[], Drafter | None] | None = None,
+) -> Request:
+    """Return a request with its branches. make_drafter: called for each branch; None for no speculation."""
+    request = Request(request_id, prompt_token_ids, sampling, stop_token_ids, priority, extra_keys, session=session)
+    for index in range(sampling.n):
+        drafter = None if make_drafter is None else make_drafter()
+        text = GeneratedText(tokenizer, sampling.stop)
+        logprobs: list[TokenLogprob] | None = None if sampling.logprobs is None else []
+        request.branches.append(Branch(request, index, list(prompt_token_ids), text, logprobs, drafter))
+    return request

@@ -1,0 +1,30 @@
+"""Damaged messages between processes: none is believed, and a link that receives one ends what it holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from blockyard import InvalidArgument
+from blockyard_testing.seeds import run_seed
+
+from .. import damage
+from ..support.handoff_pair import Pair
+
+
+def test_no_damaged_message_is_believed() -> None:
+    counts = damage.run(6000, run_seed())
+    assert len(counts) == len(damage.KINDS) * len(damage.DAMAGES)
+
+
+def test_every_bit_of_an_offer_counts() -> None:
+    """A flipped bit in the tokens was believed, and another prompt then hit these keys and values."""
+    pair = Pair()
+    data = pair.offer().to_bytes()
+    for place in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        with pytest.raises(damage.REFUSED):
+            damage.Offer.from_bytes(changed)
+    with pytest.raises(InvalidArgument, match="it was changed on its way"):
+        damage.Offer.from_bytes(data[:-4] + bytes(4))
+    assert damage.Offer.from_bytes(data).token_ids.tolist() == [*range(37), 7]

@@ -1,0 +1,506 @@
+"""These are the options of the lab's commands (`replay`, `curve`, `plan`, `fleet`), and what shared ones come to."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from blockyard.arguments import require_int
+from blockyard.cli import add_cache_field, add_command
+from blockyard.config import POLICY_HELP
+from blockyard.errors import InvalidArgument
+
+from .. import Trace
+from ..sweep import MAX_JOBS, require_backend
+
+_TRACE_HELP = (
+    "a file (Mooncake or Qwen-Bailian JSONL, Azure or BurstGPT CSV, JSONL of token ids or text; .gz and .zst too), or "
+    "a generator such as chat:requests=10000,seed=1; default: the small trace that ships with the package"
+)
+
+
+def add_trace_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the trace, and of how to read it."""
+    parser.add_argument("trace", nargs="?", default="small", metavar="TRACE", help=_TRACE_HELP)
+    _add_reading(parser.add_argument_group("reading"))
+
+
+def _add_reading(group: Any) -> None:
+    add_format_options(group)
+    group.add_argument("--max-requests", type=int, metavar="N", help="read N requests at most")
+    group.add_argument(
+        "--strict",
+        action="store_true",
+        help="stop at the first bad line or request that never fits; default: count it",
+    )
+
+
+def add_format_options(group: Any) -> None:
+    """Adds the options that say what a trace file is, where its lines do not."""
+    group.add_argument(
+        "--format", default="auto", metavar="NAME", help="the trace's format; default: by its first line"
+    )
+    group.add_argument("--tokenizer", metavar="DIR", help="folder of the tokenizer for a trace of text")
+
+
+def add_running_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say how many processes run, and where."""
+    group = parser.add_argument_group("running")
+    group.add_argument("--jobs", type=int, metavar="N", help="processes at once; default: one a core")
+    group.add_argument(
+        "--backend", default="processes", metavar="NAME", help="processes, ray or dask (joblib's); default: processes"
+    )
+    group.add_argument("--quiet", action="store_true", help="draw no progress bar")
+
+
+def _add_files(parser: argparse.ArgumentParser, metavar: str, line: str) -> None:
+    """Adds the option for files that a command writes."""
+    parser.add_argument(
+        "-o", "--output", action="append", default=[], metavar=metavar, help=f"{line}; may be given often"
+    )
+
+
+def add_output_options(parser: argparse.ArgumentParser, line: str) -> None:
+    """Adds the forms for programs; line: what a line of the CSV is for."""
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+    output.add_argument("--csv", action="store_true", help=f"print a line for each {line}")
+
+
+def open_chosen_trace(options: argparse.Namespace, name: str | None = None) -> Trace:
+    """Opens the trace that the options name, or another one, to be read in the same way."""
+    from ..traces import open_trace
+
+    return open_trace(
+        options.trace if name is None else name,
+        format=options.format,
+        strict=options.strict,
+        tokenizer=options.tokenizer,
+        max_requests=options.max_requests,
+    )
+
+
+def chosen_jobs(options: argparse.Namespace, num_cells: int) -> int:
+    """Returns the processes at once: as asked for, or one a core, and no more than there is to do."""
+    require_backend(options.backend)
+    wanted = len(os.sched_getaffinity(0)) if options.jobs is None else require_int("--jobs", options.jobs, 1, MAX_JOBS)
+    return max(1, min(wanted, num_cells))
+
+
+def require_tier(options: argparse.Namespace) -> None:
+    """Raises `InvalidArgument` for an option of tiers without any."""
+    if options.seconds_per_prompt_token is not None and not options.tier:
+        raise InvalidArgument("--seconds-per-prompt-token was given without --tier")
+
+
+def short_name(trace: Trace) -> str:
+    """Returns the trace's name as a heading has it, that of a file without its folders."""
+    return Path(trace.name).name
+
+
+def report_skips(trace: Trace) -> None:
+    """Say on stderr what the latest walk left out or corrected."""
+    for cause, (count, first) in trace.skips.causes.items():
+        print(f"blockyard: {count} x {cause} (first: {first})", file=sys.stderr)
+
+
+def skips_as_dict(trace: Trace) -> dict[str, Any]:
+    """Returns the same for a program."""
+    return {cause: {"count": count, "first": first} for cause, (count, first) in trace.skips.causes.items()}
+
+
+_REPLAY_DESCRIPTION = """\
+Send a trace through the real block manager, for every policy and pool size, and say what hit, why the rest did not,
+what was evicted, and how full the pool was. A second table says what the same memory would hold if every request's
+were reserved in one piece: how much of it is never filled, and how many requests run at once.
+
+Requests run one after another, each to its end, as fast as they go; with --timed they arrive by their timestamps,
+run together, hold their blocks, wait for admission and are preempted where blocks are short.
+"""
+
+_REPLAY_EPILOG = """\
+examples:
+  blockyard replay                                              the small trace, four sizes, LRU
+  blockyard replay trace.jsonl --blocks 10k,100k,25%            sizes as numbers, or shares of the working set
+  blockyard replay trace.jsonl --policies lru,arc,mine.py:Mine  your own policy against the others
+  blockyard replay trace.jsonl --timed --blocks 30k             by the trace's timestamps
+  blockyard replay trace.jsonl --max-model-len 32768            paging against 32,768 tokens reserved a request
+  blockyard replay trace.jsonl --timed -o run.html --blocks 30k what happened when, as a page
+  blockyard replay trace.jsonl --blocks 30k --num-cpu-blocks 90k  evicted blocks kept in the CPU's memory
+  blockyard replay trace.jsonl --kv-bytes 128KiB --tier 50GiB/1TiB   how many GiB of files for which hit rate
+  blockyard replay trace.jsonl --csv > runs.csv                 for a spreadsheet
+"""
+
+
+def add_replay_options(commands: Any) -> None:
+    """Add the parser of `replay` to argparse's `commands`."""
+    parser = add_command(
+        commands,
+        "replay",
+        "send a trace through the block manager: hit rates, causes of misses, evictions, preemptions",
+        _REPLAY_DESCRIPTION,
+        _REPLAY_EPILOG,
+    )
+    add_trace_options(parser)
+    _add_replay_cache(parser.add_argument_group("cache"))
+    _add_replay_time(parser.add_argument_group("time"))
+    add_running_options(parser)
+    _add_files(parser, "FILE.html", "with --timed: a page of what happened when")
+    add_output_options(parser, "run")
+
+
+def _add_replay_cache(group: Any) -> None:
+    group.add_argument(
+        "--policies",
+        "--policy",
+        default="lru",
+        metavar="LIST",
+        help=f"of {POLICY_HELP}; file.py:ClassName is your own; default: lru",
+    )
+    group.add_argument(
+        "--blocks",
+        default="10%,25%,50%,100%",
+        metavar="LIST",
+        help="pool sizes, like 10k,100k,25%%; a share is of the blocks of all different prompts; "
+        "default: 10%%,25%%,50%%,100%%",
+    )
+    add_cache_field(group, "block_size", default=16)
+    group.add_argument(
+        "--max-model-len",
+        type=int,
+        metavar="N",
+        help="tokens of the longest request that the model serves, reserved for every request by an engine that does "
+        "not page; default: the trace's longest request, rounded up to a power of two",
+    )
+    add_cache_field(group, "num_cpu_blocks", " that keeps what the pool evicts, for later hits", default=0)
+    add_cache_field(group, "watermark", default=0.0)
+    _add_tiers(group, "; needs --kv-bytes")
+    _add_kv_bytes(group)
+    group.add_argument("--no-causes", action="store_true", help="do not look for the causes of misses; a little faster")
+
+
+def _add_tiers(group: Any, note: str) -> None:
+    group.add_argument(
+        "--tier",
+        action="append",
+        default=[],
+        metavar="SIZES",
+        help="a tier below the pool, like 50GiB/200GiB,write=selective,policy=lru,speed=2GB,start=0.001; every size is "
+        f"tried, auto is five that find shares of what the pool lacks; may be given often, nearest first{note}",
+    )
+
+
+def _add_seconds_per_prompt_token(group: Any) -> None:
+    group.add_argument("--seconds-per-prompt-token", type=float, metavar="S", help="with --tier; default: 5e-05")
+
+
+def _add_kv_bytes(group: Any) -> None:
+    group.add_argument("--kv-bytes", metavar="SIZE", help="keys and values of a token in all layers, like 128KiB")
+
+
+def _add_replay_time(group: Any) -> None:
+    group.add_argument("--timed", action="store_true", help="replay by timestamps, under a model of an engine's steps")
+    add_cache_field(group, "max_num_seqs", default=256)
+    group.add_argument(
+        "--max-num-batched-tokens", type=int, default=8192, metavar="N", help="tokens of a step; default: 8192"
+    )
+    group.add_argument(
+        "--speedup", type=float, default=1.0, metavar="X", help="arrivals come X times faster; default: 1"
+    )
+    for name, default, what in (
+        ("step", 0.006, "every step"),
+        ("prompt-token", 5e-5, "a prompt token computed"),
+        ("decode", 2e-5, "a sequence that decodes"),
+        ("context-token", 2e-8, "a token that a decode attends to"),
+        ("moved-block", 8e-5, "a block moved between the pool and the CPU pool"),
+    ):
+        group.add_argument(
+            f"--seconds-per-{name}", type=float, default=default, metavar="S", help=f"{what}; default: {default:g}"
+        )
+
+
+_CURVE_DESCRIPTION = """\
+Draw the hit rate of a trace against the capacity of the cache, for many policies and for the offline optimum, which no
+policy can pass, from a thousandth of the working set to all of it; and mark where more blocks stop paying.
+
+Requests run one after another through a cache of the trace's own blocks (512 tokens in a Mooncake trace), driven by
+the manager's own policies. The hit rate is a share of the block references. A trace of more than 8 million references
+is sampled, and the error is said.
+"""
+
+_CURVE_EPILOG = """\
+examples:
+  blockyard curve                                           the small trace
+  blockyard curve trace.jsonl -o curve.html -o curve.png    a page with hover, and a picture
+  blockyard curve trace.jsonl --model llama-3.1-8b          sizes in GiB too
+  blockyard curve mon.jsonl --beside tue.jsonl --policies lru,optimum -o days.html   two traces in one picture
+  blockyard curve trace.jsonl --policies lru,mine.py:Mine,optimum --blocks 1k,3k,10k,30k
+  blockyard curve trace.jsonl --kv-bytes 128KiB --blocks 10k --tier auto,speed=2GB -o tiers.svg   by tier
+  blockyard curve trace.jsonl --policies lru,density,optimum --hints --hint-coverage 0.5
+"""
+
+
+def add_curve_options(commands: Any) -> None:
+    """Add the parser of `curve` to argparse's `commands`."""
+    parser = add_command(
+        commands,
+        "curve",
+        "hit rate against capacity, policy by policy, with the offline optimum: table, picture, page",
+        _CURVE_DESCRIPTION,
+        _CURVE_EPILOG,
+    )
+    add_trace_options(parser)
+    parser.add_argument(
+        "--beside",
+        action="append",
+        default=[],
+        metavar="TRACE",
+        help="another trace in the same table and pictures, with blocks of the same size; may be given often",
+    )
+    _add_curve_cache(parser.add_argument_group("cache"))
+    _add_curve_hints(parser.add_argument_group("hints"))
+    add_running_options(parser)
+    _add_files(parser, "FILE", ".png, .svg or .html")
+    add_output_options(parser, "size")
+
+
+def _add_curve_hints(group: Any) -> None:
+    group.add_argument(
+        "--hints",
+        action="store_true",
+        help="also run each policy with hints: each session says after its last request that it is over",
+    )
+    group.add_argument(
+        "--hint-coverage", type=float, metavar="SHARE", help="of the sessions that give hints, 0 to 1; default: 1"
+    )
+    group.add_argument(
+        "--hint-wrong", type=float, metavar="SHARE", help="of the hints that say the opposite, 0 to 1; default: 0"
+    )
+    group.add_argument(
+        "--hint-seed", type=int, metavar="N", help="of the choice of sessions and of wrong hints; default: 0"
+    )
+
+
+def _add_curve_cache(group: Any) -> None:
+    group.add_argument(
+        "--policies",
+        "--policy",
+        metavar="LIST",
+        help=f"of {POLICY_HELP}; file.py:ClassName is your own, optimum the offline bound; default: all names and "
+        "optimum, or with --beside lru,optimum",
+    )
+    group.add_argument("--blocks", metavar="LIST", help="capacities, like 1k,10k,25%%; default: --sizes of them")
+    group.add_argument(
+        "--sizes",
+        type=int,
+        metavar="N",
+        help="how many capacities, from a thousandth of the working set to all of it; default: 40. With tiers "
+        "from a hundredth; default: 8",
+    )
+    add_cache_field(group, "block_size", ", of a trace of tokens", default=16)
+    group.add_argument(
+        "--max-references", type=int, metavar="N", help="references kept before the trace is sampled; default: 8388608"
+    )
+    group.add_argument(
+        "--model", metavar="MODEL", help="a config.json, its folder, or a known name: sizes in GiB of its cache too"
+    )
+    group.add_argument("--dtype", metavar="NAME", help="of the model's cache; default: its own")
+    _add_tiers(group, "; --blocks or one of them has several sizes, the axis, and auto is --sizes of them")
+    _add_kv_bytes(group)
+    _add_seconds_per_prompt_token(group)
+
+
+_PLAN_DESCRIPTION = """\
+Plan the memory of an engine before it runs: from a model, GPUs and perhaps a trace, how many blocks fit, how many
+requests of given lengths run at once, which hit rate to expect, which block size to take, and what one more GiB or a
+CPU tier would bring. Everything that is assumed is said at the end, with its numbers.
+
+Exit status: 0 if the model fits, 1 if it does not, 2 for what you can fix.
+"""
+
+_PLAN_EPILOG = """\
+examples:
+  blockyard plan llama-3.1-8b                                        one H100
+  blockyard plan llama-3.1-70b --gpus 8 --tensor-parallel 4          two replicas
+  blockyard plan ./my-model --gpu-memory 24GiB --cache-dtype fp8     a folder with config.json and *.safetensors
+  blockyard plan qwen3-8b --trace trace.jsonl --cpu-memory 64GiB     hit rates too
+  blockyard plan qwen3-8b --trace trace.jsonl --tier auto,speed=2GB  how many GiB of files for which hit rate
+"""
+
+
+def add_plan_options(commands: Any) -> None:
+    """Add the parser of `plan` to argparse's `commands`."""
+    parser = add_command(
+        commands,
+        "plan",
+        "from a model, GPUs and a trace: blocks, concurrent requests, hit rate, what more memory brings",
+        _PLAN_DESCRIPTION,
+        _PLAN_EPILOG,
+    )
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a model's folder, its config.json, or a name of --list-models"
+    )
+    parser.add_argument("--list-models", action="store_true", help="print the names of known models, and end")
+    _add_plan_model(parser.add_argument_group("model"))
+    _add_plan_memory(parser.add_argument_group("memory"))
+    _add_plan_work(parser.add_argument_group("work"))
+    add_running_options(parser)
+    _add_files(parser, "FILE.html", "the plan as a page")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+
+
+def _add_plan_model(group: Any) -> None:
+    group.add_argument(
+        "--dtype",
+        metavar="NAME",
+        help="of the weights, and of the cache if it has 16 bits or more; default: the model's",
+    )
+    group.add_argument(
+        "--cache-dtype", metavar="NAME", help="of keys and values, like fp8; default: --dtype's, or the model's"
+    )
+    group.add_argument(
+        "--weights",
+        metavar="SIZE",
+        help="of the whole model, like 15GiB; default: the folder's *.safetensors, or what the config's parameters and "
+        "its quantization_config come to",
+    )
+    group.add_argument(
+        "--text-only", action="store_true", help="without the encoder of images (vLLM's --language-model-only)"
+    )
+    group.add_argument(
+        "--mtp", action="store_true", help="with the model's own layers that predict further tokens, as drafts"
+    )
+    group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in a block; default: 16")
+
+
+def _add_plan_memory(group: Any) -> None:
+    group.add_argument("--gpus", type=int, metavar="N", help="GPUs in all; default: one replica's")
+    size = group.add_mutually_exclusive_group()
+    size.add_argument("--gpu", metavar="NAME", help="h100, a100-80gb, l4, rtx-4090, ...; default: h100")
+    size.add_argument("--gpu-memory", metavar="SIZE", help="of each GPU, like 24GiB; default: what CUDA gives of --gpu")
+    group.add_argument(
+        "--tensor-parallel", type=int, default=1, metavar="N", help="GPUs that share a model; default: 1"
+    )
+    group.add_argument(
+        "--utilization", type=float, default=0.92, metavar="SHARE", help="of a GPU's memory, 0 to 1; default: 0.92"
+    )
+    group.add_argument(
+        "--no-cuda-graphs",
+        action="store_true",
+        help="leave no memory for CUDA graphs, as vLLM before 0.20, or with --enforce-eager",
+    )
+    group.add_argument(
+        "--activations",
+        metavar="SIZE",
+        help="what a step takes on each GPU beside weights and blocks; default: from the model and the step",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        metavar="N",
+        help="tokens of a step; default: vLLM's, 8192 on a GPU of 70 GiB or more (an A100 excepted), else 2048",
+    )
+    group.add_argument(
+        "--sampler",
+        choices=("fused", "sorting"),
+        default="fused",
+        help="how the engine draws: sorting takes more memory (vLLM before 0.17); default: fused",
+    )
+    group.add_argument(
+        "--cpu-memory", default="0GiB", metavar="SIZE", help="of a CPU tier, for all GPUs together; default: none"
+    )
+
+
+def _add_plan_work(group: Any) -> None:
+    group.add_argument(
+        "--lengths",
+        default="2k,8k,32k",
+        metavar="LIST",
+        help="tokens of a request, prompt and output; 2k is 2,000 and 2Ki 2,048; default: 2k,8k,32k",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        type=int,
+        metavar="N",
+        help="requests that run at once at most on a replica, and sequences that a step samples for; default: no "
+        "limit, and vLLM's: 1024 on a GPU of 70 GiB or more, else 256",
+    )
+    group.add_argument(
+        "--trace", metavar="TRACE", help="a trace file, or a generator such as chat:requests=1000,seed=1"
+    )
+    add_format_options(group)
+    group.add_argument(
+        "--running", type=int, metavar="N", help="requests at work on a replica; default: from the trace's arrivals"
+    )
+    group.add_argument(
+        "--seconds-per-token",
+        type=float,
+        default=0.03,
+        metavar="S",
+        help="from one output token of a request to the next, for --running's default; default: 0.03",
+    )
+    group.add_argument(
+        "--policy", default="lru", metavar="NAME", help=f"which block is evicted: {POLICY_HELP}; default: lru"
+    )
+    _add_tiers(group, "; needs --trace")
+    _add_seconds_per_prompt_token(group)
+
+
+_FLEET_DESCRIPTION = """\
+Send a load through a router to simulated replicas, for every router, and say how many prompt tokens they computed, how
+evenly, and how long requests waited for their first token; beside a bound that no router can beat.
+
+A load is one of A to F, which are made from seeds (A: many system prompts, B: as many as replicas, C: texts that
+overfill the pools, D: agents, E: cold bursts, F: chats among strangers), or a trace: then its blocks are its own, and
+runs are parts of it.
+"""
+
+_FLEET_EPILOG = """\
+examples:
+  blockyard fleet A                                             every router, five seeds
+  blockyard fleet trace.jsonl --replicas 8 --speedup 3          a trace, in five parts
+  blockyard fleet A --routing robust,dynamo,round-robin --search 2000
+  blockyard fleet E --add 10:2 --kill 20:1                      two replicas more after 10 s, one killed after 20
+"""
+
+
+def add_fleet_options(commands: Any) -> None:
+    """Add the parser of `fleet` to argparse's `commands`."""
+    parser = add_command(
+        commands,
+        "fleet",
+        "which router for many replicas: tokens computed, balance, time to first token, beside a bound",
+        _FLEET_DESCRIPTION,
+        _FLEET_EPILOG,
+    )
+    parser.add_argument("trace", nargs="?", default="A", metavar="LOAD", help="A to F, or a trace; default: A")
+    reading = parser.add_argument_group("reading")
+    _add_reading(reading)
+    reading.add_argument("--speedup", type=float, default=1.0, metavar="X", help="a trace X times faster; default: 1")
+    fleet = parser.add_argument_group("fleet")
+    fleet.add_argument("--routing", default="all", metavar="LIST", help="all, or names with commas; default: all")
+    fleet.add_argument("--runs", type=int, default=5, metavar="N", help="seeds, or parts of a trace; default: 5")
+    fleet.add_argument("--replicas", type=int, metavar="N", help="default: those of the load, 8 for a trace")
+    fleet.add_argument(
+        "--blocks",
+        type=int,
+        metavar="N",
+        help="of each replica, as large as the load's; default: those of the load; for a trace, all replicas together "
+        "hold a fifth of its different blocks",
+    )
+    for name, what in (("add", "come"), ("drain", "end what they have and go"), ("kill", "are killed")):
+        fleet.add_argument(
+            f"--{name}", action="append", default=[], metavar="S:N", help=f"after S seconds N replicas {what}"
+        )
+    fleet.add_argument(
+        "--search",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also look for the best assignment of the first run's conversations, in N moves; default: 0",
+    )
+    add_running_options(parser)
+    add_output_options(parser, "router")

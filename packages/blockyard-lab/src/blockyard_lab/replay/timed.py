@@ -1,0 +1,318 @@
+"""A trace by its timestamps: requests arrive, wait, run together, and are preempted where blocks are short."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard import KVCacheManager
+from blockyard.answers import SeqStatus
+from blockyard.arguments import require_int, require_number
+from blockyard.errors import InvalidArgument, OutOfBlocks, OutOfRows, TraceError
+
+from ..trace import Trace, TraceRequest
+from .expansion import Expansion
+from .result import REPORT_EVERY, Causes, SimulatedTime, Tally, never_fits
+from .timeline import TimelineRecorder
+
+#: Beyond these the simulated clock would lose its seconds, or run to infinity.
+MAX_SECONDS = 3600
+MAX_SPEEDUP = 1e6
+#: 272 years: here the clock still has microseconds.
+MAX_ARRIVAL = 2**33
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceModel:
+    """How long an engine's step takes: seconds_per_step + seconds_per_prompt_token * prompt tokens in it +
+    seconds_per_decode * sequences that decode + seconds_per_context_token * tokens that these attend to +
+    seconds_per_moved_block * blocks moved between the pool and the CPU pool.
+
+    max_num_batched_tokens: tokens computed in a step at most; decodes come first, prompts are cut into chunks.
+    speedup: arrivals come this many times faster than the trace says.
+
+    The defaults are of the size of a model of 8 billion parameters on one large GPU, with blocks of 2 MiB (16 tokens)
+    moved at 25 GB a second while nothing is computed. Measure your own engine: two
+    batch sizes and two prompt lengths give all four.
+    """
+
+    seconds_per_step: float = 0.006
+    seconds_per_prompt_token: float = 5e-5
+    seconds_per_decode: float = 2e-5
+    seconds_per_context_token: float = 2e-8
+    seconds_per_moved_block: float = 8e-5
+    max_num_batched_tokens: int = 8192
+    speedup: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("per_step", "per_prompt_token", "per_decode", "per_context_token", "per_moved_block"):
+            value = require_number(f"seconds_{name}", getattr(self, f"seconds_{name}"))
+            if not 0 <= value <= MAX_SECONDS:
+                raise InvalidArgument(f"seconds_{name} is {value}; it must be from 0 to {MAX_SECONDS}")
+        require_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**31 - 1)
+        if not 1 / MAX_SPEEDUP <= require_number("speedup", self.speedup) <= MAX_SPEEDUP:
+            raise InvalidArgument(
+                f"speedup is {self.speedup}; it must be above 0, from {1 / MAX_SPEEDUP:g} to {MAX_SPEEDUP:g}"
+            )
+
+    def step_seconds(
+        self, num_prompt_tokens: int, num_decodes: int, num_context_tokens: int, num_moved_blocks: int = 0
+    ) -> float:
+        """Return seconds of one step."""
+        return (
+            self.seconds_per_step
+            + self.seconds_per_prompt_token * num_prompt_tokens
+            + self.seconds_per_decode * num_decodes
+            + self.seconds_per_context_token * num_context_tokens
+            + self.seconds_per_moved_block * num_moved_blocks
+        )
+
+
+@dataclass(slots=True)
+class _Job:
+    """A request on its way. seq: the cache's handle while it runs. num_chosen: output tokens so far."""
+
+    request: TraceRequest
+    arrival: float
+    prompt: NDArray[np.int32]
+    output_token: int
+    num_output: int
+    num_chosen: int = 0
+    seq: int = 0
+    is_decoding: bool = False
+    started: bool = False
+    admitted: bool = False
+
+    def tokens(self) -> NDArray[np.int32]:
+        """Return all known tokens: the prompt, and what was chosen before a preemption."""
+        return np.concatenate([self.prompt, np.full(self.num_chosen, self.output_token, np.int32)])
+
+
+@dataclass(slots=True)
+class _Batch:
+    """One step: jobs with the tokens that each computes."""
+
+    jobs: list[_Job] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    num_moved_blocks: int = 0
+
+
+class TimedRun:
+    """One replay by timestamps, first come, first served, with continuous batching.
+
+    A running request holds its blocks. A new one is admitted when the manager takes it; when a running one gets no
+    block, the youngest is preempted, goes back to the head of the queue, and computes again what is no longer cached.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        cache: KVCacheManager,
+        tally: Tally,
+        causes: Causes | None,
+        service: ServiceModel,
+        strict: bool,
+        recorder: TimelineRecorder | None = None,
+    ) -> None:
+        self._trace = trace
+        self._cache = cache
+        self._tally = tally
+        self._causes = causes
+        self._service = service
+        self._strict = strict
+        self._recorder = recorder
+        self._now = 0.0
+        self._last_arrival = 0.0
+        self._num_steps = 0
+        #: Preempted, or next to be admitted. The others that have arrived stay in the trace, so that memory is bounded
+        #: where they arrive faster than they are served.
+        self._waiting: deque[_Job] = deque()
+        self._arriving: Iterator[_Job] = iter(())
+        self._following: _Job | None = None
+        self._running: list[_Job] = []
+        self._first_token: list[float] = []
+        self._queueing: list[float] = []
+
+    def run(self, on_request: Callable[[int], None] | None) -> SimulatedTime:
+        """Run the trace to its end."""
+        self._arriving = self._jobs(on_request)
+        self._following = next(self._arriving, None)
+        while self._following is not None or self._waiting or self._running:
+            if self._following is not None and not self._waiting and not self._running:
+                self._now = max(self._now, self._following.arrival)
+            self._admit()
+            self._step()
+        return SimulatedTime(
+            self._last_arrival,
+            self._now,
+            self._num_steps,
+            _percentiles(self._first_token),
+            _percentiles(self._queueing),
+        )
+
+    def _jobs(self, on_request: Callable[[int], None] | None) -> Iterator[_Job]:
+        """Yield the requests that can run at all, as they arrive."""
+        expansion = Expansion(self._trace)
+        for number, request in enumerate(self._trace, 1):
+            problem = never_fits(self._cache.config, request)
+            if problem:
+                self._tally.refuse(number, problem, self._strict)
+            else:
+                prompt, output = expansion.prompt(request), expansion.output(request)
+                self._last_arrival = arrival = _countable(request.arrival / self._service.speedup, number)
+                self._note("arrived", arrival)
+                yield _Job(request, arrival, prompt, int(output[0]), len(output))
+            if on_request is not None and number % REPORT_EVERY == 0:
+                on_request(number)
+
+    def _admit(self) -> None:
+        """Start waiting requests while the manager takes them and a step has room for their prompts."""
+        left = self._service.max_num_batched_tokens - len(self._running)
+        while left > 0 and (job := self._next_waiting()) is not None:
+            try:
+                job.seq = self._cache.allocate(job.tokens(), resumed=job.started)
+            except (OutOfBlocks, OutOfRows):
+                break
+            self._running.append(self._waiting.popleft())
+            self._note("resumed" if job.admitted else "started", self._now)
+            job.admitted = True
+            left -= self._num_left(job)
+        self._tally.peak_running = max(self._tally.peak_running, len(self._running))
+
+    def _find_causes(self, job: _Job) -> None:
+        """Count, of a prompt that is about to compute for the first time, what hit of it, and why the rest did not."""
+        reachable, hittable = (0, 0) if self._causes is None else self._causes.add(job.request)
+        if self._recorder is None:
+            return
+        num_hit = self._cache.num_computed_tokens(job.seq)
+        self._note("prompt_tokens", self._now, len(job.prompt))
+        self._note("hit_tokens", self._now, num_hit)
+        if self._causes is not None:
+            hittable = max(hittable, num_hit)
+            self._note("evicted_tokens", self._now, hittable - num_hit)
+            self._note("never_seen_tokens", self._now, reachable - hittable)
+            self._note("tail_tokens", self._now, len(job.prompt) - reachable)
+
+    def _note(self, name: str, time: float, amount: int = 1) -> None:
+        if self._recorder is not None:
+            self._recorder.note(name, time, amount)
+
+    def _next_waiting(self) -> _Job | None:
+        """Return the first in the queue, or None where none waits now."""
+        if not self._waiting and self._following is not None and self._following.arrival <= self._now:
+            self._waiting.append(self._following)
+            self._following = next(self._arriving, None)
+        return self._waiting[0] if self._waiting else None
+
+    def _num_left(self, job: _Job) -> int:
+        return self._cache.num_tokens(job.seq) - self._cache.num_computed_tokens(job.seq)
+
+    def _step(self) -> None:
+        """Reserve, let the model's time pass, commit, and end what is finished."""
+        batch = self._reserve()
+        num_decodes = sum(job.is_decoding for job in batch.jobs)
+        context = sum(len(job.prompt) + job.num_chosen for job in batch.jobs if job.is_decoding)
+        for job in batch.jobs:
+            if not job.started:
+                job.started = True
+                self._queueing.append(self._now - job.arrival)
+                self._find_causes(job)
+        num_prompt_tokens = sum(batch.counts) - num_decodes
+        moved = batch.num_moved_blocks
+        if self._recorder is not None:
+            self._recorder.note("moved_blocks", self._now, moved)
+            self._recorder.hold(self._now, self._cache.num_used_blocks)
+        self._now += self._service.step_seconds(num_prompt_tokens, num_decodes, context, moved)
+        self._num_steps += 1
+        if batch.jobs:
+            self._commit(batch)
+        if self._recorder is not None:
+            self._recorder.hold(self._now, self._cache.num_used_blocks)
+
+    def _reserve(self) -> _Batch:
+        """Reserve slots for as many running requests as fit, preempting the youngest where blocks are short."""
+        stalled: set[int] = set()
+        num_moved = 0
+        while True:
+            batch = self._divide_budget(stalled)
+            batch.num_moved_blocks = num_moved
+            if not batch.jobs:
+                return batch
+            plan = self._cache.reserve([job.seq for job in batch.jobs], batch.counts)
+            num_moved = batch.num_moved_blocks = num_moved + self._tally.move(plan)
+            if plan.all_fit:
+                return batch
+            status = plan.status.tolist()
+            stalled |= {
+                job.seq
+                for job, fate in zip(batch.jobs, status, strict=True)
+                if fate == SeqStatus.WAITS_FOR_PREFIX.value
+            }
+            if SeqStatus.NO_BLOCKS.value in status:
+                self._preempt()
+
+    def _divide_budget(self, stalled: set[int]) -> _Batch:
+        """Take decodes first, a token each, then prompts in order of arrival."""
+        batch, budget = _Batch(), self._service.max_num_batched_tokens
+        for wants_decoding in (True, False):
+            for job in self._running:
+                if job.is_decoding is wants_decoding and budget > 0 and job.seq not in stalled:
+                    count = 1 if wants_decoding else min(self._num_left(job), budget)
+                    batch.jobs.append(job)
+                    batch.counts.append(count)
+                    budget -= count
+        return batch
+
+    def _preempt(self) -> None:
+        victim = self._running.pop()
+        self._cache.free(victim.seq)
+        victim.is_decoding = False
+        self._waiting.appendleft(victim)
+        self._tally.num_preemptions += 1
+        self._note("preempted", self._now)
+
+    def _commit(self, batch: _Batch) -> None:
+        next_tokens: list[int] = []
+        ended: list[_Job] = []
+        for job, count in zip(batch.jobs, batch.counts, strict=True):
+            next_tokens.append(self._choose(job, count, ended))
+        self._cache.commit([job.seq for job in batch.jobs], batch.counts, next_tokens)
+        if ended:
+            self._cache.free([job.seq for job in ended])
+            gone = {job.seq for job in ended}
+            self._running = [job for job in self._running if job.seq not in gone]
+
+    def _choose(self, job: _Job, count: int, ended: list[_Job]) -> int:
+        """The token that follows; -1 where the prompt is not through, and for the last, which is never computed."""
+        if not job.is_decoding and count < self._num_left(job):
+            return -1
+        job.is_decoding = True
+        job.num_chosen += 1
+        if job.num_chosen == 1:
+            self._first_token.append(self._now - job.arrival)
+        if job.num_chosen < job.num_output:
+            return job.output_token
+        ended.append(job)
+        self._note("finished", self._now)
+        num_computed = len(job.prompt) + job.num_chosen - 1
+        self._tally.finish(num_computed, job.request.num_output_tokens, self._cache.config.block_size)
+        return -1
+
+
+def _countable(arrival: float, number: int) -> float:
+    if arrival > MAX_ARRIVAL:
+        raise TraceError(
+            f"request {number} arrives after {arrival:g} s; a replay by timestamps counts up to {MAX_ARRIVAL} s"
+        )
+    return arrival
+
+
+def _percentiles(seconds: list[float]) -> tuple[float, float, float]:
+    if not seconds:
+        return 0.0, 0.0, 0.0
+    median, ninety, ninety_nine = np.percentile(seconds, [50, 90, 99]).tolist()
+    return median, ninety, ninety_nine

@@ -1,0 +1,137 @@
+"""A trace in a file: walked line by line, in the memory of a line, each walk from the beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blockyard.errors import TraceError
+
+from ..trace import Skips, TraceRequest
+from .lines import CutShort, Line, LineProblem, numbered_lines
+
+
+class TraceLine(NamedTuple):
+    """What a line says. timestamp: in the format's unit, from any origin; the rest as in `TraceRequest`."""
+
+    timestamp: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    hash_ids: NDArray[np.int64] | None = None
+    token_ids: NDArray[np.int32] | None = None
+    session: str = ""
+
+
+class Parser(Protocol):
+    """From a line to a row, during one walk: it may remember what earlier lines said."""
+
+    def row(self, line: Line) -> TraceLine | None:
+        """Return the row, or None for a line that holds no request by the format's own rules (a header).
+
+        Raises `LineProblem`.
+        """
+        ...
+
+
+class Format(Protocol):
+    """A kind of trace file. units_a_second: of its timestamps. hash_block_size: 0 if it has no hash_ids."""
+
+    name: str
+    units_a_second: int
+    hash_block_size: int
+
+    def parser(self) -> Parser:
+        """Return a fresh parser, for one walk."""
+        ...
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Arrivals out of timestamps: from the first one on, and never back."""
+
+    units_a_second: int
+    first: float | None = None
+    latest: float = 0.0
+
+    def arrival(self, timestamp: float) -> tuple[float, bool]:
+        """Seconds since the first request, to the nanosecond, and whether the timestamp went back and was raised."""
+        if self.first is None:
+            self.first = self.latest = timestamp
+        went_back = timestamp < self.latest
+        self.latest = max(self.latest, timestamp)
+        return round((self.latest - self.first) / self.units_a_second, 9), went_back
+
+
+class FileTrace:
+    """The requests of a file. See `open_trace`.
+
+    Lenient, it leaves out what it cannot use and counts it in `skips` by cause; strict, it raises `TraceError` at the
+    first. A walk that reaches the end without a single request raises in any case.
+    """
+
+    def __init__(self, path: Path, file_format: Format, strict: bool) -> None:
+        self.name = str(path)
+        self.hash_block_size = file_format.hash_block_size
+        self.skips = Skips()
+        self._path, self._format, self._strict = path, file_format, strict
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        skips = self.skips = Skips()
+        found = False
+        for request in self._requests(skips):
+            found = True
+            yield request
+        if not found:
+            raise TraceError(f"{self.name} holds no request that can be read{_first_cause(skips)}")
+
+    def _requests(self, skips: Skips) -> Iterator[TraceRequest]:
+        parser, clock, number = self._format.parser(), _Clock(self._format.units_a_second), 0
+        try:
+            for number, line in numbered_lines(self._path):
+                try:
+                    row = parser.row(line)
+                except LineProblem as problem:
+                    self._leave_out(skips, problem.cause, number, problem.text)
+                    continue
+                if row is not None:
+                    arrival, went_back = clock.arrival(row.timestamp)
+                    if went_back:
+                        text = f"timestamp is {row.timestamp}; it must not be before {clock.latest}, the latest so far"
+                        self._leave_out(skips, "timestamp goes back (raised to the latest)", number, text)
+                    yield TraceRequest(arrival, *row[1:])
+        except CutShort as error:
+            self._leave_out(skips, "file cut short", number + 1, str(error))
+
+    def _leave_out(self, skips: Skips, cause: str, number: int, text: str) -> None:
+        where = f"{self.name}:{number}: {text}"
+        if self._strict:
+            raise TraceError(where)
+        skips.add(cause, where)
+
+
+class FirstRequests:
+    """The first `count` requests of another trace, and its name, block size and skips."""
+
+    def __init__(self, trace: FileTrace, count: int) -> None:
+        self.name, self.hash_block_size, self.skips = trace.name, trace.hash_block_size, Skips()
+        self._trace, self._count = trace, count
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        walk = iter(self._trace)
+        for _ in range(self._count):
+            request = next(walk, None)
+            self.skips = self._trace.skips
+            if request is None:
+                return
+            yield request
+
+
+def _first_cause(skips: Skips) -> str:
+    for cause, (count, where) in skips.causes.items():
+        return f"; {skips.total} lines were left out, {count} for: {cause}; the first: {where}"
+    return ""

@@ -1,0 +1,128 @@
+"""The page under /ui: its state behind the key, its files open, because a browser asks for those without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp
+
+from blockyard import KVCacheManager
+from blockyard.errors import InvalidArgument
+from blockyard_engine import Engine, GenerationResult
+
+from ..jobs.engine_thread import EngineThread
+from ..jobs.job import Job
+from ..jobs.prompts import PromptEncoder
+from ..live import LivePage, Surroundings
+from ..live.prompts import PromptLog
+from .access import KeyGuard
+
+#: What the page shows: prompts too, the map and the figures alone, or nothing at all.
+UI_MODES = ("text", "map", "off")
+
+
+def require_ui_mode(mode: str) -> str:
+    """Return `mode` if it is one of `UI_MODES`. Raises `InvalidArgument`."""
+    if mode not in UI_MODES:
+        raise InvalidArgument(f"ui is {mode!r}; it must be one of {', '.join(UI_MODES)}")
+    return mode
+
+
+def add_live_page(
+    app: FastAPI, thread: EngineThread, encoder: PromptEncoder, model_name: str, guard: KeyGuard, mode: str
+) -> None:
+    """Mount the page at /ui/, and lead /ui there. mode: of `UI_MODES`; nothing is mounted, or noted, for "off"."""
+    if require_ui_mode(mode) == "off":
+        return
+    shows_text = mode == "text"
+
+    async def texts(lists: Sequence[Sequence[int]]) -> list[str]:
+        def decode(tokenizer: Any) -> list[str]:
+            return [tokenizer.decode(list(tokens), skip_special_tokens=False) for tokens in lists]
+
+        return await encoder.ask(decode)
+
+    page = LivePage(
+        EngineSource(thread, shows_text),
+        model_name,
+        texts,
+        shows_text,
+        "../v1/chat/completions",
+        lambda scope: guard.own(Request(scope)),
+        lambda: thread.refusal is not None,
+    )
+    if shows_text:
+        note_prompts(thread, page.prompts)
+
+    lead_to_page(app, page)
+    app.state.live_page = page
+
+
+def lead_to_page(app: FastAPI, page: ASGIApp) -> None:
+    """Mount a page at /ui/, and lead /ui there."""
+
+    async def to_the_page(request: Request) -> Response:  # noqa: ARG001
+        return RedirectResponse("ui/", 307)  # relative, so that it holds behind a proxy with a prefix
+
+    app.add_route("/ui", to_the_page, methods=["GET", "HEAD"])
+    app.mount("/ui", page)
+
+
+AnswerT = TypeVar("AnswerT")
+
+
+class EngineSource:
+    """The cache of an engine thread, for `blockyard_serve.live`. shows_names: the X-Request-ID of clients too."""
+
+    def __init__(self, thread: EngineThread, shows_names: bool = True) -> None:
+        self._thread = thread
+        self._shows_names = shows_names
+
+    def ask(self, question: Callable[[KVCacheManager, Surroundings], AnswerT]) -> Future[AnswerT]:
+        """See `blockyard_serve.live.Source`; the future has `ApiError` where the thread has ended."""
+        return self._thread.ask(lambda engine: question(engine.cache, self._around(engine)))
+
+    def _around(self, engine: Engine) -> Surroundings:
+        names = self._names() if self._shows_names else {}
+        step, preemptions = self._thread.num_steps, engine.num_preemptions
+        counts = (step, engine.num_running, engine.num_waiting, preemptions)
+        return Surroundings(*counts, names, engine.loading_blocks, _tier_lines(engine))
+
+    def _names(self) -> dict[str, str]:
+        """Return names by holders, as the engine's scheduler writes them. O(completions)."""
+        names = {}
+        for request_id, (name, num_completions) in self._thread.job_names().items():
+            names[f"request {request_id}"] = name
+            for index in range(1, num_completions):
+                names[f"request {request_id}, completion {index}"] = f"{name}, completion {index}"
+        return names
+
+
+def note_prompts(thread: EngineThread, prompts: PromptLog) -> None:
+    """Note the prompt of each job that comes to its end from now on, with the name its client gave it."""
+
+    def note(job: Job, result: GenerationResult) -> None:
+        prompts.note(job.prompt.token_ids, result.num_cached_tokens, job.extra_keys, job.name)
+
+    thread.on_result = note
+
+
+def _tier_lines(engine: Engine) -> tuple[str, ...]:
+    """Say of each tier what it brought and holds, and whether it is well. O(tiers)."""
+    if engine.offload is None:
+        return ()
+    lines = []
+    for tier in engine.offload.read().tiers:
+        stats = tier.stats
+        ill = [what for what, is_open in (("loads", stats.is_load_open), ("stores", stats.is_store_open)) if is_open]
+        state = f"ill: {' and '.join(ill)} rest" if ill else "well"
+        lines.append(
+            f"{tier.name}: {tier.num_hit_tokens:,} prompt tokens brought; {stats.num_objects:,} objects, "
+            f"{stats.object_bytes / 2**20:,.0f} MiB; {state}"
+        )
+    return tuple(lines)

@@ -1,0 +1,127 @@
+"""A bucket of an object store is a tier: S3, Google Cloud Storage, Azure, by obstore.
+
+Needs obstore: `pip install 'blockyard[buckets]'`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+from blockyard.errors import InvalidArgument, MissingExtra
+
+from .header import PAGE_BYTES, BadObject
+from .index import ObjectIndex
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
+from .worker import PlaceError, Task, WorkingTier
+
+try:
+    import obstore
+    from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
+    from obstore.store import from_url
+except ImportError as error:
+    raise MissingExtra("blockyard_tiers.ObjectTier needs obstore: pip install 'blockyard[buckets]'") from error
+
+_DENIED = (PermissionDeniedError, UnauthenticatedError)
+
+
+class ObjectTier(WorkingTier):
+    """Keeps the objects in a bucket, below the url's path; several engines may use it at once.
+
+    url: s3://bucket/path, gs://..., az://... config: what obstore's store of that kind takes (endpoint, region, keys);
+    what is missing is read from the environment by obstore. The bucket has no budget: let its own rules delete
+    what is old, which is a miss here (GONE). timeout: seconds for each request. max_known: how many objects are
+    remembered to be there. more: see `WorkingTier`.
+    Raises `InvalidArgument` for what is no such url. Asks the bucket nothing yet.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        config: dict[str, Any] | None = None,
+        timeout: float = 10.0,
+        max_known: int = 2**20,
+        **more: Any,
+    ) -> None:
+        limits = {"timeout": timedelta(seconds=timeout), "connect_timeout": timedelta(seconds=min(timeout, 2.0))}
+        retry = {"max_retries": 1, "retry_timeout": timedelta(seconds=timeout)}
+        allows = {"allow_http": str((config or {}).get("endpoint", "")).startswith("http://")}
+        try:
+            self._store: Any = from_url(url, config=config, client_options={**limits, **allows}, retry_config=retry)
+        except (BaseError, ValueError, TypeError) as error:
+            raise InvalidArgument(f"url is {url!r}; no object store can be made of it: {error}") from None
+        super().__init__(url, ObjectIndex(2**60, max_known), **more)
+        self._start()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Tells errors of the store by their causes."""
+        try:
+            yield
+        except _DENIED as error:
+            raise PlaceError(Cause.DENIED, _brief(error)) from None
+        except (BaseError, OSError) as error:
+            raise PlaceError(Cause.UNREACHABLE, _brief(error)) from None
+
+    def _read(self, task: Task, position: int) -> None:
+        data = self._got(task.job.names[position], most=PAGE_BYTES + task.length(position))
+        task.fill(position, memoryview(data))
+
+    def _got(self, name: bytes, num_bytes: int | None = None, most: int = PAGE_BYTES + MAX_OBJECT_BYTES) -> Any:
+        with self._errors():
+            try:
+                if num_bytes is not None:
+                    return self._beginning(name.hex(), num_bytes)
+                found = obstore.get(self._store, name.hex())
+                if found.meta["size"] > most:
+                    return obstore.get_range(self._store, name.hex(), start=0, length=most + 1)
+                return found.bytes()
+            except (NotFoundError, FileNotFoundError):
+                raise BadObject(Cause.ABSENT) from None
+
+    def _beginning(self, key: str, num_bytes: int) -> Any:
+        try:
+            return obstore.get_range(self._store, key, start=0, length=num_bytes)
+        except BaseError:  # an empty object has no beginning
+            if obstore.head(self._store, key)["size"] > 0:
+                raise
+            return b""
+
+    def _sizes(self, names: Sequence[bytes]) -> list[int]:
+        sizes: list[int] = []
+        with self._errors(), suppress(NotFoundError, FileNotFoundError):
+            for name in names:
+                sizes.append(max(int(obstore.head(self._store, name.hex())["size"]) - PAGE_BYTES, 0))
+        return sizes
+
+    def remove(self, names: Sequence[bytes]) -> None:
+        """Removes all of these objects; those that are not there are no error. Raises `PlaceError`."""
+        with self._errors():
+            for name in names:
+                with suppress(NotFoundError, FileNotFoundError):
+                    obstore.delete(self._store, name.hex())
+
+    def names(self) -> Iterator[bytes]:
+        """Goes over the names of all objects. Raises `PlaceError`."""
+        with self._errors():
+            for each in (found for some in obstore.list(self._store, chunk_size=1000) for found in some):
+                with suppress(ValueError):
+                    name = bytes.fromhex(each["path"])
+                    if len(name) == NAME_BYTES and name.hex() == each["path"]:
+                        yield name
+
+    def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
+        """Read a whole object or its first bytes, unverified. Raises `BadObject`, `PlaceError`."""
+        return bytes(self._got(name, num_bytes))
+
+    def put(self, name: bytes, data: bytes) -> None:
+        """Write a whole object. Raises `PlaceError`."""
+        with self._errors():
+            obstore.put(self._store, name.hex(), data, use_multipart=False)
+
+
+def _brief(error: Exception) -> str:
+    """Returns the first line of an error, which obstore follows by the whole answer."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,63 @@
+"""This makes objects of the states of a hybrid model, which tiers read and write in the rows of `KVBlocks`.
+
+Needs torch: `pip install 'blockyard[engine]'`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from blockyard.storage import StateSlots
+
+from .kv_blocks import IsDone, KVBlocks
+
+
+class StateObjects:
+    """A state is an object of as many rows of `KVBlocks` as it takes blocks of the pool; its own bytes, and no more.
+
+    blocks: of the same `KVCache`. slots: the working states of its sequences.
+    """
+
+    def __init__(self, blocks: KVBlocks, slots: StateSlots) -> None:
+        cache = blocks.kv_cache
+        self._blocks, self._slots = blocks, slots
+        self._part_bytes = cache.bytes_per_block
+        #: Bytes of an object, and the rows that it takes.
+        self.object_bytes = slots.num_bytes
+        self.num_rows = -(-slots.num_bytes // cache.bytes_per_block)
+        #: The pool as bytes, (places, blocks, bytes of a block in a place).
+        self._pool = cache.data.flatten(2).view(torch.uint8)
+
+    def layout(self) -> list[Any]:
+        """Returns what decides the meaning of a state's bytes, but for the model, as plain values."""
+        return [[list(each.shape), str(each.dtype).removeprefix("torch.")] for each in self._slots.tensors]
+
+    def buffers(self, rows: Sequence[int]) -> list[memoryview]:
+        """Returns the bytes of an object in these rows, in pieces."""
+        left = [min(self.object_bytes - at * self._part_bytes, self._part_bytes) for at in range(self.num_rows)]
+        return [self._blocks.buffer(row)[:size] for row, size in zip(rows, left, strict=True)]
+
+    def read(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> IsDone | None:
+        """Copy a kept state from its blocks into rows, once all that the device was asked before is done. O(bytes)."""
+        self._blocks.kv_cache.finish_moves()
+        for row, block in zip(rows, block_ids.tolist(), strict=True):
+            self._part(row).copy_(self._pool[:, block], non_blocking=True)
+        return self._blocks.mark()
+
+    def write(self, slot: int, rows: Sequence[int], kept: npt.NDArray[np.int32]) -> IsDone | None:
+        """Copy a state from rows to a slot, and from there to the blocks that keep it. O(bytes).
+
+        kept: (n, blocks of a state), n is 1, or 0 where it is not kept.
+        """
+        self._slots.fill(slot, [self._part(row) for row in rows])
+        self._slots.save(np.full(len(kept), slot, np.int32), kept)
+        return self._blocks.mark()
+
+    def _part(self, row: int) -> torch.Tensor:
+        """Returns a row as a block of the pool, (places, bytes)."""
+        return self._blocks.host(row)[: self._part_bytes].view(len(self._pool), -1)

@@ -1,0 +1,8 @@
+"""Tests of `blockyard_tiers`.
+
+    tiers      objects in files, Redis, buckets and peers: damage, faults, full disks, killed processes (`torture`)
+    interop    LMCache's storage manager on our tiers (`make interop-lmcache`)
+
+`python -m tests.tiers.torture` runs jobs on tiers whose processes and servers are killed. `make interop-tiers` runs all
+of it on real servers.
+"""

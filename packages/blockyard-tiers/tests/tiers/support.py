@@ -1,0 +1,115 @@
+"""What tests of tiers share: objects that are right by their names, and waiting for jobs."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from hashlib import shake_128
+from typing import Any
+
+from blockyard_testing.patience import PATIENCE_SECONDS
+from blockyard_tiers import Cause, Job, Outcome, Tier, layout_id
+
+LAYOUT = layout_id(model="a", dtype="float16", rank=0)
+OTHER_LAYOUT = layout_id(model="b", dtype="float16", rank=0)
+
+
+def name_of(number: int, layout: bytes = LAYOUT) -> bytes:
+    return shake_128(b"name" + layout + number.to_bytes(8, "little")).digest(16)
+
+
+def tokens_of(number: int) -> bytes:
+    return shake_128(b"tokens" + number.to_bytes(8, "little")).digest(16)
+
+
+def size_of(number: int) -> int:
+    """Most are small, some are large; the same for the same number."""
+    return (1, 100, 4096, 5000, 70_000)[number % 5] + number % 7
+
+
+def payload_of(number: int, layout: bytes = LAYOUT) -> bytes:
+    """The only bytes that a load of this name may give."""
+    return shake_128(b"payload" + layout + number.to_bytes(8, "little")).digest(size_of(number))
+
+
+def store_job(identity: int, numbers: list[int], layout: bytes = LAYOUT) -> Job:
+    names, tokens = [name_of(each, layout) for each in numbers], [tokens_of(each) for each in numbers]
+    return Job(identity, layout, names, tokens, [payload_of(each, layout) for each in numbers])
+
+
+def load_job(identity: int, numbers: list[int], layout: bytes = LAYOUT) -> Job:
+    """A load into buffers full of another request's bytes, some of them in pieces."""
+    names, tokens = [name_of(each, layout) for each in numbers], [tokens_of(each) for each in numbers]
+    buffers: list[Any] = [bytearray(b"\xaa" * size_of(each)) for each in numbers]
+    for place, number in enumerate(numbers):
+        if number % 3 == 0 and size_of(number) > 2:
+            cut = random.Random(number).randrange(1, size_of(number))
+            buffers[place] = [bytearray(b"\xaa" * cut), bytearray(b"\xaa" * (size_of(number) - cut))]
+    return Job(identity, layout, names, tokens, buffers)
+
+
+class Clock:
+    """Seconds that pass when a test says so: what a circuit goes by."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def bytes_in(buffer: Any) -> bytes:
+    return b"".join(buffer) if isinstance(buffer, list) else bytes(buffer)
+
+
+def require_right(job: Job, numbers: list[int], outcome: Outcome, layout: bytes = LAYOUT) -> None:
+    """A load gave what was stored, or zeros and causes; one that was not begun touched nothing."""
+    filler = b"\xaa" if {Cause.CLOSED, Cause.CIRCUIT_OPEN} & set(outcome.causes.values()) else b"\0"
+    for number, buffer in zip(numbers, job.buffers, strict=True):
+        wanted = payload_of(number, layout) if outcome.is_done else filler * size_of(number)
+        assert bytes_in(buffer) == wanted, (number, outcome)
+
+
+def wait_for(tier: Tier, identity: int) -> Outcome:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        for outcome in tier.finished():
+            if outcome.id == identity:
+                return outcome
+        time.sleep(0.0005)
+    raise AssertionError(f"job {identity} has not ended")
+
+
+def store(tier: Tier, numbers: list[int], layout: bytes = LAYOUT) -> Outcome:
+    assert tier.store(store_job(1, numbers, layout)) is None
+    return wait_for(tier, 1)
+
+
+def load(tier: Tier, numbers: list[int], layout: bytes = LAYOUT) -> dict[int, Cause]:
+    """Load objects and require that they are right; the causes of a miss by number, nothing for a hit."""
+    job = load_job(2, numbers, layout)
+    assert tier.load(job) is None
+    outcome = wait_for(tier, 2)
+    require_right(job, numbers, outcome, layout)
+    return {numbers[place]: cause for place, cause in outcome.causes.items()}
+
+
+def known(tier: Tier, numbers: list[int]) -> int:
+    names = [name_of(each) for each in numbers]
+    return answered(lambda: tier.longest_prefix(names)).num_found
+
+
+def first_known(tier: Tier, numbers: list[int]) -> int:
+    names = [name_of(each) for each in numbers]
+    return answered(lambda: tier.first_of(names)).place
+
+
+def answered(ask: Callable[[], Any]) -> Any:
+    """The final answer to a question."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        found = ask()
+        if found.is_final:
+            return found
+        time.sleep(0.0005)
+    raise AssertionError("the place has not answered")

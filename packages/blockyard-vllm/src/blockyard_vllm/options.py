@@ -1,0 +1,208 @@
+"""What the adapter takes: `--additional-config '{"blockyard": {...}}'`, and which vLLM it was written for.
+
+The contract has the arguments of each method of vLLM that the adapter replaces or calls. A vLLM whose methods differ is
+refused with their names (`blockyard.signatures`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from blockyard import InvalidArgument
+from blockyard.config import require_places
+from blockyard.engine_versions import VLLM
+from blockyard.policies import POLICIES, make_policy
+from blockyard.signatures import listed, moved_methods, release_of, require_version
+
+LEVELS = ("auto", "tokens", "names")
+COUNTS = ("residency_sample", "retention_blocks", "miss_causes")
+ONLY_FOR_TOKENS = ("residency_sample", "retention_blocks", "events")
+PLACES = ("last", "junction", "ends", "pow2", "queue", "told")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How blocks are managed.
+
+    level: "tokens" proves hits by tokens (one full-attention group), "names" by vLLM's hashes (every model), "auto"
+        takes the first that serves the model.
+    eviction_policy: a name, as in `CacheConfig`.
+    residency_sample: how many blocks are watched for how long they stay; "tokens" only.
+    retention_blocks: how many blocks `scheduler.kv_cache_manager.pool.retain` may keep at most; "tokens" only.
+    miss_causes: how many evicted hashes are remembered, to say why a prompt was not found; 0: nothing is said.
+    events: the address where `blockyard.events` publishes what the pool holds, such as "tcp://127.0.0.1:5557"; "" for
+        nowhere; "tokens" only.
+    state_places: of a hybrid model, at which boundaries of a prompt states are kept: names as in `CacheConfig`, and
+        "queue" and "told"; empty: where vLLM keeps them; "names" only.
+    Raises ValueError that names the option, its value and what it may be.
+    """
+
+    level: str = "auto"
+    eviction_policy: str = "lru"
+    residency_sample: int = 0
+    retention_blocks: int = 0
+    miss_causes: int = 0
+    events: str = ""
+    state_places: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in COUNTS:
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise ValueError(f"blockyard: {name} is {value!r}; it must be an integer from 0")
+        if not isinstance(self.events, str) or (self.events and "://" not in self.events):
+            raise ValueError(f"blockyard: events is {self.events!r}; it must be an address as tcp://127.0.0.1:5557 is")
+        places = self.state_places
+        if not isinstance(places, list | tuple) or not _are_places(places):
+            raise ValueError(
+                f"blockyard: state_places is {places!r}; it must be a list of names of {', '.join(PLACES)}, or every:N"
+            )
+        object.__setattr__(self, "state_places", tuple(places))
+        if self.level not in LEVELS:
+            raise ValueError(f"blockyard: level is {self.level!r}; it must be one of {', '.join(LEVELS)}")
+        if not _is_policy(self.eviction_policy):
+            raise ValueError(
+                f"blockyard: eviction_policy is {self.eviction_policy!r}; it must be one of "
+                f"{', '.join(sorted(POLICIES))}"
+            )
+
+    @property
+    def only_for_tokens(self) -> list[str]:
+        """Options that are set and that the level "names" does not have."""
+        return [name for name in ONLY_FOR_TOKENS if getattr(self, name)]
+
+
+def _is_policy(name: object) -> bool:
+    try:
+        make_policy(name if isinstance(name, str) else None, 2)
+    except InvalidArgument:
+        return False
+    return True
+
+
+def _are_places(names: Any) -> bool:
+    try:
+        require_places("state_places", tuple(name for name in names if name not in ("queue", "told")))
+    except InvalidArgument:
+        return False
+    return True
+
+
+def options_of(additional_config: Any) -> Options:
+    """Return the options in vLLM's `additional_config`. Raises ValueError for what it does not know."""
+    if not isinstance(additional_config, Mapping):
+        return Options()
+    given = additional_config.get("blockyard", {})
+    if not isinstance(given, Mapping):
+        raise ValueError(f'additional_config["blockyard"] is {given!r}; it must be a dict of options')
+    known = [field.name for field in fields(Options)]
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ValueError(f'additional_config["blockyard"] has {unknown[0]!r}; it may have {", ".join(known)}')
+    return Options(**given)
+
+
+VLLM_VERSIONS = VLLM.versions
+POOL = "vllm.v1.core.block_pool:BlockPool"
+MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
+BLOCKS = "vllm.v1.core.kv_cache_manager:KVCacheBlocks"
+SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+#: Of one kind of layers: level "names" says in advance when these would change nothing.
+GROUP = "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager"
+
+_COMMON = {
+    f"{SCHEDULER}._mamba_block_aligned_split": "self, request, num_new_tokens, num_new_local_computed_tokens=, "
+    "num_external_computed_tokens=",
+    f"{POOL}.cache_partial_block": "self, request, block, num_tokens, kv_cache_group_id, block_size, "
+    "replace_existing_hashes=",
+    f"{POOL}.get_cached_block": "self, block_hash, kv_cache_group_ids",
+    f"{POOL}.get_new_blocks": "self, num_blocks",
+    f"{POOL}._notify_reuse": "self, blocks",
+    f"{POOL}._maybe_evict_cached_block": "self, block",
+    f"{POOL}._remove_cached_block_hashes": "self, block",
+    f"{POOL}._insert_block_hash": "self, block_hash_with_group_id, block, num_tokens",
+    f"{POOL}.touch": "self, blocks",
+    f"{POOL}.free_blocks": "self, ordered_blocks",
+    f"{POOL}.unpin_blocks": "self, blocks, on_reuse",
+    f"{POOL}.evict_blocks": "self, block_ids",
+    f"{POOL}.reset_prefix_cache": "self",
+    f"{POOL}.get_num_free_blocks": "self",
+    f"{POOL}.get_usage": "self",
+    f"{POOL}.take_events": "self",
+    f"{MANAGER}.allocate_slots": "self, request, num_new_tokens, num_new_computed_tokens=, new_computed_blocks=, "
+    "num_lookahead_tokens=, num_external_computed_tokens=, delay_cache_blocks=, num_encoder_tokens=, "
+    "full_sequence_must_fit=, reserved_blocks=, has_scheduled_reqs=, skip_zeroing_group_ids=",
+    f"{MANAGER}.free": "self, request",
+    f"{MANAGER}.remove_skipped_blocks": "self, request_id, processed_computed_tokens, num_prompt_tokens=",
+    f"{MANAGER}.pop_blocks_for_free": "self, request",
+    f"{MANAGER}.evict_blocks": "self, block_ids",
+    f"{MANAGER}.reset_prefix_cache": "self",
+    f"{MANAGER}.take_events": "self",
+    f"{MANAGER}.get_blocks": "self, request_id",
+    f"{MANAGER}.get_block_ids": "self, request_id",
+    f"{MANAGER}.get_block_ids_for_computed_tokens": "self, request_id, num_computed_tokens",
+    f"{MANAGER}.estimate_cached_tokens": "self, request",
+    f"{MANAGER}.cache_blocks": "self, request, num_computed_tokens",
+    f"{MANAGER}.create_kv_cache_blocks": "self, blocks",
+    f"{MANAGER}.truncate_computed_blocks": "self, blocks, num_computed_tokens",
+    f"{MANAGER}.take_new_block_ids": "self",
+    f"{MANAGER}.record_blocks_for_zeroing": "self, request_id, start_token",
+    f"{MANAGER}.take_kv_cache_block_copies": "self",
+    f"{MANAGER}.take_boundary_state_offloads": "self",
+    f"{MANAGER}.finalize_partial_tail_offloads": "self, request",
+    f"{MANAGER}.new_step_starts": "self",
+    f"{MANAGER}.record_prefix_cache_stats": "self, request, num_hits",
+    f"{MANAGER}.make_prefix_cache_stats": "self",
+    f"{BLOCKS}.get_block_ids": "self, allow_none=, group_ids=",
+    f"{BLOCKS}.get_unhashed_block_ids": "self",
+    f"{BLOCKS}.get_unhashed_block_ids_all_groups": "self",
+    f"{BLOCKS}.new_empty": "self",
+    f"{GROUP}.get_num_blocks_to_allocate": "self, request_id, num_tokens, new_computed_blocks, total_computed_tokens, "
+    "num_local_computed_tokens, num_tokens_main_model, apply_admission_cap=, prefill_end=",
+    f"{GROUP}.allocate_new_blocks": "self, request_id, num_tokens, num_tokens_main_model",
+    f"{GROUP}.cache_blocks": "self, request, num_tokens, retention_interval=, replay_boundaries",
+    f"{GROUP}.remove_skipped_blocks": "self, request_id, processed_computed_tokens, num_prompt_tokens=",
+}
+_MANAGER_0_32 = (
+    "self, kv_cache_config, max_model_len, scheduler_block_size, hash_block_size, max_in_flight_tokens=, "
+    "enable_caching=, use_eagle=, num_prefill_lookahead=, log_stats=, enable_kv_cache_events=, dcp_world_size=, "
+    "pcp_world_size=, metrics_collector=, watermark=, enable_mamba_shared_prefix_checkpoint="
+)
+_POOL_0_32 = (
+    "self, num_gpu_blocks, enable_caching, hash_block_size, enable_kv_cache_events=, metrics_collector=, medium="
+)
+
+CONTRACTS: dict[str, dict[str, str]] = {
+    "0.32": _COMMON
+    | {
+        f"{POOL}.__init__": _POOL_0_32,
+        f"{MANAGER}.__init__": _MANAGER_0_32,
+        f"{MANAGER}.get_computed_blocks": "self, request",
+        f"{MANAGER}.get_computed_blocks_for_connector": "self, request",
+    },
+    "0.33": _COMMON
+    | {
+        f"{POOL}.__init__": _POOL_0_32.replace("medium=", "num_hash_lookahead_tokens=, medium="),
+        f"{MANAGER}.__init__": _MANAGER_0_32.replace("use_eagle=, ", "use_eagle=, num_hash_lookahead_tokens=, "),
+        f"{MANAGER}.get_computed_blocks": "self, request, max_cache_hit_length=",
+        f"{MANAGER}.get_computed_blocks_for_connector": "self, request, max_cache_hit_length=",
+    },
+}
+
+
+def require_known_vllm() -> None:
+    """Raise `MissingExtra` for another version of vLLM, RuntimeError if a known one has other methods; it names some.
+
+    A development build is compared with the newest that is known.
+    """
+    import vllm
+
+    require_version(VLLM, "blockyard_vllm")
+    moved = moved_methods(CONTRACTS[release_of(VLLM, vllm.__version__) or VLLM_VERSIONS[-1]])
+    if moved:
+        raise RuntimeError(
+            f"blockyard_vllm needs {VLLM}: pip install {VLLM.requirement}; "
+            f"in vLLM {vllm.__version__} these methods differ: {listed(moved)}"
+        )

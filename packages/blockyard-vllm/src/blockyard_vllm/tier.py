@@ -1,0 +1,129 @@
+"""Blockyard's tiers stand below vLLM's CPU memory by its configuration alone:
+
+    vllm serve MODEL --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+        "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 8589934592,
+            "secondary_tiers": [{"type": "BlockyardTier", "module_path": "blockyard_vllm.tier",
+                                 "place": "file:/var/kv,bytes=50GiB"}]}}'
+
+A chunk is an object: what vLLM loads is what it stored, or a miss. Written for the `SecondaryTierManager` of vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from blockyard import InvalidArgument
+from blockyard.engine_versions import VLLM
+from blockyard.signatures import engine_imports
+from blockyard_tiers import Ended, TierDoor
+
+with engine_imports(VLLM, __name__):
+    from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, RequestOffloadingContext
+    from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+
+class BlockyardTier(SecondaryTierManager):
+    """This is a tier behind vLLM's door; no call but `drain_jobs` and `shutdown` waits.
+
+    place: as after `serve --tier`, without write=. fingerprint: of the weights, where the model's name does not tell
+    them. locality: LOCAL or REMOTE, for vLLM. Raises `InvalidArgument` for other values.
+    """
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        place: str = "",
+        fingerprint: str = "",
+        locality: str | None = None,
+        backpressure_detector: Any = None,
+    ) -> None:
+        if not isinstance(place, str) or not place:
+            raise InvalidArgument(f"place is {place!r}; it must name a tier, like file:/var/kv,bytes=50GiB")
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality = None if locality is None else Locality(locality)
+        self._chunks = np.asarray(primary_kv_view).view(np.uint8)
+        self._door = TierDoor(
+            place, fingerprint=fingerprint, chunk_bytes=self._chunks.shape[1], **_fields_of(offloading_spec)
+        )
+        self._jobs: dict[int, Any] = {}
+        #: What a request tried to load and missed; it is not promised again.
+        self._missed: dict[str, set[bytes]] = {}
+
+    def on_new_request(self, req_context: Any) -> Any:
+        """Chunks are stored as they come."""
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: Any) -> None:
+        """Forget what this request has missed."""
+        self._missed.pop(req_context.req_id, None)
+
+    def lookup(self, key: bytes, req_context: Any) -> Any:
+        """Say whether a chunk is there, as far as is known: RETRY while the place is asked."""
+        if key in self._missed.get(req_context.req_id, ()):
+            return LookupResult.MISS
+        known = self._door.known([key])
+        if known.num_found:
+            return LookupResult.HIT
+        return LookupResult.MISS if known.is_final else LookupResult.RETRY
+
+    def submit_store(self, job_metadata: Any) -> None:
+        """Begin to store chunks, all or none of them."""
+        self._begin(job_metadata, False)
+
+    def submit_load(self, job_metadata: Any) -> None:
+        """Begin to load chunks; those that are right count."""
+        self._begin(job_metadata, True)
+
+    def get_finished_jobs(self) -> Iterable[Any]:
+        """Returns what came of the jobs that ended since the last call."""
+        return [self._result(ended) for ended in self._door.ended()]
+
+    def drain_jobs(self) -> None:
+        """Wait until no job runs. vLLM asks so when weights may change, so nothing stored before is found after it."""
+        while self._door.num_running():
+            time.sleep(0.0005)
+        self._door.turn()
+
+    def shutdown(self) -> None:
+        """End the tier's threads, and let go of vLLM's memory."""
+        self._door.close()
+        self._chunks = np.empty((0, 0), np.uint8)
+
+    def _begin(self, job: Any, is_load: bool) -> None:
+        chunks = [memoryview(self._chunks[int(number)]) for number in job.chunk_ids]
+        self._jobs[self._door.begin(is_load, list(job.keys), chunks)] = job
+
+    def _result(self, ended: Ended) -> Any:
+        job = self._jobs.pop(ended.ticket)
+        keys = list(job.keys)
+        good = [key for key, is_good in zip(keys, ended.good, strict=True) if is_good]
+        if job.is_promotion and len(good) < len(keys):
+            self._missed.setdefault(job.req_context.req_id, set()).update(set(keys).difference(good))
+        whole = len(good) == len(keys)
+        partial = tuple(good) if job.is_promotion and good and not whole else None
+        return JobResult(job.job_id, whole, partial, ended.seconds, ended.num_bytes)
+
+
+def _fields_of(spec: Any) -> dict[str, Any]:
+    """Returns what vLLM tells of the bytes: where any of it differs, an object is another one's."""
+    config = spec.config
+    parallel = config.parallel
+    return {
+        "engine": "vllm",
+        "model": config.model.name,
+        "dtype": str(config.model.dtype),
+        "tokens_per_hash": config.cache.tokens_per_hash,
+        "blocks_per_chunk": config.cache.blocks_per_chunk,
+        "groups": [[group.group_id, group.tokens_per_block, list(group.layer_names)] for group in config.groups],
+        "bytes_per_block": config.worker_kv_bytes_per_block,
+        "parallel": [parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size, parallel.rank],
+        "bytes_layout": [config.replicated_layout, config.canonical_layout, config.kv_cache_layout],
+    }

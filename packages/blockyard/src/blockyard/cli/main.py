@@ -1,0 +1,67 @@
+"""`blockyard` runs a command, and says in a sentence what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from ..errors import BlockyardError, MissingExtra
+from .command import EXTRAS, installed_commands
+from .parsing import parse
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status: 0, 2 for what the user can fix, 130 when interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?" and goes on
+    try:
+        options = parse(arguments)
+        status = int(_function(options.command)(options))
+        if sys.stdout is not None:  # it is None where the shell has closed it, with >&-
+            sys.stdout.flush()  # here, where a full disk can still be told
+        return status
+    except BlockyardError as error:
+        print(f"blockyard: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        _close_output()
+        return 0  # the reader has what it wanted, as of `| head -1`
+    except OSError as error:
+        print(f"blockyard: {error.strerror or error}{f': {error.filename}' * bool(error.filename)}", file=sys.stderr)
+        _close_output()
+        return 2
+    except KeyboardInterrupt:
+        print("blockyard: interrupted", file=sys.stderr)
+        return 130
+
+
+def _close_output() -> None:
+    """Sends what is left in the buffer nowhere, so that the interpreter does not complain of it at its end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _function(name: str) -> Callable[[argparse.Namespace], int]:
+    """Return the function of a command. It is imported only now: most need an extra that --version does not."""
+    command = installed_commands()[name]
+    try:
+        module = importlib.import_module(command.module)
+    except ImportError as error:
+        if isinstance(error, MissingExtra):
+            raise
+        raise MissingExtra(f"blockyard {name} needs {error.name}{_hint(name)}") from error
+    function: Callable[[argparse.Namespace], int] = getattr(module, command.function)
+    return function
+
+
+def _hint(name: str) -> str:
+    return f": pip install 'blockyard[{EXTRAS[name]}]'" if name in EXTRAS else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Reads the command line by the options of the commands that are installed."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from .. import __version__
+from .._build import build_name
+from ..errors import MissingExtra
+from .command import EXTRAS, installed_commands
+
+_DESCRIPTION = "Blockyard: the paged KV-cache block manager as a library. This command shows it at work."
+_OPTION = re.compile(r"--[a-z][a-z0-9-]*")
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of a command. Exits with status 2 and the usage if the command does not have one of them."""
+    parser, commands = _parsers()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    known = {*EXTRAS, *installed_commands()}
+    words = [" ".join(given[:2]), *given[2:]] if " ".join(given[:2]) in known else given
+    if words and words[0] in EXTRAS and words[0] not in installed_commands():
+        raise MissingExtra(f"blockyard {words[0]} is not installed: pip install 'blockyard[{EXTRAS[words[0]]}]'")
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        _refuse(commands.choices[options.command], unknown)
+    return options
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, Any]:
+    parser = argparse.ArgumentParser(prog="blockyard", description=_DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"blockyard {__version__} ({build_name()})")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in installed_commands().values():
+        command.add_options(commands)
+    return parser, commands
+
+
+def _refuse(command: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
+    """Exits and shows the command's usage and the option that was perhaps meant."""
+    message = f"unrecognized arguments: {' '.join(unknown)}"
+    near = _nearest(unknown, _OPTION.findall(command.format_usage()))
+    command.error(f"{message}; did you mean {' '.join(near)}?" if near else message)
+
+
+def _nearest(unknown: Iterable[str], known: list[str]) -> list[str]:
+    """Returns, for each option typed, the known one that is most like it, if one is."""
+    typed = [each.partition("=")[0] for each in unknown if each.startswith("--")]
+    return [match for each in typed for match in difflib.get_close_matches(each, known, 1)]

@@ -1,0 +1,98 @@
+"""Which contents appeared before, in bounded memory."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ..arrays import zeros_i64
+
+FEWEST_SLOTS: Final = 2**12
+MASK: Final[i64] = 2**62 - 1
+ODD: Final[i64] = 0x1E3779B97F4A7C15
+OTHER_ODD: Final[i64] = 0x3F58476D1CE4E5B9
+
+
+class SeenContents:
+    """A set of the ids that appeared, or of a sample of them once there are more than fit.
+
+    Exact for up to half of `max_slots` ids, a power of two. Then half of all ids are dropped by their hash, and so on:
+    an id is in the sample with probability 2**-halvings, all of its references or none. num_references, num_seen: the
+    references to ids in the sample, and those to an id that appeared in an earlier request. O(1) a reference.
+    """
+
+    def __init__(self, max_slots: int) -> None:
+        self.halvings: i64 = 0
+        self.num_references: i64 = 0
+        self.num_seen: i64 = 0
+        self._max_slots: i64 = max_slots
+        self._slots = zeros_i64(min(max_slots, FEWEST_SLOTS))
+        self._num_ids: i64 = 0
+        #: An id whose hash is below it is in the sample.
+        self._limit: i64 = MASK
+
+    def add(self, ids_array: npt.NDArray[np.int64]) -> i64:
+        """Note the ids of one request, each from 0 to 2**60; returns how many at its start appeared before.
+
+        ids_array: a contiguous int64 array. Once the ids are sampled this is not known, and it returns -1.
+        """
+        ids = vec[i64](ids_array)
+        num_leading: i64 = 0
+        is_leading = True
+        for place in range(i64(len(ids))):
+            name = _hash(ids[place])
+            if name < self._limit:
+                is_leading = self._note(ids[place], name) and is_leading
+            if is_leading:
+                num_leading += 1
+        return -1 if self.halvings > 0 else num_leading
+
+    def _note(self, number: i64, name: i64) -> bool:
+        """Count a reference to the id; says whether it was there. It is now."""
+        self.num_references += 1
+        if not self._put(number, name):
+            # Few ids, or ill-chosen ones, may all survive a halving: a full table would be searched forever.
+            while 2 * self._num_ids > len(self._slots):
+                self._make_room()
+            return False
+        self.num_seen += 1
+        return True
+
+    def _put(self, number: i64, name: i64) -> bool:
+        mask = i64(len(self._slots)) - 1
+        slot = name & mask
+        while self._slots[slot] != 0:
+            if self._slots[slot] == number + 1:
+                return True
+            slot = (slot + 1) & mask
+        self._slots[slot] = number + 1
+        self._num_ids += 1
+        return False
+
+    def _make_room(self) -> None:
+        """Twice the slots, or half of the ids: then what was counted of them is halved too, on average."""
+        old = self._slots
+        num_slots = i64(len(old))
+        if num_slots < self._max_slots:
+            num_slots *= 2
+        else:
+            self._limit >>= 1
+            self.halvings += 1
+            self.num_references >>= 1
+            self.num_seen >>= 1
+        self._slots = zeros_i64(int(num_slots))
+        self._num_ids = 0
+        for place in range(i64(len(old))):
+            if old[place] != 0:
+                name = _hash(old[place] - 1)
+                if name < self._limit:
+                    self._put(old[place] - 1, name)
+
+
+def _hash(number: i64) -> i64:
+    mixed = (number * ODD) & MASK
+    mixed ^= mixed >> 31
+    mixed = (mixed * OTHER_ODD) & MASK
+    return mixed ^ (mixed >> 29)

@@ -1,0 +1,103 @@
+"""This loop is behind every figure of states: a cache of states, and of keys and values under them, in one budget."""
+
+import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ...arguments import require_int
+from ...config import require_places
+from ..policies.states.book import StateBook, Visit
+from ..policies.states.orders import make_order
+from ..policies.states.places import Places
+from ..policies.states.state import MOST_SESSIONS, SHARED
+
+
+class _Leaving:
+    """This is what a request leaves when its results are there."""
+
+    def __init__(self, visit: Visit, positions: list[int], kinds: list[int], session: i64) -> None:
+        self.visit = visit
+        self.session = session
+        self.positions = positions
+        self.kinds = kinds
+
+
+class StateRun:
+    """Requests one after another, or `in_flight` at a time: a request hits what was computed by those that had ended.
+
+    Sizes are in tokens of keys and values: state_tokens of a state, budget of everything that is kept between requests.
+    order, places: by name (docs/states.md); another raises `InvalidArgument`. memory: hashes are remembered of this
+    many budgets of tokens.
+    """
+
+    def __init__(
+        self,
+        order: str,
+        places: tuple[str, ...],
+        state_tokens: int,
+        budget: int,
+        block_size: int = 16,
+        memory: int = 4,
+        in_flight: int = 1,
+    ) -> None:
+        require_places("places", places)
+        remembered = memory * budget // block_size
+        self.book = StateBook(make_order(order, state_tokens), block_size, remembered)
+        self.places = Places(places, block_size)
+        self.budget: i64 = budget
+        self.block_size: i64 = block_size
+        self.in_flight: i64 = in_flight
+        self.num_written: i64 = 0
+        self._running: list[_Leaving] = []
+        self._over: set[int] = set()
+
+    def request(
+        self,
+        keys: npt.NDArray[np.int64],
+        num_prompt: int,
+        num_total: int,
+        told: list[int],
+        queued: list[int],
+        session: int = 0,
+    ) -> int:
+        """Return the tokens that a request hits, named by the keys of its blocks, those of its output included.
+
+        num_prompt, num_total: tokens of the prompt, and with the output. told, queued: positions in tokens, for those
+        rules. session: its number, for `over`, up to 2**62; 0 for none. Raises `InvalidArgument` for another one.
+        """
+        session = require_int("session", session, 0, MOST_SESSIONS)
+        last = i64(max(num_prompt - 1, 0)) // self.block_size * self.block_size
+        total = i64(num_total) // self.block_size * self.block_size
+        visit = self.book.visit(vec[i64](keys), i64(len(keys)), last)
+        if session in self._over:
+            self._over.remove(session)
+            self.book.say(session, False)
+        self.places.find(visit.hit, visit.known, last, total, told, queued)
+        self._running.append(_Leaving(visit, self.places.positions, self.places.kinds, session or SHARED))
+        while len(self._running) >= self.in_flight:
+            self._end(self._running.pop(0))
+        return int(visit.hit)
+
+    def over(self, session: int) -> None:
+        """Say that a session does not come back: the states that it alone used go sooner (docs/hints.md). O(states).
+
+        session: from 1 to 2**62. Raises `InvalidArgument` for another one.
+        """
+        number = require_int("session", session, 1, MOST_SESSIONS)
+        self._over.add(number)
+        self.book.say(number, True)
+
+    def _end(self, leaving: _Leaving) -> None:
+        """Keep the states that were wanted, the longest prefix first, and then the budget."""
+        order = sorted(range(len(leaving.positions)), key=leaving.positions.__getitem__, reverse=True)
+        made: list[int] = []
+        for place in order:
+            number = self.book.keep(leaving.visit, leaving.positions[place], leaving.kinds[place])
+            if number > 0:
+                made.append(int(number))
+        self.book.leave(leaving.visit, made, leaving.session, int(leaving.session) in self._over)
+        while self.book.num_held > self.budget:
+            self.book.drop(self.book.lowest())
+        for number in made:
+            self.num_written += 1 if self.book.is_kept(number) else 0

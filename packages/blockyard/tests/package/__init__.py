@@ -1,0 +1,1 @@
+"""What is not one package's: configuration, errors, keys, names, the build, the sources."""
