@@ -65,13 +65,14 @@ class Node:
         groups = [LayerGroup(size, token_bytes=8) for size in sizes]
         if world.has_states:
             groups.append(LayerGroup(draw.choice(sizes), kind="state", state_bytes=40))
+        num_blocks, cuts_chunks = draw.randrange(40, 160), draw.random() < 0.7
         self.config = CacheConfig(
-            num_blocks=draw.randrange(40, 160),
+            num_blocks=num_blocks,
             max_num_seqs=32,
             max_model_len=96,
             hash_seed=1,
             groups=tuple(groups),
-            cut_chunks=draw.random() < 0.7,
+            **({"cut_chunks": cuts_chunks} if world.has_states else {}),
         )
         self.shards = HeadShards.even(world.num_heads, 1 if world.has_states else draw.choice([1, 2, 3]))
         self.start()

@@ -11,12 +11,14 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from blockyard import InvalidArgument
-from blockyard.config import CACHE_OPTIONS
+from blockyard.config import CACHE_OPTIONS, UNUSED_OPTIONS
 from blockyard.tenants import Tenant
 from blockyard_engine import Engine, SamplingParams
+from blockyard_testing.hybrid_models import hybrid_model
 from blockyard_testing.tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
 
-EVERYTHING = {
+#: Options that do something without a state group, and those that need one.
+EVERYTHING: dict[str, Any] = {
     "eviction_policy": "arc",
     "history_size": 50,
     "hash_seed": 7,
@@ -25,11 +27,13 @@ EVERYTHING = {
     "partial_hits": True,
     "residency_sample": 1,
     "retention_blocks": 5,
-    "state_order": "lru",
-    "state_places": ("last",),
     "tenants": (Tenant("acme", min_blocks=2),),
     "track_misses": True,
     "watermark": 0.1,
+}
+OF_STATES: dict[str, Any] = {"state_order": "lru", "state_places": ("last",)}
+WITHOUT_CACHING = {
+    name: EVERYTHING[name] for name in EVERYTHING if name not in UNUSED_OPTIONS["enable_prefix_caching is False"]
 }
 
 
@@ -39,9 +43,17 @@ def engine_with(options: Any, **others: Any) -> Engine:
 
 
 def test_all_options_reach_the_config() -> None:
-    assert tuple(sorted(EVERYTHING)) == CACHE_OPTIONS
+    assert tuple(sorted(EVERYTHING | OF_STATES)) == CACHE_OPTIONS
     config = engine_with(EVERYTHING).cache.config
     assert {name: getattr(config, name) for name in EVERYTHING} == EVERYTHING
+    config = Engine(hybrid_model("qwen3_next"), num_blocks=200, block_size=4, cache_options=OF_STATES).cache.config
+    assert {name: getattr(config, name) for name in OF_STATES} == OF_STATES
+
+
+@pytest.mark.parametrize("name", sorted(OF_STATES))
+def test_options_of_states_are_refused_for_a_model_without_any(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name} is .* does nothing"):
+        engine_with({name: OF_STATES[name]})
 
 
 @pytest.mark.parametrize("caching", [True, False], ids=["cache", "no-cache"])
@@ -55,7 +67,7 @@ def test_the_tokens_are_the_same_with_all_of_them(caching: bool) -> None:
         max_num_seqs=4,
         max_num_batched_tokens=64,
         enable_prefix_caching=caching,
-        cache_options=EVERYTHING,
+        cache_options=EVERYTHING if caching else WITHOUT_CACHING,
     )
     prompts = mixed_prompts((60, 51, 33, 70, 45, 52), shared=29)
     for _ in range(3):

@@ -89,7 +89,9 @@ def test_only_the_last_chunk_of_a_prompt_samples() -> None:
 def test_a_prefix_is_computed_once_for_all_who_share_it() -> None:
     scheduler = make(budget=64)
     requests = [add(scheduler, number, [*range(12), 50 + number]) for number in range(3)]
-    assert served(scheduler.schedule()) == [(0, 13), (1, 1), (2, 1)]
+    step = scheduler.schedule()
+    assert served(step) == [(0, 13), (1, 1), (2, 1)]
+    finish(scheduler, step)
     assert [branch.request.num_cached_tokens for branch in requests] == [0, 12, 12]
 
 
@@ -123,7 +125,9 @@ def test_none_waits_for_a_prefix_that_none_computes_any_more(changes: dict[str, 
     finish(scheduler, scheduler.schedule())
     assert scheduler.running == [first]
     scheduler.abort(0)
-    assert served(scheduler.schedule()) == [(1, 4)]
+    step = scheduler.schedule()
+    assert served(step) == [(1, 4)]
+    finish(scheduler, step)
     assert second.request.num_cached_tokens == 4
 
 

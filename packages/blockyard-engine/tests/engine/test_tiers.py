@@ -107,7 +107,7 @@ def test_a_hybrid_model_goes_on_from_a_state_of_the_engine_before(name: str, tmp
 _KILLED = """
 import sys
 from pathlib import Path
-import tests.conftest
+import blockyard_testing.plugin
 from tests.engine.test_tiers import LONG, PROMPT, engine_on
 from blockyard_testing.hybrid_models import hybrid_model
 engine = engine_on(hybrid_model("qwen3_next"), Path(sys.argv[1]), num_blocks=600)

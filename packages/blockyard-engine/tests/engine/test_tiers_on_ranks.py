@@ -312,7 +312,7 @@ def test_a_rank_that_is_killed_in_mid_load_leaves_nothing_wrong(
 _KILLED = """
 import sys
 from pathlib import Path
-import tests.conftest
+import blockyard_testing.plugin
 from tests.engine.test_tiers_on_ranks import LONG, PROMPT, engine_on
 from blockyard_testing.tiny_models import tiny_model
 engine = engine_on(tiny_model("llama-gqa"), Path(sys.argv[1]), 2)
