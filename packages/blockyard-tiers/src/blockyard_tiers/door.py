@@ -15,7 +15,7 @@ from hashlib import blake2b, sha256
 from typing import Any
 from uuid import uuid4
 
-from blockyard.arguments import shown
+from blockyard.arguments import require_int, require_number, shown
 from blockyard.errors import InvalidArgument
 
 from .header import PAGE_BYTES, BadObject, Header, layout_id
@@ -91,13 +91,19 @@ class TierDoor:
         return found
 
     def wait(self, ticket: int, seconds: float) -> Ended | None:
-        """Wait until a batch has ended; None where that takes longer than `seconds`, and it will not be told then."""
+        """Wait until a batch has ended; None if that takes longer than `seconds`, and its end is not reported later.
+
+        Raises `InvalidArgument` for a ticket of no batch, and for one whose end was reported or given up.
+        """
+        ticket, seconds = require_int("ticket", ticket, 0, 2**63 - 1), require_number("seconds", seconds)
         end = time.monotonic() + seconds
         while True:
             with self._lock:
                 self._collect()
                 if ticket in self._ended:
                     return self._ended.pop(ticket)
+                if ticket in self._given_up or all(batch.ticket != ticket for batch, _ in self._running.values()):
+                    raise InvalidArgument(f"ticket is {ticket}; no batch of this number runs or has yet to be reported")
                 if time.monotonic() > end:
                     self._given_up.add(ticket)
                     return None

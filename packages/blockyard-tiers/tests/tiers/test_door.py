@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from blockyard import InvalidArgument
 from blockyard_testing.patience import PATIENCE_SECONDS
 from blockyard_tiers import TierDoor
 
@@ -58,3 +60,30 @@ def test_after_a_turn_nothing_stored_before_is_found(door: TierDoor, tmp_path: P
     other = TierDoor(f"file:{tmp_path}", model="a")
     assert carry(other, True, KEYS, [bytearray(32) for _ in KEYS]) == [True] * 4
     other.close()
+
+
+@pytest.mark.parametrize(
+    "ticket", [None, -1, 0, 99, 2**70, 1.5, True, "1", [], object()], ids=lambda each: type(each).__name__
+)
+def test_waiting_for_no_batch_is_refused(door: TierDoor, ticket: Any) -> None:
+    with pytest.raises(InvalidArgument, match="ticket is "):
+        door.wait(ticket, 0.0)
+    with pytest.raises(InvalidArgument, match="ticket is "):
+        door.wait(ticket, PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize("seconds", [None, float("nan"), float("inf"), 10**400, "1", [], True, 1j], ids=repr)
+def test_waiting_for_no_time_is_refused_and_the_batch_stays(door: TierDoor, seconds: Any) -> None:
+    ticket = door.begin(False, KEYS, [bytearray(key) for key in KEYS])
+    with pytest.raises(InvalidArgument, match="seconds is "):
+        door.wait(ticket, seconds)
+    ended = door.wait(ticket, PATIENCE_SECONDS)
+    assert ended is not None
+    assert ended.good == [True] * 4
+
+
+def test_a_batch_is_reported_once(door: TierDoor) -> None:
+    ticket = door.begin(False, KEYS, [bytearray(key) for key in KEYS])
+    assert door.wait(ticket, PATIENCE_SECONDS) is not None
+    with pytest.raises(InvalidArgument, match=f"ticket is {ticket}; no batch"):
+        door.wait(ticket, PATIENCE_SECONDS)
