@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -31,6 +32,8 @@ from .pool_names import PoolNames, require_plain
 
 _KIND = "snapshot"
 VERSION = 1
+#: Bytes of a file that is read: some 60 million blocks of 16 tokens.
+_MAX_BYTES = 2**32
 #: Contents that are looked at in one go, so that no step waits.
 _A_GO = 512
 _Ints = npt.NDArray[np.int32]
@@ -191,16 +194,18 @@ class Contents:
         file = require_path("path", path)
         remove_leftovers(file)
         try:
-            data = file.read_bytes()
+            data = _read(file)
         except (OSError, ValueError) as error:
-            raise refuse(f"it cannot be read: {getattr(error, 'strerror', error)}") from None
+            raise refuse(f"it cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        except MemoryError:
+            raise refuse("it cannot be read: memory does not hold it") from None
         try:
             message = Message.of(data).require(_KIND)
         except (InvalidArgument, PeerMismatch) as error:
             raise refuse(f"it is no snapshot of this version: {error}") from None
         fields: dict[str, Any] = message.fields
         for name, wanted in (("version", VERSION), ("block_size", block_size), ("layout", layout.hex())):
-            if fields.get(name) != wanted:
+            if type(fields.get(name)) is not type(wanted) or fields[name] != wanted:
                 raise refuse(f"its {name} is {shown(fields.get(name))}, here it is {shown(wanted)}")
         try:
             keys = [tuple(_key_of(each) for each in some) for some in fields["keys"]]
@@ -247,6 +252,17 @@ class Contents:
                 break
             chosen[cuts[end]] = None
         return list(chosen)
+
+
+def _read(path: Path) -> bytes:
+    """Return a file's bytes. Raises `ValueError` for what is no regular file, or larger than a snapshot is."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is not a regular file")
+        if status.st_size > _MAX_BYTES:
+            raise ValueError(f"it has {status.st_size} bytes; a snapshot has at most {_MAX_BYTES}")
+        return file.read()
 
 
 def _key_of(plain: Any) -> ExtraKey:
