@@ -1,4 +1,5 @@
-"""`python -m benchmarks.states`: what states add to decode steps and to hits, in turns with a plain cache.
+"""`python -m benchmarks.states [N ...]`: what states add to decode steps and to hits, in turns with a plain cache, and
+what a prompt costs that evicts some of N states.
 
 Seconds are those of this process, so that others on the machine count only by what they do to its caches.
 """
@@ -6,6 +7,7 @@ Seconds are those of this process, so that others on the machine count only by w
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -24,6 +26,9 @@ TOKEN_BYTES = 24_576
 STATE_BLOCKS = (1, 25, 197)
 #: Rounds that take turns; steps and requests of a round.
 ROUNDS, NUM_STEPS, NUM_REQUESTS = 21, 16, 200
+#: States that a full pool holds, prompts that fill it at a time, and prompts of a round that each evict a state.
+NUM_STATES = (1_000, 10_000, 100_000, 1_000_000)
+BATCH, NUM_PROMPTS = 250, 200
 ATTENTION = LayerGroup(BLOCK_SIZE, token_bytes=TOKEN_BYTES)
 #: One group of attention is a plain cache; with another, blocks are found by group, as they are beside states.
 PLAIN = (ATTENTION,)
@@ -95,6 +100,48 @@ def hits(cache: KVCacheManager) -> Callable[[], float]:
     return requests
 
 
+def serve(cache: KVCacheManager, prompts: npt.NDArray[np.int32]) -> None:
+    """Compute these prompts in one step, and free them."""
+    seqs = np.array([cache.allocate(prompt) for prompt in prompts])
+    cache.commit(seqs, cache.reserve(seqs).num_scheduled)
+    cache.free(seqs)
+
+
+def evictions(order: str, num_states: int) -> Figure:
+    """Prompts one after another that each leave a state, in a pool that is full of states."""
+    groups, draw = with_states(1), np.random.default_rng(9)
+    config = CacheConfig(
+        2 * num_states + 2,
+        BLOCK_SIZE,
+        max_num_seqs=BATCH,
+        max_model_len=MAX_MODEL_LEN,
+        groups=groups,
+        state_places=("last",),
+        state_order=order,
+    )
+    cache = KVCacheManager(config)
+    for _ in range(num_states // BATCH + 2):
+        serve(cache, draw.integers(0, 2**31, (BATCH, BLOCK_SIZE + 1), dtype=np.int32))
+    samples = []
+    for _ in range(ROUNDS + 1):
+        prompts = draw.integers(0, 2**31, (NUM_PROMPTS, 1, BLOCK_SIZE + 1), dtype=np.int32)
+        start = time.process_time_ns()
+        for prompt in prompts:
+            serve(cache, prompt)
+        samples.append((time.process_time_ns() - start) / NUM_PROMPTS / 1000)
+    spread = f"{min(samples[1:]):.3g} to {max(samples[1:]):.3g}"
+    counts = f"{cache.stats().num_kept_states:,} written"
+    return Figure(
+        f"prompt that evicts a state, {order}",
+        f"{num_states:,}",
+        statistics.median(samples[1:]),
+        "us",
+        spread,
+        layout="states",
+        counts=counts,
+    )
+
+
 def in_turns(works: dict[str, Callable[[], float]]) -> dict[str, tuple[list[float], float]]:
     """Samples of each, and the median of their ratios to the first of the same round."""
     samples: dict[str, list[float]] = {name: [] for name in works}
@@ -137,5 +184,9 @@ def _rows(what: str, size: str, works: dict[str, Callable[[], float]]) -> Iterat
 
 if __name__ == "__main__":
     print(HEADERS[print_plain])
-    for row in state_figures():
+    sizes = tuple(map(int, sys.argv[1:]))
+    for row in () if sizes else state_figures():
         print_plain(row)
+    for order in ("index", "lru"):
+        for num_states in sizes or NUM_STATES:
+            print_plain(evictions(order, num_states))

@@ -9,8 +9,9 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from blockyard import InvalidArgument
+from blockyard.core.policies.states.ages import NUM_AGES, StateAges
 from blockyard.core.policies.states.book import StateBook
-from blockyard.core.policies.states.orders import FIRST_OVER, NUM_AGES, NUM_CLASSES, LearnedStates, make_order
+from blockyard.core.policies.states.orders import FIRST_OVER, NUM_CLASSES, LearnedStates, make_order
 from blockyard.core.policies.states.places import Places
 from blockyard.core.policies.states.state import JUNCTION, OUTPUT_END, State
 from blockyard.core.simulation.state_run import StateRun
@@ -224,13 +225,16 @@ def test_a_request_that_outlives_its_memory_keeps_nothing() -> None:
 def test_classes_that_nothing_was_seen_of_are_what_is_assumed_of_all() -> None:
     """One of them is learned and copied; here each is held against the formula."""
     order = LearnedStates(400)
-    states = [State(1, 1, 160, kind) for kind in (JUNCTION, OUTPUT_END)]
+    states = [State(number, 1, 160, kind) for number, kind in ((1, JUNCTION), (2, OUTPUT_END))]
     states[1].num_hits = 1
     for now in range(1, 40):
         for state in states:
             order.note(state, now % 3 == 0, now)
             state.since = now
-    order.learn(states, 40)
+    ages = StateAges([State(0, 0, 0, 0), *states], int(order.num_cells))
+    for state in states:
+        ages.put(state, order.cell(state, 40))
+    order.learn(ages, 40)
     seen = {int(order._row(state)) for state in states}
     unseen = [row for row in range(0, int(NUM_CLASSES * NUM_AGES), int(NUM_AGES)) if row not in seen]
     first = order._chance[unseen[0]]

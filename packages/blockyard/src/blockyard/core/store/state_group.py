@@ -334,7 +334,7 @@ class StateGroup:
         for number in self._kept[row]:
             state = self.book.state(number)
             if state.position == self._last[row] and state.kind == PROMPT_END and state.num_hits == 0:
-                state.kind = OUTPUT_END
+                self.book.set_kind(number, OUTPUT_END)
 
     def _register(self, row: i64, number: i64, parts: list[int]) -> None:
         """The book keeps a state: its blocks are known as such, and what stands before it is needed."""
@@ -343,7 +343,7 @@ class StateGroup:
             return
         state = self.book.state(number)
         state.parts = parts
-        state.is_busy = self.pool.ref_cnt[i64(parts[0])] > 0
+        self.book.set_busy(number, self.pool.ref_cnt[i64(parts[0])] > 0)
         shelf.own(parts, number)
         self._kept[row] = [*self._kept[row], int(number)]
         node = state.node

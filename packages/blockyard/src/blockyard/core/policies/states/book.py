@@ -8,9 +8,12 @@ from mypy_extensions import i64
 from ....errors import InvariantError
 from ...arrays import grown_i64, zeros_i64
 from ..layers.sessions import Sessions
+from ..parts.keys import Ghosts
+from .ages import NUM_AGES, StateAges
+from .heaps import BUSY, NOT_OVER, StateHeaps
 from .orders import RELEARNED_EVERY, StateOrder
 from .state import NO_SESSION, SHARED, TOLD, State
-from .tree import NO_STATE, ROOT, StateTree
+from .tree import MOST_KEYS, NO_STATE, ROOT, StateTree
 
 #: How many states that went are remembered for each that is kept, and how many anyway, before the oldest quarter goes.
 GHOSTS_A_STATE: Final = 4
@@ -73,11 +76,10 @@ class StateBook:
         self._free: list[int] = []
         #: All that are kept or remembered, in no order.
         self._known: list[State] = []
-        #: Whether something happened since all were scored.
-        self._is_stale = True
-        #: What the state that goes first is worth, where nothing happened since.
-        self._floor = 0.0
-        self._knows_floor = False
+        self._ages = StateAges(self._states, int(order.num_cells))
+        self._heaps = StateHeaps(self._states, order)
+        #: Of each session that alone has used states, the number of the first of them.
+        self._of_session = Ghosts(MOST_KEYS)
         #: The blocks of what is kept, where a pool has it.
         self.shelf: Shelf | None = None
 
@@ -87,16 +89,41 @@ class StateBook:
         """Return a request for the content with these keys: what it hits is found, learned from, and remembered.
 
         keys: of its blocks, `num_blocks` of them. last: the longest hit that it can use, in tokens. reached: what a
-        pool says that it hits; -1 where what is kept is what is hit. O(blocks).
+        pool says that it hits; -1 where what is kept is what is hit. O(blocks), and O(log states) for each state that
+        reaches the next age, at most `NUM_AGES` times a use.
         """
         self.now += 1
-        self._is_stale = True
+        if self.order.learns:
+            self._grow_older()
         visit = Visit(keys, num_blocks, self.now)
         num_known = self.tree.walk(keys, num_blocks, visit.nodes)
         visit.known = min(num_known * self.block_size, last)
         self._look_up(visit, visit.known // self.block_size, reached)
         self._remember(visit, num_known)
         return visit
+
+    def _grow_older(self) -> None:
+        """File those states anew that reach another age with this request."""
+        for age in range(1, NUM_AGES):
+            number = self._ages.first_of(age, self.now)
+            while number != NO_STATE:
+                state = self._states[number]
+                number = state.age_after
+                self._file(state)
+
+    def _file(self, state: State) -> None:
+        """Put a state where its age, its class and its gain now belong. O(log states)."""
+        order = self.order
+        cell: i64 = 0
+        if order.learns:
+            cell = order.cell(state, self.now)
+            if state.cell != cell or state.counted_since != state.since:
+                self._ages.put(state, cell)
+        if state.is_kept:
+            group = BUSY if state.is_busy else i64(0)
+            if order.learns or not state.is_over:
+                group += NOT_OVER
+            self._heaps.put(state, group, cell, order.gain(state, self._states[state.above].position))
 
     def _look_up(self, visit: Visit, place: i64, reached: i64) -> None:
         """The deepest state on the way is hit; one that went and would have been teaches its class."""
@@ -126,7 +153,7 @@ class StateBook:
         self._stamp += 1
         state.since = self.now
         state.stamp = self._stamp
-        self._is_stale = True
+        self._file(state)
 
     def _remember(self, visit: Visit, num_known: i64) -> None:
         parent = visit.nodes[num_known - 1] if num_known > 0 else ROOT
@@ -169,7 +196,7 @@ class StateBook:
     # What it leaves.
 
     def keep(self, visit: Visit, position: i64, kind: i64) -> i64:
-        """A state is taken at `position`. Returns its number; 0 where there is one. O(depth + states)."""
+        """A state is taken at `position`. Returns its number; 0 where there is one. O(depth + log states)."""
         node = self.node_at(visit, position // self.block_size - 1)
         if node == ROOT:
             return NO_STATE
@@ -225,117 +252,112 @@ class StateBook:
     def _place(self, state: State) -> None:
         """Put a state in the tree, between those above it and those below it."""
         tree = self.tree
-        node = tree.parent[state.node]
-        above = NO_STATE
-        while node != ROOT and above == NO_STATE:
-            number = tree.state[node]
-            if number != NO_STATE and self._states[number].is_kept:
-                above = number
-            node = tree.parent[node]
         other = tree.lone(state.node)
         has_below = tree.num_states[state.node] > 0
         state.alone = tree.place(state.number, state.node) * self.block_size
-        state.above = above
         state.is_kept = True
         self.num_kept += 1
         self.num_held += self.order.state_tokens + state.alone
         self._recount(other)
-        if has_below:
-            self._adopt(state)
+        if self.order.learns:
+            state.above = self._next_above(state.node)
+            if has_below:
+                self._move_below(state.node, state.number)
+        self._file(state)
 
-    def _adopt(self, state: State) -> None:
-        """Take over what the states right below this one saved up to now."""
-        for below in self._known:
-            if below.is_kept and below.above == state.above and below.position > state.position:
-                distance = (below.position - state.position) // self.block_size
-                if self.tree.is_below(below.node, state.node, distance):
-                    below.above = state.number
+    def _next_above(self, node: i64) -> i64:
+        """Return the next state that is kept above a node. O(depth)."""
+        tree = self.tree
+        node = tree.parent[node]
+        while node != ROOT:
+            number = tree.state[node]
+            if number != NO_STATE and self._states[number].is_kept:
+                return number
+            node = tree.parent[node]
+        return NO_STATE
+
+    def _move_below(self, top: i64, above: i64) -> None:
+        """Let the states right below a node have `above` as the next one up. O(nodes between, log states for each)."""
+        node = self.tree.next_needed(top, top, True)
+        while node != ROOT:
+            number = self.tree.state[node]
+            is_state = number != NO_STATE and self._states[number].is_kept
+            if is_state:
+                self._states[number].above = above
+                self._file(self._states[number])
+            node = self.tree.next_needed(node, top, not is_state)
 
     def _recount(self, number: i64) -> None:
         if number != NO_STATE:
             state = self._states[number]
             state.alone = self.tree.num_alone(state.node) * self.block_size
+            if self.order.learns:
+                self._file(state)
 
     # What goes.
 
-    def rescore(self) -> None:
-        """Score all that are kept, at their ages now. O(states)."""
-        self._is_stale = False
-        for state in self._known:
-            if state.is_kept:
-                self._score(state)
-
-    def _score(self, state: State) -> None:
-        state.score = self.order.score(state, self._states[state.above].position, self.now)
-
     def lowest(self) -> i64:
-        """Return the state that goes first; one that is busy after all others. O(states). 0 where none is kept.
+        """Return the state that goes first; one that is busy after all others. 0 where none is kept. O(1).
 
         An order that does not learn has those first whose session is over. Of equals it is the longest prefix, and of
         equal ones of these the one that was used longest ago.
         """
-        if self._is_stale:
-            self.rescore()
-        lowest: State | None = None
-        for state in self._known:
-            if state.is_kept and (lowest is None or self._is_before(state, lowest)):
-                lowest = state
-        return lowest.number if lowest is not None else NO_STATE
+        return self._heaps.lowest()
 
     def floor(self) -> float:
-        """Return what the state that goes first is worth; below 0 where none is kept. O(states) at most."""
-        if self._is_stale or not self._knows_floor:
-            number = self.lowest()
-            self._floor = self._states[number].score if number != NO_STATE else -1.0
-            self._knows_floor = True
-        return self._floor
+        """Return what the state that goes first is worth; below 0 where none is kept. O(1)."""
+        number = self._heaps.lowest()
+        return self._heaps.score(self._states[number]) if number != NO_STATE else -1.0
 
-    def _is_before(self, state: State, other: State) -> bool:
-        if state.is_busy != other.is_busy:
-            return other.is_busy
-        if state.is_over != other.is_over and not self.order.learns:
-            return state.is_over
-        if state.score != other.score:
-            return state.score < other.score
-        if state.position != other.position:
-            return state.position > other.position
-        return state.stamp < other.stamp
+    def set_busy(self, number: i64, is_busy: bool) -> None:
+        """Say whether the blocks of a state are held. O(log states)."""
+        state = self._states[number]
+        if state.is_busy != is_busy:
+            state.is_busy = is_busy
+            if state.is_kept:
+                self._file(state)
+
+    def set_kind(self, number: i64, kind: i64) -> None:
+        """Say why the position of a state was chosen. O(log states)."""
+        state = self._states[number]
+        state.kind = kind
+        if self.tree.state[state.node] == number:
+            self._file(state)
 
     def drop(self, number: i64) -> None:
-        """A state goes. What its hits fall back on is its heir. O(depth + states)."""
+        """A state goes. What its hits fall back on is its heir.
+
+        O(depth + log states), and that of `_move_below`.
+        """
         state = self._states[number]
-        above = state.above
-        self._knows_floor = False
+        self._heaps.take(state)
         self.tree.remove(number, state.node)
         state.is_kept = False
         self.num_kept -= 1
         self.num_held -= self.order.state_tokens + state.alone
-        other = self.tree.lone(state.node)
-        self._recount(other)
-        for below in self._known:
-            if below.is_kept and below.above == number:
-                below.above = above
-                self._score(below)
-        if above != NO_STATE:
-            self._inherit(self._states[above], state)
-        if other != NO_STATE:
-            self._score(self._states[other])
+        self._recount(self.tree.lone(state.node))
         if not self.order.learns:
             self._forget(state)
+            return
+        self._move_below(state.node, state.above)
+        if state.above != NO_STATE:
+            self._inherit(self._states[state.above], state)
 
     def _inherit(self, heir: State, state: State) -> None:
         """Let the one above it take over what was expected of a state: its hits fall back there."""
-        if not state.is_over and self.order.expects(state, self.now) > self.order.expects(heir, self.now):
+        if not state.is_over and self.order.weight(state.cell) > self.order.weight(heir.cell):
             self.order.note(heir, False, self.now)
             heir.kind = state.kind
             heir.num_hits = state.num_hits
             heir.chain = state.chain
             heir.since = state.since
-        self._score(heir)
+            self._file(heir)
 
     def _forget(self, state: State) -> None:
         """Nothing of it is known any more."""
         self.order.note(state, False, self.now)
+        self._ages.take(state)
+        self._set_session(state, NO_SESSION)
         self.tree.state[state.node] = NO_STATE
         last = self._known.pop()
         if last is not state:
@@ -378,14 +400,38 @@ class StateBook:
             return
         if state.session != NO_SESSION and state.session != session:
             session = SHARED
-        state.session = session
+        self._set_session(state, session)
         self._set_over(state, is_over and session != SHARED)
 
+    def _set_session(self, state: State, session: i64) -> None:
+        """Put a state in the list of the session that alone has used it. O(1) expected and amortised."""
+        before, after = state.session_before, state.session_after
+        if state.session == session:
+            return
+        if state.session > NO_SESSION:
+            if after != NO_STATE:
+                self._states[after].session_before = before
+            if before != NO_STATE:
+                self._states[before].session_after = after
+            elif after != NO_STATE:
+                self._of_session.remember(state.session, after)
+            else:
+                self._of_session.take(state.session)
+        if session > NO_SESSION:
+            first = self._of_session.number(session)
+            first = first if first > 0 else NO_STATE
+            self._of_session.remember(session, state.number)
+            state.session_before, state.session_after = NO_STATE, first
+            if first != NO_STATE:
+                self._states[first].session_before = state.number
+        state.session = session
+
     def say(self, session: i64, is_over: bool) -> None:
-        """A session is over, or is not after all: that is known of the states that it alone used. O(states)."""
-        for state in self._known:
-            if state.session == session:
-                self._set_over(state, is_over)
+        """A session is over, or is not after all: that is known of the states that it alone used. O(those states)."""
+        number = self._of_session.number(session)
+        while number > NO_STATE:
+            self._set_over(self._states[number], is_over)
+            number = self._states[number].session_after
 
     def check_sessions(self, sessions: Sessions) -> None:
         """Compare what is said of sessions with what is known of their states. O(states). Raises `InvariantError`."""
@@ -402,8 +448,7 @@ class StateBook:
             self.order.note(state, False, self.now)
             state.since = self.now
         state.is_over = is_over
-        self._is_stale = True
-        self._knows_floor = False
+        self._file(state)
 
     def drop_all(self) -> None:
         """Let all go that are kept."""
@@ -422,8 +467,7 @@ class StateBook:
     def settle(self) -> None:
         """The request is over: relearn when it is time, and bound what is remembered. O(1) amortised."""
         if self.now % RELEARNED_EVERY == 1:
-            self.order.learn(self._known, self.now)
-            self._is_stale = True
+            self.order.learn(self._ages, self.now)
         if len(self._known) > (1 + GHOSTS_A_STATE) * self.num_kept + FEWEST_GHOSTS:
             ages = sorted([int(state.since) for state in self._known])
             old = ages[len(ages) // 4]
@@ -433,6 +477,8 @@ class StateBook:
     def check(self) -> None:
         """Count all sums from scratch. O(nodes + states * depth). Raises `InvariantError`."""
         self.tree.check()
+        self._ages.check(self._known if self.order.learns else [])
+        self._heaps.check([state for state in self._known if state.is_kept])
         held: i64 = 0
         for state in self._known:
             if self.tree.state[state.node] != state.number:
@@ -441,7 +487,18 @@ class StateBook:
                 held += self.order.state_tokens
                 if self.tree.num_alone(state.node) * self.block_size != state.alone:
                     raise InvariantError(f"states: {state.alone} tokens are said to be state {state.number}'s alone")
+                if self.order.learns and self._next_above(state.node) != state.above:
+                    raise InvariantError(f"states: state {state.above} is said to be above state {state.number}")
+                self._check_place(state)
         for node in range(1, i64(len(self.tree.key))):
             held += self.block_size if self.tree.num_states[node] > 0 else 0
         if held != self.num_held:
             raise InvariantError(f"states: {held} tokens are held, the count says {self.num_held}")
+
+    def _check_place(self, state: State) -> None:
+        """A kept state is in the heap where it belongs, with its gain."""
+        cell = self.order.cell(state, self.now)
+        gain = self.order.gain(state, self._states[state.above].position)
+        group = (BUSY if state.is_busy else i64(0)) + (NOT_OVER if self.order.learns or not state.is_over else i64(0))
+        if state.heap != group * self.order.num_cells + cell + 1 or state.gain != gain:
+            raise InvariantError(f"states: state {state.number} is not filed as what it is")

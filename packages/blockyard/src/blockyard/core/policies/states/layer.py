@@ -20,7 +20,8 @@ class StateLayer(Layer):
     """The policy is asked first, about keys and values that no state stands behind. Then a state goes, the first in
     the book's order, with the keys and values that only it needed; and last what is the latest of an output that grows.
 
-    O(1) an idle block besides the policy, O(states) a state that goes, and once a request in which one does.
+    O(1) an idle block besides the policy. What a state that goes costs does not grow with the states that stay, but for
+    a logarithm and those right below it.
     """
 
     def __init__(self, policy: EvictionPolicy, num_blocks: int, shelf: StateShelf) -> None:
@@ -78,7 +79,7 @@ class StateLayer(Layer):
                 depths[block] = 1
                 kept += 1
                 if number != last and number > NONE:
-                    self.book.state(number).is_busy = False
+                    self.book.set_busy(number, False)
                 last = number
         self.num_kept += kept
         return kept
@@ -100,7 +101,7 @@ class StateLayer(Layer):
                 taken += 1
                 number = part_of[block]
                 if number != last and number > NONE:
-                    self.book.state(number).is_busy = True
+                    self.book.set_busy(number, True)
                 last = number
         self.num_kept -= taken
         return taken
@@ -134,7 +135,7 @@ class StateLayer(Layer):
     def _note_busy(self, block: i64, is_busy: bool) -> None:
         number = self.shelf.part_of[block]
         if number > NONE:
-            self.book.state(number).is_busy = is_busy
+            self.book.set_busy(number, is_busy)
 
     def remove(self, block: i64) -> None:
         """The idle `block` was revived."""

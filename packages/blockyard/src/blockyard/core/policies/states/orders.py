@@ -6,36 +6,10 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ....errors import InvalidArgument
-from ...arrays import zeros_float, zeros_i64
+from ...arrays import zeros_float
+from .ages import NUM_AGES, StateAges, age_edges
 from .state import KINDS, OVER, State
 
-#: Ages in requests at which buckets begin, each 1.5 times the one before; nothing is older than the last.
-EDGES: Final = (
-    1,
-    2,
-    3,
-    5,
-    7,
-    11,
-    17,
-    25,
-    38,
-    57,
-    86,
-    129,
-    194,
-    291,
-    437,
-    656,
-    985,
-    1477,
-    2216,
-    3325,
-    4987,
-    7481,
-    11222,
-)
-NUM_AGES: Final[i64] = 23
 #: How long the last bucket is taken to be.
 LAST_LENGTH: Final[i64] = 8000
 NUM_HITS: Final[i64] = 3
@@ -54,34 +28,49 @@ RELEARNED_EVERY: Final[i64] = 50
 class StateOrder:
     """Says what keeping a state is worth, and learns what became of those that were kept.
 
+    The score of a state is its gain times the weight of its cell. Weights change with time, gains do not.
+
     state_tokens: bytes of a state, in bytes of keys and values of a token.
     """
-
-    def __init__(self, state_tokens: i64) -> None:
-        self.state_tokens = state_tokens
 
     #: Whether states that went are remembered for `learn`, and one that would go at once is not written.
     learns = False
 
-    def score(self, state: State, above: i64, now: i64) -> float:
-        """Return what `state` is worth. above: tokens before the next state up, which it saves nothing of. O(1)."""
-        raise NotImplementedError("a StateOrder must have score()")
+    def __init__(self, state_tokens: i64) -> None:
+        self.state_tokens = state_tokens
+        #: Cells are numbers below this one.
+        self.num_cells: i64 = 1
 
-    def expects(self, state: State, now: i64) -> float:  # noqa: ARG002
-        """Return how soon it is expected to be hit, without its size; 0 where the order does not say."""
-        return 0.0
+    def cell(self, state: State, now: i64) -> i64:  # noqa: ARG002
+        """Return the cell of a state. O(1)."""
+        return 0
+
+    def weight(self, cell: i64) -> float:  # noqa: ARG002
+        """Return what a gain of 1 is worth in a cell now. O(1)."""
+        return 1.0
+
+    def gain(self, state: State, above: i64) -> float:
+        """Return what `state` is worth in a cell of weight 1. O(1).
+
+        above: tokens before the next state up, which it saves nothing of.
+        """
+        raise NotImplementedError("a StateOrder must have gain()")
+
+    def score(self, state: State, above: i64, now: i64) -> float:
+        """Return what `state` is worth. above: as of `gain`. O(1)."""
+        return self.weight(self.cell(state, now)) * self.gain(state, above)
 
     def note(self, state: State, is_hit: bool, now: i64) -> None:
         """A state was hit, or was not up to now and will not be looked at any more."""
 
-    def learn(self, states: list[State], now: i64) -> None:
-        """Draw the sum of what was noted, every `RELEARNED_EVERY` requests. states: all that are looked at."""
+    def learn(self, ages: StateAges, now: i64) -> None:
+        """Draw the sum of what was noted, every `RELEARNED_EVERY` requests. ages: of all that are looked at."""
 
 
 class LRUStates(StateOrder):
     """The state used longest ago goes first; of one request the longest prefix."""
 
-    def score(self, state: State, above: i64, now: i64) -> float:  # noqa: ARG002
+    def gain(self, state: State, above: i64) -> float:  # noqa: ARG002
         """Return when it was used."""
         return float(state.stamp)
 
@@ -99,10 +88,8 @@ class LearnedStates(StateOrder):
 
     def __init__(self, state_tokens: i64) -> None:
         super().__init__(state_tokens)
-        self._edge = zeros_i64(int(NUM_AGES) + 1)
-        for age in range(int(NUM_AGES)):
-            self._edge[age] = EDGES[age]
-        self._edge[NUM_AGES] = 2**40
+        self._edge = age_edges()
+        self.num_cells = NUM_CLASSES * NUM_AGES
         cells = int(NUM_CLASSES * NUM_AGES)
         #: By class and age: states that were that old, hits of them, the share of hits, and the index.
         self._seen = zeros_float(cells)
@@ -111,14 +98,17 @@ class LearnedStates(StateOrder):
         num_over = int(NUM_CLASSES - FIRST_OVER) * int(NUM_AGES)
         self._index = vec[float]([1.0] * (cells - num_over) + [DOUBT] * num_over)
 
-    def score(self, state: State, above: i64, now: i64) -> float:
-        """Return what it saves against the next state up, over what it frees, times how soon it is expected."""
-        gain = float(state.position - above) / float(self.state_tokens + state.alone)
-        return self.expects(state, now) * gain
+    def cell(self, state: State, now: i64) -> i64:
+        """Return the cell of its class at its age."""
+        return self._row(state) + self._bucket(state.age(now))
 
-    def expects(self, state: State, now: i64) -> float:
-        """Return the index of its class at its age."""
-        return self._index[self._row(state) + self._bucket(state.age(now))]
+    def weight(self, cell: i64) -> float:
+        """Return the index of a class at an age: how soon a hit is expected."""
+        return self._index[cell]
+
+    def gain(self, state: State, above: i64) -> float:
+        """Return what it saves against the next state up, over what it frees."""
+        return float(state.position - above) / float(self.state_tokens + state.alone)
 
     def _row(self, state: State) -> i64:
         chain = state.chain
@@ -150,16 +140,18 @@ class LearnedStates(StateOrder):
         else:
             self._seen[row + last] += self._part(age, last)
 
-    def learn(self, states: list[State], now: i64) -> None:
-        """Chances from counts, then the index of each class and age. O(states + classes * ages**2)."""
+    def learn(self, ages: StateAges, now: i64) -> None:
+        """Chances from counts, then the index of each class and age. O(classes * ages**2)."""
         seen = self._seen[:]
-        for state in states:
-            row = self._row(state)
-            age = state.age(now)
-            last = self._bucket(age)
-            for bucket in range(last):
-                seen[row + bucket] += 1.0
-            seen[row + last] += self._part(age, last)
+        for number in range(NUM_CLASSES):
+            num_older: i64 = 0
+            age = NUM_AGES
+            while age > 0:
+                age -= 1
+                cell = number * NUM_AGES + age
+                passed = ages.count[cell] * (now + 1 - self._edge[age]) - ages.since[cell]
+                seen[cell] += float(num_older) + float(passed) / float(self._edge[age + 1] - self._edge[age])
+                num_older += ages.count[cell]
         # What is not known of any age of a class begins with what is seen of all classes.
         all_seen = 2.0
         all_hit = 0.1

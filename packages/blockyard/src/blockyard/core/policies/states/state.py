@@ -17,6 +17,8 @@ KINDS: Final = ("junction", "prompt end", "output end", "told", "queue", "regula
 #: Of a state: no session has used it yet; several have, or requests without one.
 NO_SESSION: Final[i64] = 0
 SHARED: Final[i64] = -1
+#: The cell of a state that `StateAges` does not count.
+NOT_COUNTED: Final[i64] = -1
 #: Sessions of a simulation have numbers from 1 to this one.
 MOST_SESSIONS: Final = 2**62
 
@@ -32,6 +34,9 @@ class State:
     alone: tokens of keys and values that only it needs. place: where it is in the list of all.
     parts, is_busy: its blocks, where a pool has it (`StateShelf`), and whether they are held.
     session, is_over: the session that alone has used it, and whether that is said to be over.
+    session_before, session_after: numbers of the neighbours in the list of that session's states.
+    cell, counted_since, age_before, age_after: where `StateAges` counts it, and its neighbours there.
+    heap, gain, rank, left, right, up: 1 + its heap in `StateHeaps`, 0 for none, and its links there.
     """
 
     def __init__(self, number: i64, node: i64, position: i64, kind: i64) -> None:
@@ -47,11 +52,22 @@ class State:
         self.above: i64 = 0
         self.place: i64 = 0
         self.alone: i64 = 0
-        self.score: float = 0.0
         self.parts: list[int] = []
         self.is_busy = False
         self.session: i64 = NO_SESSION
         self.is_over = False
+        self.session_before: i64 = 0
+        self.session_after: i64 = 0
+        self.cell: i64 = NOT_COUNTED
+        self.counted_since: i64 = 0
+        self.age_before: i64 = 0
+        self.age_after: i64 = 0
+        self.heap: i64 = 0
+        self.gain: float = 0.0
+        self.rank: i64 = 0
+        self.left: i64 = 0
+        self.right: i64 = 0
+        self.up: i64 = 0
 
     def age(self, now: i64) -> i64:
         """Requests since it was last of use, this one included."""

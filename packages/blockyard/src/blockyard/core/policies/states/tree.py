@@ -19,7 +19,7 @@ class StateTree:
     """Each node is a token block that is remembered, known by the chain hash of its prompt up to there.
 
     Hashes are taken on trust: they say where a state would be of use, never what is hit. A node is remembered while a
-    state stands at it or below it, and else until `num_remembered` later ones came. 88 bytes a node.
+    state stands at it or below it, and else until `num_remembered` later ones came. 112 bytes a node.
     """
 
     def __init__(self, num_remembered: int) -> None:
@@ -39,6 +39,10 @@ class StateTree:
         self._mixed = zeros_i64(FEWEST_NODES)
         #: The state at a node, kept or remembered.
         self.state = zeros_i64(FEWEST_NODES)
+        #: Of the nodes that states stand at or below: the first one right below a node, and its neighbours there.
+        self._below = zeros_i64(FEWEST_NODES)
+        self._beside = zeros_i64(FEWEST_NODES)
+        self._before = zeros_i64(FEWEST_NODES)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -72,6 +76,9 @@ class StateTree:
         self.num_states = grown_i64(self.num_states, size)
         self._mixed = grown_i64(self._mixed, size)
         self.state = grown_i64(self.state, size)
+        self._below = grown_i64(self._below, size)
+        self._beside = grown_i64(self._beside, size)
+        self._before = grown_i64(self._before, size)
         # Its length says how many there are: without memory for all of them they are made room for again.
         self.key = grown_i64(self.key, size)
 
@@ -121,6 +128,7 @@ class StateTree:
         while node != ROOT:
             if self.num_states[node] == 0:
                 alone += 1
+                self._link(node)
             self.num_states[node] += 1
             self._mixed[node] ^= state
             node = self.parent[node]
@@ -131,7 +139,39 @@ class StateTree:
         while node != ROOT:
             self.num_states[node] -= 1
             self._mixed[node] ^= state
+            if self.num_states[node] == 0:
+                self._unlink(node)
             node = self.parent[node]
+
+    def _link(self, node: i64) -> None:
+        beside = self._below[self.parent[node]]
+        self._below[self.parent[node]] = node
+        self._beside[node] = beside
+        self._before[node] = ROOT
+        if beside != ROOT:
+            self._before[beside] = node
+
+    def _unlink(self, node: i64) -> None:
+        before, beside = self._before[node], self._beside[node]
+        if before == ROOT:
+            self._below[self.parent[node]] = beside
+        else:
+            self._beside[before] = beside
+        if beside != ROOT:
+            self._before[beside] = before
+
+    def next_needed(self, node: i64, top: i64, goes_down: bool) -> i64:
+        """Return the node after `node`, of those below `top` that states stand at or below; 0 after the last.
+
+        goes_down: whether the nodes below `node` are wanted too. Each node comes before those below it.
+        """
+        if goes_down and self._below[node] != ROOT:
+            return self._below[node]
+        while node != top:
+            if self._beside[node] != ROOT:
+                return self._beside[node]
+            node = self.parent[node]
+        return ROOT
 
     def lone(self, node: i64) -> i64:
         """Return the state that alone needs `node` or the first node above it that any needs; 0 if several do."""
@@ -146,13 +186,6 @@ class StateTree:
             alone += 1
             node = self.parent[node]
         return alone
-
-    def is_below(self, node: i64, other: i64, num_blocks: i64) -> bool:
-        """Return whether `node` stands `num_blocks` below `other`. O(num_blocks)."""
-        while num_blocks > 0 and node != ROOT:
-            node = self.parent[node]
-            num_blocks -= 1
-        return node == other
 
     def check(self) -> None:
         """Counts agree with links. O(nodes). Raises `InvariantError`."""
@@ -170,3 +203,14 @@ class StateTree:
         for number in live:
             if children[number] != self._num_children[i64(number)] or self.find(self.key[i64(number)]) != number:
                 raise InvariantError(f"states: node {number} has {children[number]} children, or is not found")
+        needed_below = 0
+        needed = [number for number in live if self.num_states[i64(number)] > 0]
+        for number in [int(ROOT), *needed]:
+            below = self._below[i64(number)]
+            while below != ROOT:
+                if self.parent[below] != number or self.num_states[below] == 0 or needed_below == len(needed):
+                    raise InvariantError(f"states: node {below} is linked below node {number}")
+                needed_below += 1
+                below = self._beside[below]
+        if needed_below != len(needed):
+            raise InvariantError(f"states: {len(needed)} nodes have states, {needed_below} are linked")
