@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import tomllib
@@ -11,7 +12,8 @@ from types import ModuleType
 import pytest
 
 import blockyard
-from blockyard_testing.places import ROOT
+from blockyard_testing.places import NAMES, ROOT, source_of
+from blockyard_testing.public_face import exported
 
 CONFIG = tomllib.loads((ROOT / "site" / "zensical.toml").read_text())
 #: Beside the tabs: the README in Chinese is reached from the first page.
@@ -64,6 +66,33 @@ def test_the_reference_has_every_public_name(pages: Path) -> None:
     assert re.findall(r"^::: blockyard\.(\w+)$", text, re.MULTILINE) == [
         name for name in blockyard.__all__ if not name.startswith("_")
     ]
+
+
+def public_modules(name: str) -> set[str]:
+    """Modules of a package that list public names and that other packages may import: no command, not the core."""
+    top = source_of(name)
+    files = [top / "__init__.py", *top.glob("*.py"), *top.glob("*/__init__.py")]
+    listing = {path for path in files if exported(ast.parse(path.read_text()))}
+    dotted = {path.relative_to(top.parent).with_suffix("").as_posix().replace("/", ".") for path in listing}
+    return {module.removesuffix(".__init__") for module in dotted} - {f"{name}.cli", f"{name}.core"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_reference_has_every_public_module(name: str) -> None:
+    listed = {module for module in gather.reference_modules() if module.partition(".")[0] == name}
+    assert name in listed
+    assert public_modules(name) - listed == set()
+
+
+def test_the_reference_has_every_module_that_a_page_imports_from() -> None:
+    text = "\n".join(page.read_text() for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+    imported = set(re.findall(r"^from (blockyard[\w.]*) import", text, re.MULTILINE))
+    assert imported - set(gather.reference_modules()) == set()
+
+
+def test_the_reference_is_read_from_the_sources_of_every_package() -> None:
+    paths = CONFIG["project"]["plugins"]["mkdocstrings"]["handlers"]["python"]["paths"]
+    assert {(ROOT / "build" / "site" / path).resolve() for path in paths} == {source_of(name).parent for name in NAMES}
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ Who may refuse a message, and why. A message is checked as a whole before any of
     Message.of                another version of the protocol                  PeerMismatch      all
     Chain.require_next        one missed, doubled, or of another history       DivergedRank      all
     PlanReceiver.from_bytes   a plan of another shape, or of blocks not there  InvalidArgument   all, the tables too
-    engine.ranks.follower     any of these                                     RankError         the rank ends
-    parallel.link             any of the first three; silence                  HandoffError      the cache; no transfer
-    parallel.receiver         an offer of a peer not known, or of before       PeerMismatch,     all: no block was taken
+    blockyard_engine.ranks    any of these                                     RankError         the rank ends
+    blockyard_engine.parallel any of the first three; silence                  HandoffError      the cache; no transfer
+    blockyard_engine.parallel an offer of a peer not known, or of before       PeerMismatch,     all: no block was taken
                                                                                StaleOffer
 """
 
