@@ -6,6 +6,11 @@ import threading
 from typing import Any
 
 import pytest
+
+pytest.importorskip("msgspec")
+pytest.importorskip("prometheus_client")
+pytest.importorskip("zmq")
+
 import zmq
 from prometheus_client import CollectorRegistry
 

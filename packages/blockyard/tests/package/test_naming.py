@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import array
 import hashlib
-import subprocess
-import sys
 from typing import Any
 
-import cbor2
 import numpy as np
 import pytest
-import xxhash
 
 from blockyard import CacheSalt, InvalidArgument, LoRA, Span
-from blockyard.keys import ExtraKey, canonical_keys
+from blockyard.keys import ExtraKey
 from blockyard.naming import NAME_SIZES, block_names, name_as_u64, root_name
-from blockyard_testing.places import PACKAGE_DIR
+
+from .test_naming_arguments import run_without
+
+cbor2 = pytest.importorskip("cbor2")
+xxhash = pytest.importorskip("xxhash")
 
 ALGORITHMS = sorted(NAME_SIZES)
 TENANT, ADAPTER = CacheSalt("tenant-a"), LoRA("ad", "/p/ad")
@@ -170,26 +170,6 @@ def test_the_largest_token_has_a_name() -> None:
 # ---------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(
-    "tokens", [None, "abcd", b"abcd", [1.0, 2.0], [True, 2], [-1, 2], [1, 2**31], [[1, 2]], [None], ["1"], 5, [2**70]]
-)
-def test_bad_tokens(tokens: Any) -> None:
-    with pytest.raises(InvalidArgument, match=r"token_ids"):
-        block_names(tokens, 1)
-
-
-@pytest.mark.parametrize("size", [0, -1, 4097, 4.0, True, None, "4"])
-def test_bad_block_sizes(size: Any) -> None:
-    with pytest.raises(InvalidArgument, match=r"block_size is .* 1 to 4096"):
-        block_names([1], size)
-
-
-@pytest.mark.parametrize("algorithm", ["sha256", "", None, 1, ["sha256_cbor"]])
-def test_bad_algorithms(algorithm: Any) -> None:
-    with pytest.raises(InvalidArgument, match=r"algorithm is .* sha256_cbor, xxh3_128"):
-        block_names([1], 1, (), algorithm)
-
-
 @pytest.mark.parametrize("parent", [b"", bytes(16), bytes(33), "a" * 32, 7, bytearray(32)])
 def test_bad_parents(parent: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"parent is .* 32 bytes"):
@@ -212,12 +192,6 @@ def test_where_the_blocks_stand_must_be_known() -> None:
         block_names([1], 1, parent=parent, first_block=-1)
 
 
-@pytest.mark.parametrize("name", [b"", bytes(31), "a" * 32, 9561501211280363793, None])
-def test_bad_names(name: Any) -> None:
-    with pytest.raises(InvalidArgument, match=r"name is .* 16 or 32 bytes"):
-        name_as_u64(name)
-
-
 @pytest.mark.parametrize("text", [None, 0, b"0"])
 def test_bad_root_texts(text: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"root_text"):
@@ -231,30 +205,7 @@ def test_text_that_has_no_encoding() -> None:
         root_name(root_text="\ud800")
 
 
-def test_keys_are_checked_as_everywhere() -> None:
-    with pytest.raises(InvalidArgument, match=r"extra_keys"):
-        block_names([1], 1, "a")
-    assert canonical_keys((ADAPTER, TENANT)) == canonical_keys([TENANT, ADAPTER])
-
-
 # ---------------------------------------------------------------- without the extra
-
-
-def run_without(missing: str, code: str) -> str:
-    """What `code` prints where a package is not installed."""
-    script = f"import sys\nsys.path.insert(0, {str(PACKAGE_DIR.parent)!r})\nsys.modules[{missing!r}] = None\n{code}"
-    return subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=120
-    ).stdout
-
-
-@pytest.mark.parametrize(("missing", "algorithm"), [("cbor2", "sha256_cbor"), ("xxhash", "xxh3_128")])
-def test_a_missing_package_is_one_sentence(missing: str, algorithm: str) -> None:
-    code = (
-        "from blockyard import MissingExtra\nfrom blockyard.naming import block_names\n"
-        f"try:\n    block_names([1], 1, algorithm={algorithm!r})\nexcept MissingExtra as error:\n    print(error)\n"
-    )
-    assert run_without(missing, code) == f"algorithm {algorithm!r} needs {missing}: pip install 'blockyard[names]'\n"
 
 
 def test_each_algorithm_needs_only_its_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from blockyard_testing.source_only import PACKAGE_DIR
+from blockyard_testing import places
+from blockyard_testing.places import PACKAGE_DIR
 
 from ..stubs import STUBBED, same_form, stub, stub_of
 
@@ -55,11 +57,11 @@ def test_every_stub_is_in_the_package() -> None:
     assert {stub_of(name) for name in STUBBED} <= {path for each in patterns for path in PACKAGE_DIR.glob(each)}
 
 
-@pytest.mark.skipif(shutil.which("make") is None or not (ROOT / "Makefile").exists(), reason="needs make")
+@pytest.mark.skipif(shutil.which("make") is None or not (places.ROOT / "Makefile").exists(), reason="needs make")
 def test_lint_checks_every_source_with_a_stub() -> None:
     command = ["make", "-s", "--eval", "stubbed: ; @echo $(STUBBED:.pyi=.py)", "stubbed"]
-    found = subprocess.run(command, cwd=None, capture_output=True, text=True, check=True).stdout.split()
-    assert sorted(found) == sorted(str((PACKAGE_DIR / name).relative_to(ROOT)) for name in STUBBED)
+    found = subprocess.run(command, cwd=places.ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert sorted(found) == sorted(str((PACKAGE_DIR / name).relative_to(places.ROOT)) for name in STUBBED)
 
 
 @pytest.mark.drawn
@@ -82,11 +84,14 @@ def run_pyright(paths: list[Path], folder: Path) -> str:
 
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_wrong_uses_are_reported_and_right_ones_are_not(checker: str, tmp_path: Path) -> None:
-    """Both files in one run: most of a run is spent on the package."""
+    """All files in one run: most of a run is spent on the package."""
     uses = [USES / "right.py", USES / "wrong.py"]
+    if importlib.util.find_spec("torch") is not None:
+        uses.append(USES / "right_with_torch.py")
     if checker == "mypy":
         output = run_mypy("mypy", "--strict", *map(str, uses))
-        assert re.search(r"^Found \d+ errors in 1 file \(checked 2 source files\)", output, re.MULTILINE), output
+        summary = rf"^Found \d+ errors in 1 file \(checked {len(uses)} source files\)"
+        assert re.search(summary, output, re.MULTILINE), output
     else:
         output = run_pyright(uses, tmp_path)
         assert re.search(r"^\d+ errors?, ", output, re.MULTILINE), output

@@ -4,7 +4,6 @@ from array import array
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from blockyard import BlockLease, BlockPool, CacheConfig, CacheSalt, KVCacheManager, LoRA, Resize, StepPlan
 from blockyard.policies import Score
@@ -18,7 +17,6 @@ cache.allocate((1, 2, 3))
 cache.allocate(tokens)
 cache.allocate(tokens.astype(np.int64))
 cache.allocate(array("i", [1, 2, 3]))
-cache.allocate(torch.tensor([1, 2, 3]))
 cache.allocate([np.int32(1), 2], "a name", num_seqs=np.int64(2), resumed=True)
 cache.allocate([1], extra_keys=(CacheSalt("tenant"), LoRA("adapter")))
 cache.allocate([1], extra_keys=[LoRA("adapter")])
@@ -34,7 +32,6 @@ cache.reserve(seq, [1])
 slots: npt.NDArray[np.int64] = plan.slot_mapping
 cache.commit(seqs, 1, [7, 8])
 cache.commit(seqs, [1, 1], [[7, -1], [8, 9]])
-cache.commit(seqs, plan.num_scheduled, torch.tensor([7, 8]))
 cache.commit(seqs, 0)
 cache.append(seqs, np.array([1, 2]))
 fits: bool = cache.can_append(seqs)
