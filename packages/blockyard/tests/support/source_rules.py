@@ -338,6 +338,3 @@ TREE_RULES: dict[str, Rule] = {
     "literal of 2**62 or more": wide_literals,
     "assert": asserts,
 }
-
-
-# ---------------------------------------------------------------- how long a file is
