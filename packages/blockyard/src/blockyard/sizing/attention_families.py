@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import layer_rules as rules
-from .family import PUBLISHER, VLLM, gqa, latent, mha, row, windowed
+from .family import UNVERIFIED, VLLM, gqa, latent, mha, row, windowed
 
 _GPT_NAMES = {"num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head"}
 _MPT_NAMES = {"num_hidden_layers": "n_layers", "hidden_size": "d_model", "num_attention_heads": "n_heads"}
@@ -23,7 +23,8 @@ ATTENTION_FAMILIES = (
         "hunyuan_v1_dense hunyuan_v1_moe hunyuan",
         gqa(32, 4096, 32),
         aliases={"head_dim": "attention_head_dim"},
-        harmless="cla_share_factor num_media_embeds vit_type",  # use_cla is refused if it is true
+        # use_cla is refused if it is true
+        harmless="cla_share_factor class_num moe_layer_num_skipped num_media_embeds skip_cls_token vit_type",
     ),
     row("arcee", gqa(32, 2560, 32)),
     row("bitnet", gqa(30, 2560, 20, 5)),
@@ -81,7 +82,7 @@ ATTENTION_FAMILIES = (
         "gpt_bigcode",
         mha(12, 768, 12, multi_query=True),
         aliases=_GPT_NAMES,
-        harmless="n_ctx n_inner num_key_value_heads",
+        harmless="n_ctx n_inner num_key_value_heads pad_key_length pre_allocate_kv_cache",
     ),
     row(
         "falcon RefinedWeb RefinedWebModel",
@@ -151,7 +152,12 @@ ATTENTION_FAMILIES = (
     ),
     row("cwm", windowed(gqa(64, 6144, 48, 8, 128), 8192), rules.first_of(4)),
     row("exaone4 exaone_moe", windowed(gqa(32, 4096, 32, 32), 4096, sliding_window_pattern=4), rules.last_of(4)),
-    row("gemma2 vaultgemma", windowed(gqa(26, 2304, 8, 4, 256), 4096), rules.last_of(2)),
+    row(
+        "gemma2 vaultgemma",
+        windowed(gqa(26, 2304, 8, 4, 256), 4096),
+        rules.last_of(2),
+        aliases={"sliding_window": "sliding_window_size"},
+    ),
     row(
         "gemma3_text",
         windowed(gqa(26, 2304, 8, 4, 256), 4096, sliding_window_pattern=None, use_bidirectional_attention=False),
@@ -241,6 +247,7 @@ ATTENTION_FAMILIES = (
         "smollm3",
         gqa(36, 2048, 16, 4, no_rope_layers=None, no_rope_layer_interval=4, **{**_SWITCHED, "sliding_window": None}),
         rules.rotary_slide,
+        harmless="max_window_layers",
     ),
     row(
         "step3p5 step3p7_text",
@@ -258,7 +265,7 @@ ATTENTION_FAMILIES = (
     row(
         "glm_moe_dsa",
         latent(78, 6144, 64, 512, 64, index_topk_pattern=None, index_topk_freq=1, index_skip_topk_offset=2, **_INDEXED),
-        harmless=_INDEX_ONLY,
+        harmless=_INDEX_ONLY + " indexer_rope_interleave index_share_for_mtp_iteration",
     ),
     row(
         "hy_v4",
@@ -266,7 +273,12 @@ ATTENTION_FAMILIES = (
         harmless=_INDEX_ONLY,
         fixed={"index_freq": 4, "index_offset": 2},
     ),
-    row("longcat_flash", latent(None, 6144, 64, 512, 64, num_layers=28), harmless=_LATENT_ONLY),
+    row(
+        "longcat_flash",
+        latent(None, 6144, 64, 512, 64, num_layers=28, attention_method="MLA"),
+        rules.must_be("attention_method", "MLA"),
+        harmless=_LATENT_ONLY + " mla_scale_q_lora mla_scale_kv_lora",
+    ),
     row("minicpm3", latent(62, 2560, 40, 256, 32), harmless=_LATENT_ONLY + " dim_model_base"),
     row("mistral4", latent(36, 4096, 32, 256, 64), harmless=_LATENT_ONLY),
     row("youtu", latent(32, 2048, 16, 512, 64), harmless=_LATENT_ONLY),
@@ -280,20 +292,42 @@ ATTENTION_FAMILIES = (
     ),
     # ------------------------------------------------ models that transformers has no class for
     row(
-        "deepseek internlm internlm3 orion xverse Yi aquila solar mimo telechat2 iquestcoder",
+        "deepseek internlm3 orion solar telechat2 iquestcoder",
         gqa(None, None, None),
         source=VLLM,
     ),
-    row("internlm2", gqa(32, 4096, 32), source=PUBLISHER, harmless="attn_implementation"),
-    row("exaone", gqa(32, 4096, 32), source=PUBLISHER, aliases={"num_hidden_layers": "num_layers"}),
-    row("baichuan", mha(32, 4096, 32), source=PUBLISHER),
-    row("minicpm", gqa(32, 4096, 32), source=PUBLISHER, harmless="dim_model_base"),
-    row("qwen", mha(32, 4096, 32), source=PUBLISHER, harmless="kv_channels use_logn_attn"),
-    row("bailing_moe bailing_moe_v2", gqa(28, 2048, 16, 4), source=VLLM, harmless="max_window_layers"),
+    row("internlm xverse Yi aquila", gqa(None, None, None), source=UNVERIFIED),
+    row("arctic", gqa(None, None, None), source=VLLM, harmless="sliding_window"),
+    row("molmo", gqa(None, None, None), source=VLLM),
+    row(
+        "mimo",
+        gqa(None, None, None, max_window_layers=None, **_SWITCHED),
+        rules.last_slide,
+        source=VLLM,
+    ),
+    row(
+        "step3_text",
+        gqa(61, 7168, 64, 1, 256),
+        source=VLLM,
+        aliases={"num_key_value_heads": "num_attention_groups"},
+        harmless="share_q_dim share_expert_dim",
+    ),
+    row("internlm2", gqa(32, 4096, 32), source=VLLM, harmless="attn_implementation"),
+    row("exaone", gqa(32, 4096, 32), source=VLLM, aliases={"num_hidden_layers": "num_layers"}),
+    row("baichuan", mha(32, 4096, 32), source=VLLM),
+    row("minicpm", gqa(32, 4096, 32), source=VLLM, harmless="dim_model_base"),
+    row("qwen", mha(32, 4096, 32), source=VLLM, harmless="kv_channels use_logn_attn"),
+    row(
+        "bailing_moe bailing_moe_v2",
+        gqa(28, 2048, 16, 4, sliding_window=None, use_sliding_window=False),
+        rules.switched_off,
+        source=VLLM,
+        harmless="max_window_layers norm_head",
+    ),
     row(
         "chatglm",
         mha(28, 4096, 32, kv_channels=128, multi_query_attention=False, multi_query_group_num=1),
-        source=PUBLISHER,
+        source=VLLM,
         aliases={"num_hidden_layers": "num_layers"},
         harmless="pre_seq_len",
     ),
@@ -302,7 +336,7 @@ ATTENTION_FAMILIES = (
         "params.json",
         gqa(None, None, None, sliding_window=None, kv_lora_rank=None, qk_rope_head_dim=None),
         rules.all_slide,
-        source=PUBLISHER,
+        source=VLLM,
         aliases={
             "num_hidden_layers": "n_layers",
             "hidden_size": "dim",

@@ -68,11 +68,12 @@ _WRAPPED = {
     "mistral": "idefics2 mistral3 pixtral",
     "muse_glimmer_text": "muse_glimmer",
     "nemotron_h": "nemotron_h_omni NemotronH_Nano_VL_V2",
+    "phi3": "phi3_v",
     "opt": "blip-2 instructblip instructblipvideo",
     "paddleocr_vl_text": "paddleocr_vl",
     "persimmon": "fuyu",
     "qwen2": "got_ocr2 fast_vlm internvl internvl_chat llava_onevision ovis ovis2 ovis2_5 pp_chart2table video_llama_3 "
-    "qwen2_audio vibevoice_asr dots_ocr",
+    "qwen2_audio vibevoice_asr dots_ocr minicpmv minicpmo",
     "qwen2_5_omni_text": "qwen2_5_omni_thinker qwen2_5_omni",
     "qwen2_5_vl_text": "qwen2_5_vl",
     "qwen2_vl_text": "qwen2_vl",
@@ -82,6 +83,7 @@ _WRAPPED = {
     "qwen3_omni_moe_text": "qwen3_omni_moe_thinker qwen3_omni_moe",
     "qwen3_vl_moe_text": "qwen3_vl_moe",
     "qwen3_vl_text": "cosmos3_omni qwen3_vl",
+    "step3_text": "step3_vl",
     "step3p5": "step3p7",
     "voxtral_realtime_text": "voxtral_realtime",
 }

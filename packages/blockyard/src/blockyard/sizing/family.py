@@ -9,8 +9,9 @@ from typing import Any
 from .layer_rules import LayerRule, all_full
 from .state_layers import StateReader
 
-#: Sources: model files of transformers 5.19, model files of vLLM, and what the publisher put beside the weights.
-TRANSFORMERS, VLLM, PUBLISHER = "transformers", "vLLM", "the publisher's code"
+#: Sources: model files of transformers 5.19, and of vLLM (those that it has removed, in its history). UNVERIFIED: the
+#: row follows from the model's fields and relatives; nobody compared it with code that runs the model.
+TRANSFORMERS, VLLM, UNVERIFIED = "transformers", "vLLM", "unverified"
 
 
 @dataclass(frozen=True, slots=True)

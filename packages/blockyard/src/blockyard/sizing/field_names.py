@@ -35,9 +35,12 @@ labels layerdrop layernorm logit logits loss mlp moe mtp multiplier multipliers 
 position positions probs quant quantization residual rms rope rotary routed router routing scale scaled scaling softcap
 softcapping softmax speech std summary temperature theta token topk tuning video vision vocab vocabulary
 """)
+#: Names of parts that keep nothing between steps begin like this, whatever else they say.
+_OTHER_PARTS = ("moe_", "mtp_", "patch_")
 #: Names that the words suspect and that are harmless in every model.
 _HARMLESS = _set("""
-_flash_attn_2_enabled attention_output_gate attn_implementation attn_output_gate cache_implementation
+_attn_implementation _attn_implementation_autoset _attn_implementation_internal _flash_attn_2_enabled
+attention_output_gate attn_implementation attn_output_gate cache_implementation
 chunk_size_feed_forward clip_qkv decoder_sparse_step diversity_penalty encoder_no_repeat_ngram_size ep_size
 first_k_dense_replace gradient_checkpointing_kwargs hidden_act hidden_activation hidden_size_per_layer_input is_decoder
 key_multiplier length_penalty lm_head_bias lm_head_multiplier mamba_ssm_cache_dtype mamba_ssm_dtype mlp_only_layers
@@ -46,13 +49,15 @@ num_labels num_logits_to_keep num_mtp_layers num_mtp_modules num_nextn_predict_l
 output_gate_type problem_type q_lora_rank qk_layernorm qkv_bias query_pre_attn_scalar swiglu_limits_shared tie_lm_head
 tokenizer_class topk_group torch_dtype tp_size type_vocab_size use_cache use_cache_kernel use_cache_quantization
 use_flash_attention use_flash_attn use_logn_attn use_mamba_kernels use_qk_norm use_qkv_bias value_multiplier vocab_size
+query_num chunk_input
 """)
 
 
 def can_change_cache(name: str) -> bool:
     """Return whether a field of this name may change what a layer keeps. O(length of the name)."""
-    if name in _HARMLESS:
+    if name in _HARMLESS or name.startswith(_OTHER_PARTS):
         return False
+    name = name.lstrip("_")
     words = set(re.findall(r"[a-z]+|[a-z0-9]+", name.lower())) | set(name.lower().split("_"))
     return bool(words & _CACHE_WORDS) or bool(words & _LAYER_WORDS and not words & _OTHER_WORDS)
 

@@ -31,10 +31,11 @@ class ConfigFields:
 
     def __init__(self, config: object) -> None:
         self._outer = _loaded(config)
-        inner = self._outer
-        while (nested := _nested(inner)) is not None:
-            inner = nested
-        self._sources: tuple[object, ...] = (inner,)
+        around = [self._outer]
+        while (nested := _nested(around[-1])) is not None:
+            around.append(nested)
+        self._around = tuple(around)
+        self._sources: tuple[object, ...] = (around[-1],)
 
     def get(self, *names: str) -> object:
         """Return the first of the fields that is present, or None."""
@@ -47,10 +48,10 @@ class ConfigFields:
             return value
         return next((value for name in names if (value := _field(self._outer, name)) is not None), None)
 
-    def top(self, name: str) -> object:
-        """Return the field of the outermost config, and if it has none, of the text config."""
-        value = _field(self._outer, name)
-        return self.get(name) if value is None else value
+    def top(self, *names: str) -> object:
+        """Return the first of the fields that is present in the outermost config that has one, or None."""
+        values = (_field(config, name) for config in self._around for name in names)
+        return next((value for value in values if value is not None), None)
 
     def of_layer(self, index: int) -> ConfigFields:
         """Return the fields of one layer: those that `per_layer_config` gives it, before those of the model.
@@ -147,6 +148,7 @@ class FamilyFields(ConfigFields):
 
     def __init__(self, fields: ConfigFields, family: Family) -> None:
         self._outer = fields._outer
+        self._around = fields._around
         self._sources = fields._sources
         self._family = family
 
@@ -203,8 +205,9 @@ def _text(value: object) -> str:
 
 def _all_fields(config: object) -> Mapping[str, object]:
     """Return the fields of a mapping, or the public attributes of an object."""
-    fields = config if isinstance(config, Mapping) else vars(config)
-    return {name: value for name, value in fields.items() if isinstance(name, str) and name[:1] != "_"}
+    if isinstance(config, Mapping):
+        return {name: value for name, value in config.items() if isinstance(name, str)}
+    return {name: value for name, value in vars(config).items() if name[:1] != "_"}
 
 
 def _nested(config: object) -> object:

@@ -38,6 +38,8 @@ _NOT_COUNTED = {
 #: Kinds with keys and values, and kinds with a state; a hybrid layer has both.
 _WITH_KEYS = {FULL, SLIDING, CHUNKED, HYBRID, INDEXED}
 _WITH_STATE = {STATE, CONVOLUTION, HYBRID}
+#: Keys of the `attn_config` of DBRX and MPT that are read, or change nothing.
+_ATTN_CONFIG = frozenset(["kv_n_heads", "attn_impl", "attn_type", "attn_pdrop", "attn_uses_sequence_id", "qk_ln"])
 #: Keys of MiniMax M3's `sparse_attention_config` that change nothing of what is kept.
 _SPARSE_HARMLESS = frozenset(
     [
@@ -267,6 +269,7 @@ def _num_kv_heads(fields: FamilyFields, kind: str) -> int:
         return fields.count("multi_query_group_num")
     nested = fields.get("attn_config")  # DBRX, MPT
     if nested is not None:
+        _require_known_attention(nested)
         return require_int("attn_config.kv_n_heads", _of_nested(nested, "kv_n_heads", num_heads), 1, num_heads)
     if fields.get("new_decoder_architecture") is not None and not fields.flag("new_decoder_architecture"):
         return num_heads
@@ -278,6 +281,17 @@ def _num_kv_heads(fields: FamilyFields, kind: str) -> int:
             f"{num_heads}"
         )
     return num_kv_heads
+
+
+def _require_known_attention(nested: object) -> None:
+    """Raise `InvalidArgument` for a key of `attn_config` that can change the cache and is not known."""
+    for name, value in nested.items() if isinstance(nested, Mapping) else ():
+        is_known = name in _ATTN_CONFIG or is_off(value) or not can_change_cache(str(name))
+        if not is_known or (name == "attn_type" and value not in ("multihead_attention", "grouped_query_attention")):
+            raise InvalidArgument(
+                f"attn_config.{name} is {shown(value)}; what a layer keeps then is not known. If it changes nothing, "
+                f"leave it out of the config that is sized"
+            )
 
 
 def _of_nested(nested: object, name: str, default: int) -> object:

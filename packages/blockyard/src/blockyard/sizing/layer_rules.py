@@ -119,6 +119,24 @@ def last_slide(fields: ConfigFields, num_layers: int) -> list[str]:
     return [SLIDING if index >= first else FULL for index in range(num_layers)]
 
 
+def switched_off(fields: ConfigFields, num_layers: int) -> list[str]:
+    """Require that no switch turns a window on: the code that was read has none (Ling)."""
+    if fields.flag("use_sliding_window"):
+        raise InvalidArgument("use_sliding_window is true; windows are not known of this model: it must be false")
+    return [FULL] * num_layers
+
+
+def must_be(field: str, known: str) -> LayerRule:
+    """Return the rule that all layers have full attention, and that `field` has the value that is known."""
+
+    def rule(fields: ConfigFields, num_layers: int) -> list[str]:
+        if fields.get(field) not in (None, known):
+            raise InvalidArgument(f"{field} is {shown(fields.get(field))}; only {known!r} is known of this model")
+        return [FULL] * num_layers
+
+    return rule
+
+
 def windows_from(field: str) -> LayerRule:
     """Return the rule that the layers from number `field` on slide, if there is a window."""
 

@@ -56,7 +56,7 @@ class ModelShape:
         hidden = fields.count(*_HIDDEN_SIZE)
         mlp = fields.count(*_MLP_SIZE, default=_MLP_RATIO * hidden)
         experts = fields.count(*_NUM_EXPERTS, low=0, default=0)
-        own = fields.outer("dtype", "torch_dtype") or "bfloat16"
+        own = fields.top("dtype", "torch_dtype") or "bfloat16"
         return cls(
             hidden_size=hidden,
             mlp_size=mlp,

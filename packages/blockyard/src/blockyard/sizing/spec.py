@@ -212,7 +212,7 @@ class KVCacheSpec:
                 f"model_type is {fields.model_type!r}; its {len(states)} layers keep a state of {size} elements a "
                 f"sequence, and no keys or values: there are no blocks to count"
             )
-        own = fields.outer("dtype", "torch_dtype") or family_of(fields).fixed.get("dtype")
+        own = fields.top("dtype", "torch_dtype") or family_of(fields).fixed.get("dtype")
         if own is None and dtype is None:
             raise InvalidArgument("dtype is missing from the config; give the cache's, as in dtype='bfloat16'")
         state = state_dtype or fields.get("mamba_ssm_cache_dtype", "mamba_ssm_dtype") or "float32"

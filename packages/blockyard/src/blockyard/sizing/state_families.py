@@ -6,7 +6,7 @@ from typing import Any
 
 from . import layer_rules as rules
 from . import state_layers as states
-from .family import VLLM, gqa, latent, row
+from .family import UNVERIFIED, VLLM, gqa, latent, row
 
 #: Fields of latent attention that only its weights depend on.
 _LATENT_ONLY = "head_dim num_key_value_heads qk_nope_head_dim qk_head_dim v_head_dim"
@@ -173,7 +173,7 @@ STATE_FAMILIES = (
         gqa(80, 6144, 64, 8, 128, attn_type_list=None),
         rules.alternating_states,
         states.lightning,
-        source=VLLM,
+        source=UNVERIFIED,
         harmless="layernorm_full_attention_alpha",
     ),
     row(
@@ -181,7 +181,7 @@ STATE_FAMILIES = (
         gqa(20, 2048, 16, 4, 128, layer_group_size=5, num_kv_heads_for_linear_attn=0),
         rules.grouped,
         states.ring_linear,
-        source=VLLM,
+        source=UNVERIFIED,
         harmless="group_norm_size linear_silu max_window_layers",
     ),
     row(

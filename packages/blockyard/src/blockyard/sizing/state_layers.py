@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ..arguments import shown
 from ..errors import InvalidArgument
+from .field_names import can_change_cache, is_off
 from .fields import ConfigFields
 from .layers import StateLayer, StatePart
 
+#: Keys of Kimi Linear's `linear_attn_config`.
+_KIMI_KEYS = ("full_attn_layers", "kda_layers", "num_heads", "head_dim", "short_conv_kernel_size")
 #: The state of a layer, from the fields of its config and its index.
 StateReader = Callable[[ConfigFields, int], StateLayer]
 
@@ -42,7 +46,12 @@ def gated_delta_net(fields: ConfigFields, index: int) -> StateLayer:
 def kimi_delta(fields: ConfigFields, index: int) -> StateLayer:
     """Return the state of Kimi Delta Attention (arXiv 2510.26692; Kimi Linear, Ling 3): heads of one size for all."""
     nested = fields.get("linear_attn_config")
-    sizes = nested if isinstance(nested, Mapping) else {}
+    if nested is not None and not isinstance(nested, Mapping):
+        raise InvalidArgument(f"linear_attn_config is {shown(nested)}; it must be an object")
+    sizes = nested or {}
+    for name, value in sizes.items():
+        if name not in _KIMI_KEYS and can_change_cache(str(name)) and not is_off(value):
+            raise InvalidArgument(f"linear_attn_config.{name} is {shown(value)}; it is not known")
     heads = ConfigFields(sizes).count("num_heads", default=fields.count("linear_num_heads", "num_attention_heads"))
     size = ConfigFields(sizes).count("head_dim", default=fields.count("linear_head_dim", "head_dim"))
     kernel = fields.count("linear_conv_kernel_dim", "short_conv_kernel_size")

@@ -69,7 +69,7 @@ def model_weights(config: object, *, dtype: object = None, tensor_parallel_size:
     """
     ranks = require_int("tensor_parallel_size", tensor_parallel_size, 1, MAX_RANKS)
     fields = ConfigFields(config)
-    own = fields.outer("dtype", "torch_dtype") or "bfloat16"
+    own = fields.top("dtype", "torch_dtype") or "bfloat16"
     size = dtype_bytes("dtype", dtype_name("dtype", own if dtype is None else dtype))
     quantization = None if dtype is not None else read_quantization(_described(config, fields))
     if quantization is not None:
