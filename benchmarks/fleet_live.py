@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.support.fleets import tiny_folder
 
 from blockyard.routing import COSTS
 from blockyard_engine import GenerationResult, NewToken, SamplingParams
 from blockyard_serve.fleet import cluster
 from blockyard_serve.fleet.asks import ReplicaAsk
 from blockyard_serve.fleet.replica import ReplicaPlan
-from blockyard_testing.tiny_models import NUM_TOKENS
+from blockyard_testing.tiny_models import NUM_TOKENS, tiny_folder
 
 AFFINITY = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router.PrefixCacheAffinityRouter"
 MAX_LEN, BLOCK_SIZE, ANSWER, TURNS, THINK = 2048, 16, 24, 6, 0.3

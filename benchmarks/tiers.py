@@ -21,10 +21,9 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
+from hashlib import shake_128
 from pathlib import Path
 from typing import Any
-
-from tests.tiers.support import LAYOUT, name_of, tokens_of
 
 from blockyard import CacheConfig, KVCacheManager
 from blockyard_testing.tiers_servers import (
@@ -34,13 +33,22 @@ from blockyard_testing.tiers_servers import (
     redis_server,
     s3_server,
 )
-from blockyard_tiers import FileTier, Header, Job, ObjectIndex, Offload, PeerTier, WorkingTier, object_names
+from blockyard_tiers import FileTier, Header, Job, ObjectIndex, Offload, PeerTier, WorkingTier, layout_id, object_names
 from blockyard_tiers.header import checksum_of
 
 OBJECT_BYTES = 2**20
 NUM_OBJECTS = 64
 A_JOB = 8
+LAYOUT = layout_id(model="a", dtype="float16", rank=0)
 Seconds = tuple[float, float]
+
+
+def name_of(number: int) -> bytes:
+    return shake_128(b"name" + number.to_bytes(8, "little")).digest(16)
+
+
+def tokens_of(number: int) -> bytes:
+    return shake_128(b"tokens" + number.to_bytes(8, "little")).digest(16)
 
 
 def measured(tier: WorkingTier, source: list[bytes], target: list[bytearray], numbers: list[int]) -> Seconds:

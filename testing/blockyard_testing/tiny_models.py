@@ -242,3 +242,12 @@ def letter_tokenizer() -> Any:
     tokenizer = Tokenizer(models.BPE(vocab={each: number for number, each in enumerate(alphabet)}, merges=[]))
     tokenizer.decoder = decoders.Fuse()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def tiny_folder(parent: Path, max_position_embeddings: int = 512) -> Path:
+    """Save the model and tokenizer of `servers.tiny_engine` in a new folder `tiny` of `parent`; return it."""
+    folder = parent / "tiny"
+    shape = {"vocab_size": NUM_TOKENS, "max_position_embeddings": max_position_embeddings}
+    tiny_model("llama-gqa", **shape).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder

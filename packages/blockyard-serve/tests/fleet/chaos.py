@@ -36,9 +36,9 @@ import psutil
 from blockyard_engine import Engine, FinishReason, GenerationResult, SamplingParams
 from blockyard_testing.exact_draws import ROUNDING, distances, exact
 from blockyard_testing.patience import PATIENCE_SECONDS
-from blockyard_testing.tiny_models import NUM_TOKENS, letter_tokenizer, tiny_model
+from blockyard_testing.tiny_models import NUM_TOKENS, letter_tokenizer, tiny_folder, tiny_model
 
-from ..support.fleets import MODEL, RunningFleet, running_fleet, tiny_folder
+from ..support.fleets import MODEL, RunningFleet, running_fleet
 
 MAX_LEN = 2048
 #: Seconds that a fleet has to be whole again, its replicas new and its mirror right; as long as it has for an answer.

@@ -20,8 +20,7 @@ pytest.importorskip("zmq")
 from blockyard.cli.main import main, parse
 from blockyard_serve.fleet.remains import processes
 from blockyard_testing.patience import PATIENCE_SECONDS, wait_until
-
-from ..support.fleets import tiny_folder
+from blockyard_testing.tiny_models import tiny_folder
 
 
 def test_what_does_not_fit_is_refused_with_the_sum(tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ pytest.importorskip("ray.serve", reason="needs the extra `fleet`: pip install 'b
 
 from blockyard_testing.patience import wait_until
 from blockyard_testing.servers import Running, running_server, tiny_engine
+from blockyard_testing.tiny_models import tiny_folder
 
-from ..support.fleets import RunningFleet, running_fleet, tiny_folder
+from ..support.fleets import RunningFleet, running_fleet
 
 #: Streams that go on for some seconds, so that one is in the middle when its replica dies.
 LONG = {

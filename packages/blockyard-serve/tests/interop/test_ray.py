@@ -30,8 +30,9 @@ from blockyard_serve.fleet.remains import MARK, end
 from blockyard_testing.patience import PATIENCE_SECONDS, wait_until
 from blockyard_testing.places import ROOT, SOURCE_PATH
 from blockyard_testing.servers import tiny_engine
+from blockyard_testing.tiny_models import tiny_folder
 
-from ..support.fleets import RunningFleet, running_fleet, tiny_folder
+from ..support.fleets import RunningFleet, running_fleet
 
 
 def are_gone(processes: list[psutil.Process]) -> bool:

@@ -18,18 +18,8 @@ import psutil
 
 from blockyard_testing.patience import PATIENCE_SECONDS
 from blockyard_testing.places import child_environment
-from blockyard_testing.tiny_models import NUM_TOKENS, byte_tokenizer, tiny_model
 
 MODEL = "tiny"
-
-
-def tiny_folder(parent: Path, max_position_embeddings: int = 512) -> Path:
-    """A folder with the model and tokenizer of `servers.tiny_engine`."""
-    folder = parent / MODEL
-    shape = {"vocab_size": NUM_TOKENS, "max_position_embeddings": max_position_embeddings}
-    tiny_model("llama-gqa", **shape).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return folder
 
 
 class RunningFleet:
