@@ -26,6 +26,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     words = [" ".join(given[:2]), *given[2:]] if " ".join(given[:2]) in known else given
     if words and words[0] in EXTRAS and words[0] not in installed_commands():
         raise MissingExtra(f"blockyard {words[0]} is not installed: pip install 'blockyard[{EXTRAS[words[0]]}]'")
+    if words and not words[0].startswith("-") and words[0] not in known:
+        parser.error(f"{words[0]!r} is not a command; commands: {', '.join(EXTRAS)}")
     options, unknown = parser.parse_known_args(words)
     if unknown:
         _refuse(commands.choices[options.command], unknown)
@@ -33,12 +35,22 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _parsers() -> tuple[argparse.ArgumentParser, Any]:
-    parser = argparse.ArgumentParser(prog="blockyard", description=_DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="blockyard", description=_DESCRIPTION, epilog=_not_installed())
     parser.add_argument("--version", action="version", version=f"blockyard {__version__} ({build_name()})")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in installed_commands().values():
         command.add_options(commands)
     return parser, commands
+
+
+def _not_installed() -> str | None:
+    """Return a sentence that names the commands that are not installed, and how to install them."""
+    by_extra: dict[str, list[str]] = {}
+    for name, extra in EXTRAS.items():
+        if name not in installed_commands():
+            by_extra.setdefault(extra, []).append(name)
+    named = [f"{', '.join(names)} with 'blockyard[{extra}]'" for extra, names in by_extra.items()]
+    return f"Not installed: {'; '.join(named)}." if named else None
 
 
 def _refuse(command: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
