@@ -9,7 +9,11 @@ import pytest
 
 from blockyard_testing.places import ROOT
 
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "packages").glob("*/README.md")),
+]
 
 
 def links(text: str) -> list[str]:
@@ -30,7 +34,7 @@ def leads_somewhere(page: Path, link: str) -> bool:
     return target.exists() and (not heading or heading in headings(target.read_text()))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
     assert [link for link in links(page.read_text()) if not leads_somewhere(page, link)] == []
 

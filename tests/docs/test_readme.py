@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import runpy
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -12,13 +13,19 @@ import pytest
 
 import blockyard
 from blockyard import BlockPool, CacheConfig, KVCacheManager
+from blockyard.cli.parsing import parse
 from blockyard.core.pool.block_queue import FreeKVCacheBlockQueue
 from blockyard_testing.places import ROOT
 from blockyard_testing.twin import count_handles_from_the_start
 
 #: Folders of tests: the repository's, and one in each package.
 TESTS = [ROOT / "tests", *(ROOT / "packages").glob("*/tests")]
-PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "README.zh-CN.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "packages").glob("*/README.md")),
+]
 FENCED = re.compile(r"^```python\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 SNIPPETS = [(page, number, text) for page in PAGES for number, text in enumerate(FENCED.findall(page.read_text()))]
 
@@ -42,7 +49,9 @@ def test_there_are_snippets_to_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "text"), [(p, t) for p, _, t in SNIPPETS], ids=[f"{page.stem}-{number}" for page, number, _ in SNIPPETS]
+    ("page", "text"),
+    [(p, t) for p, _, t in SNIPPETS],
+    ids=[f"{page.parent.name}/{page.stem}-{number}" for page, number, _ in SNIPPETS],
 )
 def test_a_snippet_runs(page: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = compile(text, page.name, "exec")
@@ -53,6 +62,40 @@ def test_a_snippet_runs(page: Path, text: str, capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr().out
     for shown in re.findall(r"print\(.*\)\s+# ((?:\[|\d).*)$", text, flags=re.MULTILINE):
         assert shown.partition(":")[0] in printed, "what stands before a colon is printed"
+
+
+COMMANDS = sorted(
+    {
+        (page, command)
+        for page in PAGES
+        for command in re.findall(r"^    blockyard (?!--)([^#\n]*\w[^#\n]*)", page.read_text(), flags=re.MULTILINE)
+        if not command.endswith(("\\", "...", "... "))
+    }
+)
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=lambda value: getattr(value, "name", value))
+def test_a_command_of_a_page_has_the_options_that_it_is_given(page: Path, command: str) -> None:
+    assert parse(shlex.split(command)).command
+
+
+PROGRAMS = {
+    (page, *module.split("."))
+    for page in PAGES
+    for module in re.findall(r"python -m ((?:tests|benchmarks)\.[\w.]*\w)", page.read_text())
+}
+
+
+def test_a_program_that_a_page_names_exists_in_the_folder_of_a_package_that_it_names() -> None:
+    """`tests.stress` is started in packages/blockyard, and nowhere else."""
+    missing = []
+    for page, *words in sorted(PROGRAMS):
+        named = re.findall(r"packages/blockyard(?:-\w+)?(?!-?\w)", page.read_text())
+        folders = [ROOT, page.parent, *(ROOT / name for name in named)]
+        path = Path(*words)
+        if not any((folder / path).is_dir() or (folder / path.with_suffix(".py")).is_file() for folder in folders):
+            missing.append((page.name, ".".join(words)))
+    assert missing == []
 
 
 def skeleton(readme: str) -> dict[str, object]:
@@ -87,7 +130,7 @@ def test_the_readme_names_every_extra() -> None:
     assert extras & set(re.findall(r"`(\w+)`", section)) == extras
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_extras_compile_nothing_and_torch_comes_before_the_engine(page: Path) -> None:
     """An extra of the checkout builds it again; and unasked, pip takes the torch with all of CUDA."""
     text = page.read_text()
@@ -289,14 +332,18 @@ def test_what_a_promise_names_exists(row: list[str]) -> None:
         assert (ROOT / name).is_file() or (ROOT / "examples" / name).is_file()
 
 
-@pytest.mark.parametrize("path", [*PAGES, *sorted((ROOT / "examples").glob("*.py"))], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*PAGES, *sorted((ROOT / "examples").glob("*.py"))], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_what_people_read_imports_public_places_alone(path: Path) -> None:
     """`blockyard` and its packages but `core`; a name that starts with an underscore is nowhere public."""
     imported = re.findall(r"(?:from|import) (blockyard(?:\.\w+)*)", path.read_text())
     assert [name for name in imported if ".core" in name or "._" in name] == []
 
 
-@pytest.mark.parametrize("path", [*PAGES, *sorted((ROOT / "examples").glob("*.py"))], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*PAGES, *sorted((ROOT / "examples").glob("*.py"))], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_what_people_read_imports_names_of_public_faces(path: Path) -> None:
     """Below `blockyard` and its packages a module is public by its `__all__`; adapters of other engines are by name."""
     found = re.findall(r"from (blockyard(?:\.\w+){2,}) import (\([^)]*\)|[^\n#]*)", path.read_text())
