@@ -1,6 +1,6 @@
 """Parts of the core for authors of policies, simulators and pools: `from blockyard.extending import LRUStack`.
 
-These names change with a minor version, unlike those of `blockyard`. docs/policies.md and docs/lab.md use them.
+These names change with a minor version, unlike those of `blockyard`.
 """
 
 from .core.policies.states.state import MOST_SESSIONS
