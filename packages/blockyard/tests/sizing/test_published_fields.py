@@ -88,6 +88,12 @@ def test_private_fields_of_transformers_are_harmless(name: str) -> None:
     assert not can_change_cache(name)
 
 
+@pytest.mark.parametrize("value", [[], False, 3, "x"])
+def test_a_text_config_that_is_no_object_is_refused_by_its_name(value: object) -> None:
+    with pytest.raises(InvalidArgument, match="llm_config is"):
+        KVCacheSpec.from_config({"model_type": "internvl_chat", "llm_config": value, **BF16})
+
+
 def test_the_outermost_dtype_counts() -> None:
     """transformers and vLLM load a file in the type that the outermost config names, whatever is inside."""
     sizes = {"num_hidden_layers": 18, "hidden_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 1}

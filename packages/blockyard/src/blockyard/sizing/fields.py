@@ -207,11 +207,17 @@ def _all_fields(config: object) -> Mapping[str, object]:
     """Return the fields of a mapping, or the public attributes of an object."""
     if isinstance(config, Mapping):
         return {name: value for name, value in config.items() if isinstance(name, str)}
-    return {name: value for name, value in vars(config).items() if name[:1] != "_"}
+    return {name: value for name, value in getattr(config, "__dict__", {}).items() if name[:1] != "_"}
 
 
 def _nested(config: object) -> object:
-    return next((value for name in _NESTED if (value := _field(config, name)) is not None), None)
+    for name in _NESTED:
+        value = _field(config, name)
+        if value is not None:
+            if not isinstance(value, Mapping) and not hasattr(value, "__dict__"):
+                raise InvalidArgument(f"{name} is {shown(value)}; it must be an object that describes the text layers")
+            return value
+    return None
 
 
 def _of_layer(every: object, index: int) -> object:
