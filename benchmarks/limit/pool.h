@@ -1,5 +1,5 @@
 // The state of a block pool, as flat arrays, and the operations on one block or one request.
-// What it does for each block is what src/blockyard/core does; what it leaves out is every check of its input.
+// What it does for each block is what blockyard.core does; what it leaves out is every check of its input.
 #ifndef BLOCKYARD_LIMIT_POOL_H
 #define BLOCKYARD_LIMIT_POOL_H
 
