@@ -6,7 +6,7 @@ The core's sdist is made first, and each of its wheels is built from it, so a fi
 one that a build leaves behind. `auditwheel` gives a wheel its manylinux tag. Then each is installed in an environment
 of its own, with nothing else on PATH: an import, a sequence's life, and the tests named by --tests, from the sdist (by
 default the twin test). The companions' wheels are pure: each is built, installed alone with the core's wheel and those
-of the packages that it needs, and imported.
+of the packages that it needs, and found.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def main() -> None:
             (wheel,) = made.glob("*.whl")
             wheels[package] = Path(shutil.move(wheel, output / wheel.name))
             try_companion(pythons[0], package, wheels, Path(name) / "companions")
-            print(f"{wheel.name}: installed and imported", flush=True)
+            print(f"{wheel.name}: installed alone", flush=True)
 
 
 if __name__ == "__main__":

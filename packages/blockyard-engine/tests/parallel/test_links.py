@@ -29,6 +29,7 @@ from blockyard_engine.parallel.link import ReceiverLink, SenderLink
 from blockyard_engine.parallel.transport import DistributedTransport
 from blockyard_testing import seeds
 from blockyard_testing.patience import PATIENCE_SECONDS
+from blockyard_testing.places import ROOT
 from blockyard_testing.tiny_models import (
     WINDOWED,
     reference_tokens,
@@ -435,7 +436,7 @@ def test_processes_that_are_killed() -> None:
 def test_the_example_answers_as_one_engine(tmp_path: Path) -> None:
     model = tmp_path / "tiny.gguf"
     write_gguf(model, seed=5)
-    example = Path(__file__).parents[2] / "examples" / "prefill_decode.py"
+    example = ROOT / "examples" / "prefill_decode.py"
     prompt = "The capital of France is the seat of the government"
     command = [sys.executable, str(example), "--check", "--max-tokens", "9", "--model", str(model), prompt]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

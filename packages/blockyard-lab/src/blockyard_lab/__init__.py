@@ -5,7 +5,7 @@ Read it in this order:
     trace, traces               what a trace is; readers and generators
     survey, references          totals of a trace; its references, numbered and sampled
     sizes, policy_names         sizes and policies as people write them
-    simulation                  loops over whole traces, compiled
+    (blockyard.extending)       loops over whole traces, compiled with the core
     sweep                       many runs over processes, or a cluster
     curve                       hit rate against capacity, as a table, a picture and a page
     replay                      a trace through the real manager; replay.tiers through the real offload too

@@ -12,9 +12,9 @@ Ten names carry most programs; the others are answers, errors and options of the
     LoRA, CacheSalt, Span     what makes equal tokens different content: adapters, tenants, images
     CapacityError             the root of the errors that are expected while serving: wait, preempt, or refuse
 
-What fewer programs need is one level down: `blockyard.named` (a pool known by names), `policies`, `answers`, `errors`,
-`events`, `sizing`, `storage`, `parallel`, `observe`, `metrics`, `engine`, `lab`, `live`, `serving`.
-`docs/architecture.md` is the map.
+What fewer programs need is one level down: `blockyard.named` (a pool known by names), `policies`, `extending`, `steps`,
+`answers`, `errors`, `events`, `routing`, `sizing`, `storage`, `observe`, `metrics`, `wire`. Tiers, the engine, the
+server and the lab are packages of their own, beside this one. `docs/architecture.md` is the map.
 """
 
 from ._build import compiled, warn_if_stale
