@@ -6,7 +6,6 @@ import ast
 import importlib
 import re
 import tomllib
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,9 @@ import pytest
 import blockyard
 from blockyard_testing import source_text
 from blockyard_testing.each import for_each
+from blockyard_testing.import_cycles import find_cycle
 from blockyard_testing.places import NAMES, PACKAGES, ROOT, source_of
-from blockyard_testing.public_face import documented, exported, face_problems, order
+from blockyard_testing.public_face import documented, exported, face_problems, order, tree_of
 
 #: Each package, and those that it may import.
 BELOW = {
@@ -50,11 +50,6 @@ OTHER = [
     for folder in ("tests", "testing", "benchmarks", "examples", "packages")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path))
 
 
 def short(file: tuple[str, Path]) -> str:
@@ -162,22 +157,6 @@ def test_every_folder_has_a_layer() -> None:
         assert {path.parent.name for path in source_of(package).glob("*/__init__.py")} - {"pages"} == set(layers), (
             package
         )
-
-
-def find_cycle(graph: dict[str, set[str]]) -> list[str]:
-    done: set[str] = set()
-
-    def visit(name: str, path: list[str]) -> list[str]:
-        if name in path:
-            return [*path[path.index(name) :], name]
-        if name not in done:
-            for other in sorted(graph.get(name, ())):
-                if cycle := visit(other, [*path, name]):
-                    return cycle
-            done.add(name)
-        return []
-
-    return next((cycle for name in sorted(graph) if (cycle := visit(name, []))), [])
 
 
 def import_graph(package: str) -> dict[str, set[str]]:

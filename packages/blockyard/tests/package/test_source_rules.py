@@ -13,7 +13,9 @@ import pytest
 
 from blockyard_testing import source_text
 from blockyard_testing.each import for_each
+from blockyard_testing.import_cycles import find_cycle
 from blockyard_testing.places import PACKAGE_DIR, child_environment
+from blockyard_testing.public_face import tree_of
 
 from ..support import source_rules
 from ..support.source_rules import TREE_RULES
@@ -30,12 +32,6 @@ MAX_LINES = 600
 
 def relative(path: Path) -> str:
     return path.relative_to(PACKAGE_DIR).as_posix()
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    """Parsed once for all rules, so none may change it."""
-    return ast.parse(path.read_text(), str(path))
 
 
 def every_file(paths: list[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
@@ -439,24 +435,6 @@ def module_file(parts: list[str]) -> str | None:
         if (base / "__init__.py").is_file():
             return relative(base / "__init__.py")
     return None
-
-
-def find_cycle(graph: dict[str, set[str]]) -> list[str]:
-    done: set[str] = set()
-
-    def visit(name: str, path: list[str]) -> list[str]:
-        if name in path:
-            return [*path[path.index(name) :], name]
-        if name in done:
-            return []
-        for other in sorted(graph.get(name, ())):
-            cycle = visit(other, [*path, name])
-            if cycle:
-                return cycle
-        done.add(name)
-        return []
-
-    return next((cycle for name in sorted(graph) if (cycle := visit(name, []))), [])
 
 
 def test_no_import_cycle() -> None:
