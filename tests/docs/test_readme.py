@@ -14,7 +14,7 @@ import pytest
 import blockyard
 from blockyard import BlockPool, CacheConfig, KVCacheManager
 from blockyard.cli.parsing import parse
-from blockyard.core.pool.block_queue import FreeKVCacheBlockQueue
+from blockyard.core.blocks.block_queue import FreeKVCacheBlockQueue
 from blockyard_testing.places import ROOT
 from blockyard_testing.twin import count_handles_from_the_start
 

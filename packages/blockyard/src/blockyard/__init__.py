@@ -26,11 +26,11 @@ from .answers import (
     SeqStatus,
 )
 from .config import CacheConfig
+from .core.blocks.caching import FoundBlocks
+from .core.blocks.lease import BlockLease
 from .core.manager import KVCacheManager
 from .core.plan import StepPlan, SwapPlan
 from .core.policies.base import EvictionPolicy
-from .core.pool.caching import FoundBlocks
-from .core.pool.lease import BlockLease
 from .core.pools.block_pool import BlockPool
 from .errors import (
     BlockyardError,

@@ -3,8 +3,8 @@
 These names change with a minor version, unlike those of `blockyard`.
 """
 
+from .core.blocks.block import KVCacheBlock
 from .core.policies.states.state import MOST_SESSIONS
-from .core.pool.block import KVCacheBlock
 from .core.pools.lease_pool import LeasePool
 from .core.simulation.belady import Belady
 from .core.simulation.hinted_run import HintedRun

@@ -75,10 +75,10 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
     "core/pools/named_pool.py": {"block": BLOCK_ID},
     "core/calls/hold.py": {"block": BLOCK_ID},
     "core/index/room.py": {"step": "blocks that a pool grows by: below 2**27"},
-    "core/pool/word_ledger.py": dict.fromkeys(["self._first_unused", "entry", "block"], "blocks and names: 2**27"),
-    "core/pool/ledger.py": {"block": BLOCK_ID},
-    "core/pool/lease.py": dict.fromkeys(["block", "new"], BLOCK_ID),
-    "core/pool/by_id.py": {"block": BLOCK_ID},
+    "core/blocks/word_ledger.py": dict.fromkeys(["self._first_unused", "entry", "block"], "blocks and names: 2**27"),
+    "core/blocks/ledger.py": {"block": BLOCK_ID},
+    "core/blocks/lease.py": dict.fromkeys(["block", "new"], BLOCK_ID),
+    "core/blocks/by_id.py": {"block": BLOCK_ID},
     "core/store/transfers.py": {"number": "a block id or a layer group: below 2**27"},
     "core/store/grouped.py": {"token_block": BLOCK_ID},
     "core/store/state_group.py": {"block": BLOCK_ID},
@@ -95,7 +95,7 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
     )
     | {"key & LOW_31": "31 bits", "key >> 31": "a key: below 2**62"},
     "core/watch/history.py": {"block": BLOCK_ID},
-    "core/pool/free_queue.py": dict.fromkeys(
+    "core/blocks/free_queue.py": dict.fromkeys(
         ["block", "block - 1", "num_blocks - 1", "before", "after", "NULL_BLOCK"], BLOCK_ID
     ),
     "core/sequences/joins.py": {"heir + 1": ROW},
@@ -114,7 +114,7 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
         "owner": ROW,
     },
     "core/sequences/block_table.py": {"block": BLOCK_ID},
-    "core/pool/fence.py": dict.fromkeys(["block", "NULL_BLOCK"], BLOCK_ID),
+    "core/blocks/fence.py": dict.fromkeys(["block", "NULL_BLOCK"], BLOCK_ID),
     "core/store/content_ledger.py": {"block": BLOCK_ID},
     "core/store/group_table.py": {"block": BLOCK_ID},
 }

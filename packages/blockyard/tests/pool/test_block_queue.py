@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from blockyard import BlockyardError, DoubleFree, InvalidArgument, OutOfBlocks
-from blockyard.core.pool.block_queue import FreeKVCacheBlockQueue
+from blockyard.core.blocks.block_queue import FreeKVCacheBlockQueue
 from blockyard_testing.seeds import run_seed
 
 Queue = FreeKVCacheBlockQueue

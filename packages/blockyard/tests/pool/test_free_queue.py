@@ -10,7 +10,7 @@ from librt.vecs import vec
 from mypy_extensions import i32
 
 from blockyard import InvariantError
-from blockyard.core.pool.free_queue import FreeQueue
+from blockyard.core.blocks.free_queue import FreeQueue
 from blockyard_testing.seeds import run_seed
 
 Corruption = Callable[[FreeQueue], None]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from blockyard import BlockPool, CacheConfig, ConcurrentCall, InvalidArgument, KVCacheManager, OverBudget, PolicyError
+from blockyard.core.blocks.observer import LossTeller
 from blockyard.core.gate import Gate
-from blockyard.core.pool.observer import LossTeller
 from blockyard_testing.own_policies import MRU
 
 from ..support.checked import prompt

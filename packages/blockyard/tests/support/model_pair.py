@@ -11,7 +11,7 @@ import pytest
 
 import blockyard
 from blockyard import BlockyardError, CacheConfig, KVCacheManager, SeqStatus
-from blockyard.core.pool.block import KVCacheBlock
+from blockyard.core.blocks.block import KVCacheBlock
 
 from .reference import WAITS_FOR_PREFIX, ReferenceManager, Refused, Step
 from .reference import Sequence as ModelSequence

@@ -6,10 +6,10 @@ From the bottom up (docs/architecture.md has a line on every file):
     tokens                     what a caller gives as tokens or numbers, checked and packed
     index/                     from the tokens of a prompt to blocks: hash, verify, insert, remove
     policies/                  which block is evicted
-    pool/                      who holds each block, which are free, who goes next; leases
+    blocks/                    who holds each block, which are free, who goes next; leases
     sequences/                 what is known of each running sequence, and who waits for whom
     watch/                     history, residency, causes of misses
-    block_pool                 the public face of a pool alone, with leases
+    pools/                     the public pool classes: leases, then what knows tokens, and what knows names
     store/                     where keys and values are: in the hashed blocks (plain), or below them (grouped)
     plan                       what the data plane carries out
     parts                      how a cache is put together, and the one place where its store is chosen

@@ -4,9 +4,9 @@ from mypy_extensions import i64
 
 from ..errors import InvariantError
 from ..ids import NO_CONTENT, NO_ROW
-from .pool.fence import Fence
-from .pool.lease import BlockLease
-from .pool.ledger import BlockLedger
+from .blocks.fence import Fence
+from .blocks.lease import BlockLease
+from .blocks.ledger import BlockLedger
 from .sequences.block_table import BlockTable
 from .sequences.open_steps import OpenSteps
 from .sequences.table import NO_TOKEN, SequenceTable

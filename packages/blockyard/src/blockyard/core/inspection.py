@@ -10,6 +10,8 @@ from ..errors import InvalidArgument
 from ..kv_events import KVCacheEvents
 from ..tenants import Tenant, shares_of, tenant_groups
 from .arrays import view_i32, view_i64, zeros_i64
+from .blocks.block import KVCacheBlock
+from .blocks.lease import BlockLease
 from .calls.allocate import AllocateCalls
 from .calls.evict import EvictCalls
 from .calls.hints import HintCalls
@@ -17,8 +19,6 @@ from .checking import check_groups, check_sequences, check_steps
 from .parts import Parts
 from .policies.layers.retention import Retention
 from .policies.layers.shares import Shares, TenantBook
-from .pool.block import KVCacheBlock
-from .pool.lease import BlockLease
 from .sequences.block_table import BlockTable
 from .sequences.table import NO_TOKEN
 from .watch.misses import MissLog

@@ -27,6 +27,9 @@ from ..config import MAX_BLOCKS, CacheConfig
 from ..errors import InvalidArgument, not_enough_memory
 from ..kv_events import KVCacheEvents
 from .arrays import view_i32
+from .blocks.block import KVCacheBlock
+from .blocks.eviction import wished_end, wished_policy, wished_priority
+from .blocks.lease import BlockLease
 from .calls.admission import LATER, NEVER
 from .calls.allocate import REFUSED_FOR_NOW, REFUSED_FOREVER, AllocateCalls
 from .calls.commit import CommitCalls
@@ -48,9 +51,6 @@ from .inspection import Inspection
 from .parts import Parts
 from .plan.plans import StepPlan, SwapPlan
 from .plan.tables import whole_table
-from .pool.block import KVCacheBlock
-from .pool.eviction import wished_end, wished_policy, wished_priority
-from .pool.lease import BlockLease
 from .pools.lease_pool import LeasePool
 from .reading import (
     read_boundaries,

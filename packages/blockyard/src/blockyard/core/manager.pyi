@@ -20,10 +20,10 @@ from ..answers import (
 from ..config import CacheConfig
 from ..hints import ExtraKeys, Integer, Integers, NextTokens, Number, OneOrMore, Policy
 from ..kv_events import KVCacheEvents
+from .blocks.block import KVCacheBlock
+from .blocks.lease import BlockLease
 from .index.contents import CachedContents
 from .plan.plans import StepPlan, SwapPlan
-from .pool.block import KVCacheBlock
-from .pool.lease import BlockLease
 from .pools.lease_pool import LeasePool
 
 class KVCacheManager:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ..answers import AllocationEvent, BlockState, Holding, RetentionEnds
 from ..arguments import require_int
+from ..core.blocks.block import KVCacheBlock
 from ..core.manager import KVCacheManager
-from ..core.pool.block import KVCacheBlock
 from ..core.pools.lease_pool import LeasePool
 from ..core.pools.named_pool import NamedPool
 from ..core.pools.standalone_pool import StandalonePool

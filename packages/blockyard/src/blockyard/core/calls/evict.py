@@ -3,9 +3,9 @@
 from mypy_extensions import i64
 
 from ...answers import Resize
+from ..blocks.eviction import EvictionOrder, wished_policy
 from ..index.prompt import Prompt
 from ..parts import Parts
-from ..pool.eviction import EvictionOrder, wished_policy
 from .admission import AdmissionControl
 
 

@@ -7,9 +7,9 @@ from mypy_extensions import i64
 from ...answers import HintOutcome
 from ...arguments import shown
 from ...errors import InvariantError, not_enough_memory
+from ..blocks.eviction import EvictionOrder
 from ..parts import Parts
 from ..policies.stack import EvictionStack
-from ..pool.eviction import EvictionOrder
 
 #: Enum members, read once.
 ACCEPTED: Final = HintOutcome.ACCEPTED

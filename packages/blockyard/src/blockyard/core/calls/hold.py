@@ -5,9 +5,9 @@ from mypy_extensions import i32, i64
 
 from ...errors import OutOfBlocks
 from ..arrays import zeros_i32
+from ..blocks.lease import BlockLease
 from ..index.prompt import Hit, Prompt
 from ..parts import Parts
-from ..pool.lease import BlockLease
 
 
 class HoldCalls:

@@ -7,8 +7,8 @@ from mypy_extensions import i64
 
 from ...errors import InvalidArgument, SequenceNotReady, StepsInFlight
 from ..arrays import zeros_i64
+from ..blocks.fence import Fence
 from ..parts import Parts
-from ..pool.fence import Fence
 from ..sequences.open_steps import OpenSteps
 from ..sequences.table import NO_TOKEN, SWAPPED_WITHOUT_STATE, SequenceTable
 from ..tokens import TokenTable

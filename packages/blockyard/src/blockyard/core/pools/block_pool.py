@@ -11,10 +11,8 @@ from ...config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HISTORY
 from ...errors import InvalidArgument, OutOfBlocks, not_enough_memory
 from ...hash_seeds import hash_seed_or_drawn
 from ...kv_events import KVCacheEvents
-from ..face import read_bool, read_int, read_str
-from ..index.prompt import Prompt, has_tokens, make_chunk
-from ..pool.by_id import evict_idle, require_free, require_ids, uncache
-from ..pool.caching import (
+from ..blocks.by_id import evict_idle, require_free, require_ids, uncache
+from ..blocks.caching import (
     FoundBlocks,
     cache_next,
     cache_prompt,
@@ -22,9 +20,11 @@ from ..pool.caching import (
     found_blocks,
     require_found,
 )
-from ..pool.eviction import wished_end, wished_policy, wished_priority
-from ..pool.lease import BlockLease, adopt, grow
-from ..pool.ledger import BlockLedger
+from ..blocks.eviction import wished_end, wished_policy, wished_priority
+from ..blocks.lease import BlockLease, adopt, grow
+from ..blocks.ledger import BlockLedger
+from ..face import read_bool, read_int, read_str
+from ..index.prompt import Prompt, has_tokens, make_chunk
 from ..store.event_reader import EventReader
 from ..tokens import int64_items
 from .standalone_pool import StandalonePool

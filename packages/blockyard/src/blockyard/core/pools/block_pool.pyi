@@ -6,8 +6,8 @@ import numpy.typing as npt
 from ...answers import RetentionEnds
 from ...hints import ExtraKeys, Integer, Integers, Number, Policy
 from ...kv_events import KVCacheEvents
-from ..pool.caching import FoundBlocks
-from ..pool.lease import BlockLease
+from ..blocks.caching import FoundBlocks
+from ..blocks.lease import BlockLease
 from .standalone_pool import StandalonePool
 
 class BlockPool(StandalonePool):

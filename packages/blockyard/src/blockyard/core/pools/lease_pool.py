@@ -12,10 +12,8 @@ from ...arguments import shown
 from ...config import MAX_BLOCKS
 from ...errors import InvalidArgument, OutOfBlocks
 from ..arrays import view_i32, view_i64, zeros_i32
-from ..face import read_bool, read_int, read_str, refuse_copy, refuse_pickle, refuse_subclass
-from ..gate import Gate
-from ..pool.block import KVCacheBlock, block_states
-from ..pool.lease import (
+from ..blocks.block import KVCacheBlock, block_states
+from ..blocks.lease import (
     BlockLease,
     LeaseBook,
     check_leases,
@@ -26,7 +24,9 @@ from ..pool.lease import (
     part_of,
     require_countable,
 )
-from ..pool.observer import ChangeTeller, LossListener, LossTeller
+from ..blocks.observer import ChangeTeller, LossListener, LossTeller
+from ..face import read_bool, read_int, read_str, refuse_copy, refuse_pickle, refuse_subclass
+from ..gate import Gate
 from ..watch.history import AllocationHistory
 
 #: The package of this class, whose classes may stand on it.

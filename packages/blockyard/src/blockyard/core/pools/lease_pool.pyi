@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from ...answers import AllocationEvent
 from ...hints import Integer
+from ..blocks.block import KVCacheBlock
+from ..blocks.lease import BlockLease, LeaseBook
 from ..gate import Gate
-from ..pool.block import KVCacheBlock
-from ..pool.lease import BlockLease, LeaseBook
 from ..watch.history import AllocationHistory
 
 class LeasePool:

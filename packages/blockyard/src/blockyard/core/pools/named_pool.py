@@ -12,12 +12,12 @@ from ...config import MAX_BLOCKS, MAX_HISTORY
 from ...errors import DoubleFree, InvalidArgument, not_enough_memory
 from ...hash_seeds import hash_seed_or_drawn
 from ..arrays import grown_i32, view_i32, zeros_i32, zeros_i64
+from ..blocks.by_id import ReleaseOrder
+from ..blocks.eviction import wished_policy
+from ..blocks.lease import BlockLease
+from ..blocks.names import MAX_GROUP, NAME_WORDS, group_numbers, listed, pack_name, pack_names
+from ..blocks.word_ledger import NamedLedger
 from ..face import read_bool, read_int, read_str
-from ..pool.by_id import ReleaseOrder
-from ..pool.eviction import wished_policy
-from ..pool.lease import BlockLease
-from ..pool.names import MAX_GROUP, NAME_WORDS, group_numbers, listed, pack_name, pack_names
-from ..pool.word_ledger import NamedLedger
 from ..tokens import int64_items
 from .standalone_pool import StandalonePool
 

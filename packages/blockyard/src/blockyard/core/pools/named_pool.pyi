@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from ...answers import NameEvent, Resize
 from ...hints import Integer, Integers, Policy
-from ..pool.lease import BlockLease
+from ..blocks.lease import BlockLease
 from .standalone_pool import StandalonePool
 
 class NamedPool(StandalonePool):

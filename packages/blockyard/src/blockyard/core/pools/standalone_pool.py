@@ -4,12 +4,12 @@ from ...answers import Residency, Resize
 from ...arguments import require_number
 from ...config import MAX_BLOCKS
 from ...errors import InvalidArgument
+from ..blocks.eviction import EvictionOrder, wished_policy
+from ..blocks.lease import LeaseBook
+from ..blocks.ledger import BlockLedger
+from ..blocks.observer import Clock
 from ..face import read_int
 from ..gate import Gate
-from ..pool.eviction import EvictionOrder, wished_policy
-from ..pool.lease import LeaseBook
-from ..pool.ledger import BlockLedger
-from ..pool.observer import Clock
 from ..watch.history import AllocationHistory
 from ..watch.residency import ResidencySampler
 from .lease_pool import LeasePool

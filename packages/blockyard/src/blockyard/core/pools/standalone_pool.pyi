@@ -2,7 +2,7 @@
 
 from ...answers import Residency, Resize
 from ...hints import Integer, Number, Policy
-from ..pool.ledger import BlockLedger
+from ..blocks.ledger import BlockLedger
 from .lease_pool import LeasePool
 
 class StandalonePool(LeasePool):

@@ -16,8 +16,8 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...ids import NO_ROW
+from ..blocks.ledger import BlockLedger
 from ..index.prompt import Hit
-from ..pool.ledger import BlockLedger
 from .table import SequenceTable
 
 

@@ -7,9 +7,9 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ...ids import NULL_BLOCK
+from ..blocks.block import KVCacheBlock
+from ..blocks.ledger import BlockLedger, LedgerRoom
 from ..index.prompt import Hit, Prompt
-from ..pool.block import KVCacheBlock
-from ..pool.ledger import BlockLedger, LedgerRoom
 from ..sequences.block_table import BlockTable
 from ..sequences.joins import Joins
 from ..sequences.table import SequenceTable

@@ -8,12 +8,12 @@ from mypy_extensions import i32, i64
 from ...config import MAX_GROUPS
 from ...ids import NO_CONTENT, NULL_BLOCK
 from ..arrays import grown_i64, zeros_i32, zeros_i64
+from ..blocks.observer import PoolObserver
+from ..blocks.word_ledger import WordLedger
 from ..index.hashing import root_hash
 from ..index.prefix_index import PrefixIndex
 from ..index.prompt import Prompt
 from ..index.room import IndexRoom
-from ..pool.observer import PoolObserver
-from ..pool.word_ledger import WordLedger
 from ..watch.misses import MissLog, stored_name
 from .transfers import MOVE, Numbers, Transfers
 

@@ -8,9 +8,9 @@ from mypy_extensions import i32, i64
 from ...errors import InvariantError
 from ...kv_events import BlockChanges, KVCacheEvents
 from ..arrays import view_i64, zeros_i32, zeros_i64
+from ..blocks.ledger import BlockLedger
 from ..index.content_log import ContentLog
 from ..index.prefix_index import PrefixIndex
-from ..pool.ledger import BlockLedger
 from .content_ledger import ContentLedger
 
 

@@ -16,9 +16,9 @@ from ...errors import InvariantError, SequenceNotReady
 from ...ids import NULL_BLOCK
 from ...windows import num_computed_past
 from ..arrays import view_i64, zeros_i64
+from ..blocks.block import KVCacheBlock
+from ..blocks.ledger import BlockLedger, LedgerRoom
 from ..index.prompt import Hit, Prompt
-from ..pool.block import KVCacheBlock
-from ..pool.ledger import BlockLedger, LedgerRoom
 from ..sequences.block_table import BlockTable
 from ..sequences.table import SequenceTable
 from ..watch.misses import MissLog

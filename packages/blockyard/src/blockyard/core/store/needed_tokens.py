@@ -3,9 +3,9 @@
 from mypy_extensions import i64
 
 from ...ids import NULL_BLOCK
+from ..blocks.ledger import BlockLedger
 from ..policies.states.shelf import StateShelf
 from ..policies.states.tree import ROOT
-from ..pool.ledger import BlockLedger
 
 
 class NeededTokens:

@@ -9,6 +9,7 @@ from ...config import MAX_GROUPS, CacheConfig
 from ...errors import InvalidArgument
 from ...ids import NO_CONTENT, NULL_BLOCK
 from ..arrays import zeros_i32, zeros_i64
+from ..blocks.ledger import BlockLedger
 from ..index.hashing import root_hash
 from ..index.prefix_index import PrefixIndex
 from ..index.prompt import Hit, Prompt
@@ -18,7 +19,6 @@ from ..policies.states.places import Places
 from ..policies.states.shelf import StateShelf
 from ..policies.states.state import JUNCTION, NO_SESSION, OUTPUT_END, PROMPT_END, SHARED
 from ..policies.states.tree import NO_STATE, ROOT
-from ..pool.ledger import BlockLedger
 from ..sequences.table import UNDONE, SequenceTable
 from .content_ledger import ContentLedger
 from .group_table import GroupTable

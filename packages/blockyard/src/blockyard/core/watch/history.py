@@ -4,8 +4,8 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...answers import AllocationEvent
-from ..pool.free_queue import FreeQueue
-from ..pool.observer import Clock, PoolObserver
+from ..blocks.free_queue import FreeQueue
+from ..blocks.observer import Clock, PoolObserver
 
 
 class Entry:

@@ -9,10 +9,10 @@ from mypy_extensions import i32, i64
 from ...answers import MissCauses
 from ...ids import NO_CONTENT, NULL_BLOCK
 from ..arrays import zeros_i64
+from ..blocks.observer import PoolObserver
 from ..index.hashing import root_hash
 from ..index.prefix_index import PrefixIndex
 from ..index.prompt import Prompt
-from ..pool.observer import PoolObserver
 
 #: Evictions are remembered in a table of this many slots for each block of the pool, and at least 256.
 SLOTS_A_BLOCK: Final = 4

@@ -7,7 +7,7 @@ from mypy_extensions import i32, i64
 
 from ...answers import Histogram, Residency
 from ..arrays import grown_float, zeros_float, zeros_i64
-from ..pool.observer import Clock, PoolObserver
+from ..blocks.observer import Clock, PoolObserver
 
 #: Buckets end at 2**-10, 2**-9 … 2**20 units of time.
 NUM_BUCKETS: Final = 32
