@@ -11,7 +11,7 @@ OPENERS = re.compile(r"(It is|It says|Is|Says|Does|What|Whether|This|These|Those
 PHRASES = re.compile(
     r"\blets? go\b|\bgives? back\b|\bgoes (?:first|last|away|too)\b|\b(?:is|are|was|were) (?:told|heard|asked)\b"
     r"|\btells? of\b|\bbehind\b|\bno more\b|\bany more\b|\b(?:of|in|by|to) which\b|\bdoors?\b|\bdesks?\b"
-    r"|\bshel(?:f|ves)\b|\bwish(?:es|ed)?\b|\bwhat (?:is|it|a|an|the|they|was|has|stands|comes|goes|runs)\b",
+    r"|\bshel(?:f|ves)\b|\bwish(?:es|ed)?\b|\bwhat (?:is|it|a|an|the|they|was|has|stands|comes|goes|runs)\b"
     r"|\bof its own\b",
     re.I,
 )
