@@ -2,19 +2,19 @@
 
     from blockyard import CacheConfig, KVCacheManager
 
-Ten names carry most programs; the others are answers, errors and options of these:
+Most programs need only these names:
 
-    CacheConfig               how large the pool is, and every other option
+    CacheConfig               size of the pool, and all other options
     KVCacheManager            sequences in, plans out: allocate, reserve, commit, fork, free
-    Admission, SeqStatus      whether a prompt fits, and what became of a reservation
+    Admission, SeqStatus      whether a prompt fits, and the outcome of a reservation
     StepPlan                  a step's slots, block tables, lengths and copies, as arrays
-    BlockPool                 the pool alone, for an engine that keeps its own scheduler
+    BlockPool                 the pool without sequences, for an engine that keeps its own scheduler
     LoRA, CacheSalt, Span     what makes equal tokens different content: adapters, tenants, images
-    CapacityError             the root of the errors that are expected while serving: wait, preempt, or refuse
+    CapacityError             base of the errors that are expected while serving: wait, preempt, or reject
 
-What fewer programs need is one level down: `blockyard.named` (a pool known by names), `policies`, `extending`, `steps`,
-`answers`, `errors`, `events`, `routing`, `sizing`, `storage`, `observe`, `metrics`, `wire`. Tiers, the engine, the
-server and the lab are packages of their own, beside this one. `docs/architecture.md` is the map.
+The other modules are `blockyard.named` (a pool addressed by names), `policies`, `extending`, `steps`, `answers`,
+`errors`, `events`, `routing`, `sizing`, `storage`, `observe`, `metrics` and `wire`. Tiers, the engine, the server and
+the lab are separate packages. `docs/architecture.md` is the map.
 """
 
 from ._build import compiled, warn_if_stale

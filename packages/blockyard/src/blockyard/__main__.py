@@ -1,4 +1,4 @@
-"""`python -m blockyard`, which `torchrun -m blockyard` runs too: the command line."""
+"""Entry point of `python -m blockyard` and `torchrun -m blockyard`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Says which build runs: compiled or interpreted, and whether the extension still matches its source."""
+"""Detection of the build: compiled or interpreted, and whether the extension matches its sources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 class StaleBuildWarning(UserWarning):
-    """The compiled extension was built from other sources than those beside it, or only a part of it is there."""
+    """The compiled extension does not match the sources beside it, or is incomplete."""
 
 
 def compiled() -> bool:
@@ -21,15 +21,15 @@ def compiled() -> bool:
 
 
 def build_name() -> str:
-    """Return which build runs, for people."""
+    """Return a description of the build for people."""
     return "compiled by mypyc" if compiled() else "interpreted (slow: for debugging and coverage)"
 
 
 def warn_if_stale() -> None:
-    """Warn in a source checkout where the sources have changed since the extension was built.
+    """Warn if the sources of a checkout have changed since the build, or if a part of the extension is missing.
 
-    An installed wheel holds sources and extension of one build, so nothing is read there. Everywhere warn of a build
-    that was copied by half: without a module's own file Python takes the source, and the rest of it is of no use.
+    An installed wheel holds sources and extension of one build, so its sources are not read. Without a module's
+    extension file Python silently imports the source, and the other extension files are unused.
     """
     if not compiled() and any(PACKAGE.parent.glob("blockyard__mypyc.*")) and not any(PACKAGE.glob("ids.*.so")):
         warnings.warn(

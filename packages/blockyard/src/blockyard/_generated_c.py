@@ -1,6 +1,6 @@
-"""Adds what mypyc leaves out to the C code that it writes: docstrings, room for weak references, what is expected.
+"""Changes to the C code that mypyc generates: docstrings, weak references, and branch hints.
 
-`setup.py` imports this file by path, before the package exists, so it imports nothing of the package.
+`setup.py` imports this file by path before the package exists, so it imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
-#: What is documented: a kind (a key of `PLACES`) and its name in parts: package, module, class, method.
+#: A documented object: its kind (a key of `PLACES`) and its dotted name, split.
 Name: TypeAlias = tuple[str, tuple[str, ...]]
 
 _C_STRING: Final = r'"(?:[^"\\]|\\.)*"|NULL'
-#: Where mypyc (2.4.1) has room for a docstring. The strings there hold the signature; it goes before the docstring.
+#: Where mypyc (2.4.1) leaves room for a docstring. A string there has the signature, which precedes the docstring.
 PLACES: Final = {
     "module": re.compile(
         r'(?P<before>struct PyModuleDef \w+ = \{\s*PyModuleDef_HEAD_INIT,\s*"(?P<name>[\w.]+)",\s*)'
@@ -34,12 +34,15 @@ PLACES: Final = {
 
 
 def documented_c(c_file: Path, sources: dict[str, Path], change: Callable[[str], str] = str) -> Path:
-    """A copy of mypyc's C file, beside it, with the docstrings of `sources` (by module name); its path.
+    """Write a copy of mypyc's C file with the docstrings of `sources`, beside it; return its path.
 
-    change: what else is done to the text.
+    mypyc's own file stays unchanged and the copy is written only if it differs, so that an unchanged build compiles
+    nothing.
 
-    mypyc's own file stays as it is and the copy is written only when it changes: both are how a build knows that there
-    is nothing to compile.
+    Args:
+        c_file: the generated C file.
+        sources: source files by module name.
+        change: a further change of the text.
     """
     wanted: dict[Name, str] = {}
     for module, source in sources.items():
@@ -54,7 +57,7 @@ def documented_c(c_file: Path, sources: dict[str, Path], change: Callable[[str],
 
 
 def docstrings(module: str, tree: ast.Module) -> Iterator[tuple[Name, str]]:
-    """The docstrings of a module, its functions, its classes and their methods and properties, without indentation."""
+    """Yield the docstrings of a module, its functions, classes, methods and properties, without indentation."""
     parts = tuple(module.split("."))
     members: list[tuple[str, tuple[str, ...], ast.Module | ast.ClassDef | ast.FunctionDef]] = [("module", parts, tree)]
     for node in tree.body:
@@ -84,7 +87,11 @@ def _is_setter(node: ast.FunctionDef) -> bool:
 
 
 def with_docstrings(c_text: str, wanted: dict[Name, str]) -> str:
-    """`c_text` with every docstring in its place. LookupError names those for which there is no place, or two."""
+    """Return `c_text` with every docstring inserted.
+
+    Raises:
+        LookupError: a docstring has no place in the C code, or more than one.
+    """
     found: dict[Name, int] = dict.fromkeys(wanted, 0)
     for kind, pattern in PLACES.items():
         names = _c_names(name for name in wanted if name[0] == kind)
@@ -105,7 +112,10 @@ def with_docstrings(c_text: str, wanted: dict[Name, str]) -> str:
 
 
 def _c_names(wanted: Iterator[Name]) -> dict[str, Name]:
-    """By the names they may have in C. mypyc leaves out the packages that are not needed to tell modules apart."""
+    """Map possible C names to documented objects.
+
+    mypyc omits packages that are not needed to tell modules apart.
+    """
     names: dict[str, Name] = {}
     shared: set[str] = set()
     for kind, parts in wanted:
@@ -121,9 +131,10 @@ def _c_names(wanted: Iterator[Name]) -> dict[str, Name]:
 
 
 def c_escaped(text: str) -> str:
-    """The inside of a C string literal, in ASCII. An octal escape ends after three digits whatever follows it.
+    """Return `text` as the inside of an ASCII string literal in C.
 
-    Question marks are escaped because two of them begin a trigraph. MSVC takes 16 KiB a literal; none here is longer.
+    Octal escapes always have three digits. Question marks are escaped because two of them begin a trigraph. MSVC allows
+    16 KiB per literal; no docstring is longer.
     """
     if "\0" in text:
         raise ValueError(f"a docstring with a null character ends there in C: {text!r}")
@@ -133,7 +144,7 @@ def c_escaped(text: str) -> str:
     )
 
 
-#: The classes that people refer to weakly, as mypyc names them in C.
+#: Classes that support weak references, by mypyc's names in C.
 CLASSES = (
     "manager___KVCacheManager",
     "lease_pool___LeasePool",
@@ -144,9 +155,12 @@ CLASSES = (
 
 
 def with_weak_references(c_text: str, classes: tuple[str, ...] = CLASSES) -> str:
-    """mypyc's C (2.4.1) with a place for a list of weak references behind the fields of each class.
+    """Return mypyc's C (2.4.1) with a weak reference list after the fields of each of `classes`.
 
-    The list is cleared before the object goes. Raises `LookupError` where the C is not what it was.
+    The list is cleared before the object is destroyed.
+
+    Raises:
+        LookupError: the C code has an unexpected form.
     """
     for name in classes:
         size = re.compile(rf"(CPyType_{name}_template_ = \{{[^{{}}]*?\.tp_basicsize = )(sizeof\(\w+\))")
@@ -165,24 +179,26 @@ def _replace_once(pattern: re.Pattern[str], replacement: str, text: str) -> str:
     return text
 
 
-#: Where mypyc (2.4.1) asks whether an index of a vec is in range; where not, it may count from the end.
-_RANGE_ASKED: Final = re.compile(
+#: mypyc's (2.4.1) range check of a vec's index; if it fails, the index may count from the end.
+_RANGE_CHECK: Final = re.compile(
     r"(?P<before>(?P<name>cpy_r_r\d+) = \(uint64_t\)\w+ < \(uint64_t\)\w+;\n\s*if \()(?P=name)\)"
 )
 
 
 def with_expected_ranges(c_text: str) -> str:
-    """mypyc's C, in which the compiler is told that an index of a vec is in range: what follows then comes first.
+    """Return mypyc's C with `likely(...)` around the range checks of vec indices.
 
-    Without a word gcc puts a jump there: a tenth of the time of a lookup, of a commit, of a free. Raises `LookupError`
-    where the C is not what it was.
+    Without the hint gcc jumps to the common case, which costs a tenth of a lookup, a commit or a free.
+
+    Raises:
+        LookupError: there is no such check.
     """
-    c_text, count = _RANGE_ASKED.subn(r"\g<before>likely(\g<name>))", c_text)
+    c_text, count = _RANGE_CHECK.subn(r"\g<before>likely(\g<name>))", c_text)
     if count == 0:
-        raise LookupError("mypyc's C has no index of a vec that is asked whether it is in range")
+        raise LookupError("mypyc's C has no range check of a vec's index")
     return c_text
 
 
 def changed_c(c_text: str) -> str:
-    """All that is done to mypyc's C besides docstrings."""
+    """Return the C code with all changes besides docstrings."""
     return with_expected_ranges(with_weak_references(c_text))

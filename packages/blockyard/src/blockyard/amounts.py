@@ -1,4 +1,4 @@
-"""An amount is a number and a unit, as people write them in options: 80GiB, 512MB."""
+"""Amounts of memory and numbers with a unit, as written in options: 80GiB, 512MB."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ _MAX_DIGITS = 40
 
 
 def parse_memory(name: str, text: str) -> int:
-    """Returns the bytes in an amount like 80GiB (1024**3 each) or 80GB (1000**3 each), rounded down.
+    """Return the bytes of an amount like 80GiB (1024**3 each) or 80GB (1000**3 each), rounded down.
 
-    name: the option, for the error. Raises `InvalidArgument` for anything else, and above 2**50 bytes.
+    Args:
+        name: name of the option, for the error message.
+        text: the amount.
+
+    Raises:
+        InvalidArgument: `text` is not an amount, or is above 2**50 bytes.
     """
     match = amount_of(text)
     unit = "" if match is None else match[2].lower()
@@ -30,5 +35,5 @@ def parse_memory(name: str, text: str) -> int:
 
 
 def amount_of(text: str) -> re.Match[str] | None:
-    """Returns the number and the unit of a text, as a match's two groups; None where it has not this form."""
+    """Return a match whose groups are the number and the unit of `text`, or None if it has another form."""
     return _AMOUNT.fullmatch(text.strip()) if len(text) <= _MAX_DIGITS else None

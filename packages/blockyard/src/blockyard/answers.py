@@ -1,4 +1,4 @@
-"""The manager answers with these: admission, the fate of a reservation, and its counters."""
+"""Values that the manager and the pools return: statuses, statistics and events."""
 
 from __future__ import annotations
 
@@ -8,71 +8,72 @@ from typing import ClassVar
 
 
 class Admission(Enum):
-    """Whether a prompt can be allocated (vLLM's AllocStatus). Only OK is truthy.
+    """Whether a prompt can be allocated (vLLM's AllocStatus). Only OK is truthy."""
 
-    OK: now. LATER: after running sequences or leases have freed blocks or a row. NEVER: not even in an empty pool,
-    because it is longer than max_model_len or takes more than the pool minus its watermark.
-    """
-
-    #: Now.
+    #: It fits now.
     OK = "ok"
-    #: After running sequences or leases have freed blocks or a row.
+    #: It fits after running sequences or leases free blocks or a row.
     LATER = "later"
-    #: Not even in an empty pool.
+    #: It does not fit even in an empty pool: it is longer than max_model_len, or needs more than the pool minus its
+    #: watermark.
     NEVER = "never"
 
     def __bool__(self) -> bool:
-        """Is True for OK alone, so that `if cache.can_allocate(prompt):` asks what it says."""
         return self is Admission.OK
 
 
 class SeqStatus(IntEnum):
-    """It says what became of one sequence's reservation.
+    """Outcome of one sequence's reservation."""
 
-    SCHEDULED: it has its slots. NO_BLOCKS: not enough free blocks; nothing changed for it: preempt a sequence, or try
-    again later. WAITS_FOR_PREFIX: blocks that it hit are still being computed by another sequence without slots in this
-    step: skip a step.
-    """
-
-    #: It has its slots.
+    #: The sequence got its slots.
     SCHEDULED = 0
-    #: Not enough free blocks; nothing changed for it. Preempt a sequence, or try again later. A sequence with a sliding
-    #: window that runs alone needs a shorter chunk instead.
+    #: There are not enough free blocks, and nothing changed for the sequence. Preempt another one, or try again later.
+    #: If a sequence with a sliding window is the only one running, reserve a shorter chunk.
     NO_BLOCKS = 1
-    #: Blocks it hit are still being computed by another sequence that has no slots in this step. Skip a step.
+    #: The sequence hit blocks that another one is still computing, and that one has no slots in this step. Try again in
+    #: the next step.
     WAITS_FOR_PREFIX = 2
 
 
 class BlockState(IntEnum):
-    """It is what `pool.states()` says of each id. README's "A block's life" draws how one becomes another."""
+    """State of a block, as returned by `pool.states()`. The README's "A block's life" shows the transitions."""
 
-    #: Held by none, and nothing can hit it.
+    #: Not held and not cached.
     FREE = 0
-    #: Held, and not cached: its holder writes into it.
+    #: Held and not cached: its holder writes into it.
     PRIVATE = 1
     #: Held (ref_cnt 1 or more) and cached: any prompt can hit it.
     SHARED = 2
-    #: Cached, and held by none: a hit revives it, an allocation evicts it.
+    #: Cached and not held: a hit takes it again, an allocation evicts it.
     IDLE = 3
-    #: Held and in the index, and still to be computed by a sequence; an equal prompt joins it.
+    #: Held and indexed, but not computed yet. An equal prompt shares it.
     PENDING = 4
-    #: Held beyond the end of a pool that shrank; gone when it is freed.
+    #: Held, but beyond the end of a pool that shrank. Removed when it is freed.
     RETIRING = 5
-    #: Not one of the pool's blocks: an id beyond the end of a pool that shrank, or the null block.
+    #: Not a block of the pool: beyond the end of a pool that shrank, or the null block.
     GONE = 6
-    #: Released and not cached, and kept until a step in flight has ended that may use it.
+    #: Released and not cached, but kept until the steps in flight that may use it have ended (deferred free).
     FENCED = 7
 
 
 @dataclass(frozen=True, slots=True)
 class TenantUse:
-    """It says what a tenant has of the pool now, and what it may have, in blocks (docs/tenants.md).
+    """A tenant's blocks and limits (docs/tenants.md).
 
-    name, group: its own, and its group's; "" for a tenant in none. num_held: blocks that its sequences and leases hold.
-    num_idle: cached blocks of its that nothing holds. num_retained: of both, those that `retain` keeps.
-    min_blocks, max_held, max_idle, max_retained: its floor and limits; None for no limit. weight: its own.
-    share: its floor, and its part by weight of what all floors leave: what is above is lent, and comes back first.
-    num_evicted_blocks: cached blocks that it lost to allocations, its own included, so far.
+    Attributes:
+        name: name of the tenant.
+        group: name of its group; "" without one.
+        num_held: blocks that its sequences and leases hold.
+        num_idle: its cached blocks that nothing holds.
+        num_retained: blocks of both kinds that `retain` protects.
+        min_blocks: its guarantee.
+        max_held: limit of `num_held`; None for no limit.
+        max_idle: limit of `num_idle`; None for no limit.
+        max_retained: limit of `num_retained`; None for no limit.
+        weight: its weight.
+        share: its guarantee, and by weight a part of the blocks that no guarantee covers. Blocks above it are borrowed,
+            and reclaimed first.
+        num_evicted_blocks: its cached blocks evicted so far, by any tenant's allocations.
     """
 
     name: str
@@ -91,31 +92,38 @@ class TenantUse:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """Counters since the manager was made, and its state now.
+    """Counters since the manager was created, and gauges of its current state.
 
-    num_prompt_tokens: tokens of all prompts that have begun to compute. A prompt counts once, at the first `commit`
-        that computes some of it (or at its `fork` or `truncate`); one that is freed before that does not count.
-    num_hit_tokens: those of them that the cache had at that moment.
-    num_resumed_tokens, num_resumed_hit_tokens: the same for requests that ran before (`allocate(resumed=True)`), which
-        would make the hit rate look better than it is.
-    num_evicted_blocks: cached blocks that an allocation took, or a shrinking pool gave up.
-    num_allocated_blocks, num_freed_blocks: blocks that left the free queue, new or revived, and that came back to it;
-        their difference is what is in use.
-    num_copied_blocks: blocks copied on write.
-    peak_used_blocks: most blocks held at once.
-    num_free_blocks, num_used_blocks, num_cached_blocks: now; free + used is the pool without the null block.
-    num_running_seqs: rows in use now.
-    num_wasted_slots: slots that running sequences hold and no known token fills, now (internal fragmentation).
-    num_retained_blocks: blocks that a wish keeps (`retain`), held or idle, now.
-    num_sessions: sessions that are known (`allocate(session=...)`, `hint`), now.
-    num_hinted_evictions: evicted blocks that were chosen because of a hint.
-    num_saved_states: states that plans said to save; num_kept_states: of them, those that could be hit then.
-    num_replaced_states: of these, those of an output that went when the next one of it was there.
-    num_refused_states: states that were wanted and not saved, because they would have been the first to go.
-    tenants: of a cache that tenants share, what each has, "*" first; () of others.
-    num_bytes: bytes of the pool's blocks, block_bytes: of one of them (`CacheConfig.block_bytes`); 0 if not known.
-    num_padding_bytes: bytes in the blocks of running sequences that nothing can fill, because a token of another group
-        takes more, now; `CacheConfig.padding_bytes` in each block, which counts for each sequence that holds it.
+    Attributes:
+        num_prompt_tokens: tokens of all prompts that have begun to compute. A prompt is counted at the first `commit`
+            that computes some of it (or at its `fork` or `truncate`), and not at all if it is freed before.
+        num_hit_tokens: those of them that were cached at that moment.
+        num_evicted_blocks: cached blocks taken by allocations or removed by a shrinking pool.
+        num_copied_blocks: blocks copied on write.
+        peak_used_blocks: most blocks held at once.
+        num_free_blocks: free blocks now, idle ones included. Free and used blocks add up to the pool without the null
+            block.
+        num_used_blocks: held blocks now.
+        num_cached_blocks: cached blocks now.
+        num_running_seqs: rows in use now.
+        num_wasted_slots: slots that running sequences hold without a token (internal fragmentation), now.
+        num_resumed_tokens: like `num_prompt_tokens`, for preempted requests that came back (`allocate(resumed=True)`),
+            which would inflate the hit rate.
+        num_resumed_hit_tokens: like `num_hit_tokens`, for these.
+        num_allocated_blocks: blocks that left the free queue, new or cached.
+        num_freed_blocks: blocks that returned to it. The difference is the number of blocks in use.
+        num_retained_blocks: blocks that `retain` protects, held or idle, now.
+        num_sessions: known sessions (`allocate(session=...)`, `hint`), now.
+        num_hinted_evictions: blocks evicted because of a hint.
+        num_saved_states: states that plans asked to save.
+        num_kept_states: those of them that could be hit once saved.
+        num_replaced_states: those of them that the same output's next state replaced.
+        num_refused_states: states not saved because they would have been evicted first.
+        tenants: one entry per tenant, "*" first; () without tenants.
+        num_bytes: bytes of the pool's blocks; 0 if unknown.
+        block_bytes: bytes of a block (`CacheConfig.block_bytes`); 0 if unknown.
+        num_padding_bytes: bytes in blocks of running sequences that cannot be filled because another group's tokens are
+            larger, now. A shared block counts once per sequence.
     """
 
     num_prompt_tokens: int
@@ -146,17 +154,19 @@ class CacheStats:
 
     @property
     def hit_rate(self) -> float:
-        """Return the share of the prompt tokens taken from the cache, 0 to 1."""
+        """Return the fraction of the prompt tokens that were cached, 0 to 1."""
         return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionEnds:
-    """It counts the blocks whose retention (`retain`) has ended so far, by cause.
+    """Blocks whose retention (`retain`) ended, by cause.
 
-    num_evicted: running requests took them, as nothing else was idle. num_expired: their time was over. num_released:
-    the wish was taken back, with priority 0. num_dropped: what they cached was lost otherwise: by a reset, a pool that
-    shrank, `evict` or another eviction policy.
+    Attributes:
+        num_evicted: evicted for running requests because nothing else was idle.
+        num_expired: the time of the retention ran out.
+        num_released: the retention was withdrawn, with priority 0.
+        num_dropped: the content was removed by a reset, a shrinking pool, `evict` or a change of the eviction policy.
     """
 
     CAUSES: ClassVar[tuple[str, ...]] = ("evicted", "expired", "released", "dropped")
@@ -168,14 +178,13 @@ class RetentionEnds:
 
 
 class HintOutcome(Enum):
-    """What became of a hint. Only ACCEPTED is truthy."""
+    """Outcome of a hint. Only ACCEPTED is truthy."""
 
-    #: It holds until the session goes on, or another hint.
+    #: The hint applies until the session continues or gets another hint.
     ACCEPTED = "accepted"
-    #: Nothing has changed: the policy takes no hints, the cache knows no sessions, or a newer sequence of the session
-    #: has begun.
+    #: Nothing changed: the policy takes no hints, sessions are off, or a newer sequence of the session has begun.
     REFUSED = "refused"
-    #: No such session, or it was forgotten.
+    #: The session is unknown, or was forgotten.
     UNKNOWN = "unknown"
 
     def __bool__(self) -> bool:
@@ -183,28 +192,28 @@ class HintOutcome(Enum):
 
 
 class Resize(Enum):
-    """It says what became of a change of the pool's size. True in an `if` for APPLIED alone.
+    """Outcome of resizing a pool. Only APPLIED is truthy."""
 
-    APPLIED: done. DEFERRED: some blocks beyond the new end are still held; each goes when it is freed.
-    """
-
-    #: Done.
+    #: The pool has its new size.
     APPLIED = "applied"
-    #: Some blocks beyond the new end are still held; each goes when it is freed.
+    #: Some blocks beyond the new end are still held. Each is removed when it is freed.
     DEFERRED = "deferred"
 
     def __bool__(self) -> bool:
-        """Is True for APPLIED alone."""
         return self is Resize.APPLIED
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationEvent:
-    """It is one thing that happened to blocks of a pool.
+    """An entry of a pool's allocation history.
 
-    number: counts the events from 0. time: as last told to `advance_time`. action: "take", "share", "release" or
-    "evict", or "retention evicted" and the like where a wish ended (`RetentionEnds`). actor: the call and the holder it
-    was for. block_ids: the blocks, in order. num_free: free blocks after it.
+    Attributes:
+        number: serial number, from 0.
+        time: time last passed to `advance_time`.
+        action: "take", "share", "release" or "evict", or "retention evicted" and so on (`RetentionEnds`).
+        actor: the call, and the holder it was for.
+        block_ids: the blocks, in order.
+        num_free: free blocks after it.
     """
 
     number: int
@@ -217,7 +226,10 @@ class AllocationEvent:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """counts[i] durations were at most bounds[i] and above the bound before; the last count is above all bounds."""
+    """Histogram of durations: counts[i] of them were above bounds[i - 1] and at most bounds[i].
+
+    The last count is of those above all bounds. `total` is their sum.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -225,20 +237,24 @@ class Histogram:
 
     @property
     def num_samples(self) -> int:
-        """Return how many durations were counted."""
+        """Return the number of durations."""
         return sum(self.counts)
 
     @property
     def mean(self) -> float:
-        """Their mean; 0 for none."""
+        """Return their mean; 0 if there are none."""
         return self.total / self.num_samples if self.num_samples else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """It says how long blocks stay, from every `sample`-th block id, in the units of `advance_time`.
+    """Block residency times, sampled from every `sample`-th block id, in the units of `advance_time`.
 
-    lifetime: from being taken to being evicted. idle_before_evict: from the last use to it. reuse_gap: between uses.
+    Attributes:
+        sample: distance of the sampled block ids.
+        lifetime: time from allocation to eviction.
+        idle_before_evict: time from the last use to eviction.
+        reuse_gap: time between two uses.
     """
 
     sample: int
@@ -249,17 +265,20 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class MissCauses:
-    """Tokens of a prompt, or of all prompts that have begun to compute, by what became of them.
+    """Tokens of one prompt, or of all prompts that have begun to compute, by hit or cause of the miss.
 
-    num_hit: taken from the cache. num_tail: behind the last block that can hit, the last token included: a prompt
-    shorter than a block is all tail. num_never_seen: in blocks that were never cached under these keys, or so long ago
-    that it is forgotten. num_evicted: in blocks that were cached and evicted. num_other_keys: of a prompt whose first
-    block is not cached under its own keys, but was under another salt, adapter or generation.
-    num_no_state: in blocks whose keys and values are all there, behind the last state that is (docs/states.md).
-    num_recomputed: of a request that was preempted (`resumed=True`), whatever the cause; its hits are not counted as
-    hits in the totals, and so not at all.
-    evicted_ago: evictions since the youngest of the evicted blocks went, 0 for the latest of all; -1 where none was
-    evicted, where that is forgotten, and in totals.
+    Attributes:
+        num_hit: tokens taken from the cache.
+        num_tail: tokens after the last block that can be hit, including the last token. All of a prompt shorter than a
+            block.
+        num_never_seen: tokens in blocks that were never cached under these keys, or too long ago to be remembered.
+        num_evicted: tokens in blocks that were cached and evicted.
+        num_other_keys: tokens of prompts whose first block is cached only under another salt, adapter or generation.
+        num_recomputed: tokens of preempted requests (`resumed=True`), whatever the cause. Their hits are not counted in
+            totals.
+        evicted_ago: number of evictions since the most recently evicted of these blocks was evicted, 0 for the last
+            eviction; -1 if none was, if it is forgotten, and in totals.
+        num_no_state: tokens whose keys and values are cached, after the last cached state (docs/states.md).
     """
 
     num_hit: int
@@ -284,19 +303,22 @@ class MissCauses:
 
     @property
     def missed(self) -> dict[str, int]:
-        """Return the tokens that were not hit, by the name of the cause: "tail", "never_seen", "evicted", ..."""
+        """Return the missed tokens by cause: "tail", "never_seen", "evicted", ..."""
         names = [name for name in self.FIELDS[1:] if name.startswith("num_")]
         return {name.removeprefix("num_"): getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """It says what one holder has not freed: a line of the leak report.
+    """A line of the leak report: one holder and the blocks that it has not freed.
 
-    kind: "sequence", "swapped sequence", "lease" or "steps in flight", for blocks that wait for `end_step`. handle: the
-    sequence's handle, the lease's serial, or the oldest step in flight.
-    holder: the name it was given. block_ids, cpu_block_ids: the blocks, in order, each layer group after another; last,
-    those that its first step will copy the beginning of.
+    Attributes:
+        kind: "sequence", "swapped sequence", "lease", or "steps in flight" for blocks that wait for `end_step`.
+        handle: the sequence's handle, the lease's serial, or the oldest step in flight.
+        holder: its name.
+        num_tokens: tokens of a sequence.
+        block_ids: its blocks, layer group by layer group; then blocks of which its first step copies the beginning.
+        cpu_block_ids: its blocks in the CPU pool.
     """
 
     kind: str
@@ -309,10 +331,13 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class NameEvent:
-    """It is one thing that happened to a name in a `NamedPool`.
+    """A name was stored in or removed from a `NamedPool`, or all names were cleared.
 
-    kind: "stored" (block `block_id` has it now), "removed" (it has it no longer), or "cleared": all names are gone;
-        name is b"", group and block_id are 0 then.
+    Attributes:
+        kind: "stored" (`block_id` now holds the name), "removed", or "cleared" (all names; the other fields are empty).
+        name: the name.
+        group: its layer group.
+        block_id: the block.
     """
 
     kind: str

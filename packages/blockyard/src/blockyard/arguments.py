@@ -1,7 +1,7 @@
-"""Single arguments are checked here: each error names the argument, its value and the limit.
+"""Checks of single arguments. Each error has the argument's name, its value and the limit.
 
-Public methods of compiled classes declare such arguments as `object` and check them here, because a declared type would
-raise a bare TypeError in the compiled build and let anything pass in the interpreted one.
+Public methods of compiled classes declare such arguments as `object`: a declared type would raise a bare TypeError in
+the compiled build, and accept anything in the interpreted one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ MAX_SESSION_NAME: Final = 200
 
 
 def shown(value: object) -> str:
-    """`repr(value)` for an error's text, cut to 200 characters; its type where it has none (an int of 5,000 digits)."""
+    """Return `repr(value)` for an error message, cut to 200 characters.
+
+    Return the type instead if repr fails, as for an int of 5,000 digits.
+    """
     try:
         text = repr(value)
     except Exception:
@@ -28,7 +31,10 @@ def shown(value: object) -> str:
 
 
 def require_int(name: str, value: object, low: int, high: int) -> int:
-    """`value` if it is an integer from `low` to `high`. numpy's integers count, bools do not."""
+    """Return `value` as an int if it is an integer from `low` to `high`.
+
+    numpy's integers are accepted, bools are not.
+    """
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -45,16 +51,16 @@ def require_int(name: str, value: object, low: int, high: int) -> int:
 
 
 def require_str(name: str, value: object) -> str:
-    """`value` if it is a plain string: a subclass could run code of its own when it is hashed or compared."""
+    """Return `value` if it is a plain string. A subclass could run its own code when hashed or compared."""
     if type(value) is not str:
-        told = f", a {type(value).__name__}; it must be a plain string"
-        told = told if isinstance(value, str) else "; it must be a string"
-        raise InvalidArgument(f"{name} is {shown(value)}{told}")
+        needed = f", a {type(value).__name__}; it must be a plain string"
+        needed = needed if isinstance(value, str) else "; it must be a string"
+        raise InvalidArgument(f"{name} is {shown(value)}{needed}")
     return value
 
 
 def require_session(name: str, value: object) -> str:
-    """Return a session's name, which is a string of 1 to 200 characters."""
+    """Return `value` if it is a session name: a string of 1 to 200 characters."""
     text = require_str(name, value)
     if not 1 <= len(text) <= MAX_SESSION_NAME:
         raise InvalidArgument(f"{name} has {len(text)} characters; it must have 1 to {MAX_SESSION_NAME}")
@@ -62,7 +68,10 @@ def require_session(name: str, value: object) -> str:
 
 
 def require_unicode(name: str, text: str) -> str:
-    """`text` if it can be encoded: Python reads bytes that are no UTF-8, of a shell's words say, as lone surrogates."""
+    """Return `text` if it can be encoded.
+
+    Python represents bytes that are not UTF-8, from a shell for example, as lone surrogates.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -72,12 +81,12 @@ def require_unicode(name: str, text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` with escapes for what no Unicode text can have (`require_unicode`): names may be any bytes."""
+    """Return `text` with escapes for characters that cannot be encoded (`require_unicode`)."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def require_path(name: str, value: object) -> Path:
-    """Return a path that the system could have. A string, or what has `__fspath__`, without a NUL."""
+    """Return `value` as a path: a string or an object with `__fspath__`, without a NUL."""
     try:
         found = os.fspath(value)  # type: ignore[call-overload]
         if isinstance(found, str) and b"\0" not in os.fsencode(found):
@@ -88,14 +97,14 @@ def require_path(name: str, value: object) -> Path:
 
 
 def require_bool(name: str, value: object) -> bool:
-    """`value` if it is True or False."""
+    """Return `value` if it is True or False."""
     if not isinstance(value, bool):
         raise InvalidArgument(f"{name} is {shown(value)}; it must be True or False")
     return value
 
 
 def require_number(name: str, value: object) -> float:
-    """`value` if it is a finite number. numpy's numbers count, bools do not."""
+    """Return `value` as a float if it is a finite number. numpy's numbers are accepted, bools are not."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidArgument(f"{name} is {shown(value)}; it must be a number")
     try:
@@ -108,6 +117,6 @@ def require_number(name: str, value: object) -> float:
 
 
 def reason(error: BaseException) -> str:
-    """Returns the first line of an error's message, or its type if it has none."""
+    """Return the first line of an error's message, or its type if it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""The engines that adapters were written for, and how pip gets them. None is imported."""
+"""The engine versions that the adapters support, and how pip installs them. Imports none of them."""
 
 from __future__ import annotations
 

@@ -1,50 +1,50 @@
-"""Everything Blockyard raises, as a tree with two main branches.
+"""The exceptions that Blockyard raises.
 
     BlockyardError
-    ├── CapacityError          expected while serving: wait, preempt, or refuse
+    ├── CapacityError          expected while serving: wait, preempt, or reject the request
     │   ├── OutOfBlocks        not enough free blocks now
-    │   ├── OutOfRows          as many sequences run as the table has rows
+    │   ├── OutOfRows          max_num_seqs sequences are already running
     │   ├── OverBudget         more blocks would be retained than the budget allows
-    │   ├── NotEnoughMemory    the system has no memory for arrays of this size (also a MemoryError)
-    │   └── NeverFits          would not fit even an empty cache
+    │   ├── NotEnoughMemory    the system cannot allocate arrays of this size (also a MemoryError)
+    │   └── NeverFits          would not fit even in an empty cache
     ├── LogicError             a bug in the caller
-    │   ├── UnknownSequence    a handle that is not, or no longer, running
+    │   ├── UnknownSequence    the handle of no running sequence
     │   ├── DoubleFree         a lease or block freed twice
     │   ├── ForeignBlock       a lease of another pool
     │   ├── SequenceNotReady   a call that the sequence's state does not allow yet
-    │   ├── StepsInFlight      a step reserved while as many are in flight as may be
-    │   ├── StalePlan          a plan read after the cache has moved on
-    │   ├── StaleBlocks        blocks that no longer hold what was found or cached in them
-    │   ├── DivergedRank       a rank that has missed, doubled or altered a plan
-    │   ├── ConcurrentCall     a call that arrived while another one runs on the same cache
-    │   └── PolicyError        an eviction policy raised, or named a block that is not idle
+    │   ├── StepsInFlight      max_steps_in_flight steps are already in flight
+    │   ├── StalePlan          a plan read after the cache has changed
+    │   ├── StaleBlocks        blocks whose cached content has changed
+    │   ├── DivergedRank       a rank skipped, repeated or altered a plan
+    │   ├── ConcurrentCall     a call during another call on the same cache
+    │   └── PolicyError        an eviction policy raised, or chose a block that is not idle
     ├── HandoffError           keys and values cannot be handed from one cache to another
-    │   ├── PeerMismatch       the two sides differ in what cannot be converted
-    │   └── StaleOffer         an offer or transfer that has ended: expired, released, of an earlier start
+    │   ├── PeerMismatch       the two caches differ in a way that cannot be converted
+    │   └── StaleOffer         an offer or transfer that has expired, was released, or predates a restart
     ├── InvalidArgument        a value outside its limits (also a ValueError)
     ├── InvariantError         check() found a broken invariant
-    ├── MissingExtra           an optional dependency is absent (also an ImportError)
-    ├── ModelError             a model that cannot be loaded or served, or whose step broke
+    ├── MissingExtra           an optional dependency is not installed (also an ImportError)
+    ├── ModelError             a model cannot be loaded or served, or a step of it failed
     ├── PublisherError         KV events cannot be published
-    ├── RankError              ranks of a tensor-parallel engine that disagree, or one that has ended
-    └── TraceError             a trace that cannot be read, or asks what cannot be done
+    ├── RankError              a rank of a tensor-parallel engine ended, or ranks disagree
+    └── TraceError             a trace cannot be read, or contains impossible requests
 
-A call that raises has changed nothing.
+A call that raises changes nothing.
 """
 
 from __future__ import annotations
 
 
 class BlockyardError(Exception):
-    """All errors of the package are below this one."""
+    """Base class of all errors of the package."""
 
 
 class CapacityError(BlockyardError):
-    """The request is sound, the memory is not there. Expected while serving."""
+    """The request is valid, but there is no room for it now. Expected while serving."""
 
 
 class OutOfBlocks(CapacityError):
-    """There are not enough free blocks now; `num_needed` and `num_free` say by how much."""
+    """There are not enough free blocks now. `num_needed` and `num_free` are the two counts."""
 
     def __init__(self, message: str, num_needed: int = 0, num_free: int = 0) -> None:
         super().__init__(message)
@@ -53,23 +53,23 @@ class OutOfBlocks(CapacityError):
 
 
 class OutOfRows(CapacityError):
-    """No row is free: as many sequences run as the block table has rows (`max_num_seqs`)."""
+    """No row of the block table is free: `max_num_seqs` sequences are running."""
 
 
 class OverBudget(CapacityError):
-    """More blocks would be retained than `retention_blocks` allows; none of them is."""
+    """More blocks would be retained than `retention_blocks` allows. None of them was retained."""
 
 
 class NeverFits(CapacityError):
-    """The request does not fit an empty pool: the cache, or its tenant's share of it, is too small."""
+    """The request does not fit even in an empty pool, or exceeds what its tenant may ever hold."""
 
 
 class NotEnoughMemory(CapacityError, MemoryError):
-    """The system has no memory for the arrays of a pool of this size; the message names their bytes."""
+    """The system cannot allocate the arrays of a pool of this size; the message has their bytes."""
 
 
 def not_enough_memory(text: str, cause: Exception) -> NotEnoughMemory:
-    """Return the error for a lack of memory, with its cause: compiled code cannot say `raise ... from`."""
+    """Return the error with its cause set. Compiled code does not support `raise ... from`."""
     error = NotEnoughMemory(text)
     error.__cause__ = cause
     return error
@@ -80,7 +80,7 @@ class LogicError(BlockyardError):
 
 
 class UnknownSequence(LogicError):
-    """The handle names no running sequence: never allocated here, freed already, or of another manager."""
+    """The handle belongs to no running sequence: it is of another manager, invalid, or freed."""
 
 
 class DoubleFree(LogicError):
@@ -88,7 +88,7 @@ class DoubleFree(LogicError):
 
 
 class ForeignBlock(LogicError):
-    """A lease was given to a pool that did not hand it out."""
+    """A lease was passed to a pool that did not create it."""
 
 
 class SequenceNotReady(LogicError):
@@ -96,15 +96,15 @@ class SequenceNotReady(LogicError):
 
 
 class StepsInFlight(LogicError):
-    """There are as many steps in flight as `max_steps_in_flight` allows: one must end before the next is reserved."""
+    """`max_steps_in_flight` steps are in flight. End one before reserving the next."""
 
 
 class StalePlan(LogicError):
-    """A plan's live arrays were asked for after the cache had changed."""
+    """A plan's live arrays were read after the cache had changed."""
 
 
 class StaleBlocks(LogicError):
-    """Blocks no longer hold what was found or cached in them; the first `num_still_cached` of them do."""
+    """Blocks no longer hold the content that was found or cached. The first `num_still_cached` of them do."""
 
     def __init__(self, message: str, num_still_cached: int = 0) -> None:
         super().__init__(message)
@@ -112,31 +112,31 @@ class StaleBlocks(LogicError):
 
 
 class DivergedRank(LogicError):
-    """A plan's bytes do not continue what this rank has read: it has missed, doubled or altered one."""
+    """The bytes of a plan do not continue those that this rank read before: a plan was skipped, repeated or altered."""
 
 
 class ConcurrentCall(LogicError):
-    """A call arrived while another one runs on the same cache, from the inside or from another thread."""
+    """A call was made during another call on the same cache, from a callback or another thread."""
 
 
 class PolicyError(LogicError):
-    """An eviction policy raised, or named a block that is not idle. The pool is whole; the policy must be replaced."""
+    """An eviction policy raised, or chose a block that is not idle. The pool is intact; replace the policy."""
 
 
 class HandoffError(BlockyardError):
-    """Keys and values cannot be handed from one cache to another; what was held for it is free again."""
+    """Keys and values cannot be handed from one cache to another. Blocks held for the transfer were freed."""
 
 
 class PeerMismatch(HandoffError):
-    """The two sides differ in what cannot be converted; the message names both values."""
+    """The two caches differ in a way that cannot be converted; the message has both values."""
 
 
 class StaleOffer(HandoffError):
-    """The offer or transfer has ended, so its blocks may hold something else by now. Nothing of it may be used."""
+    """The offer or transfer has ended, so its blocks may hold other content. Discard what was received."""
 
 
 class InvalidArgument(BlockyardError, ValueError):
-    """An argument is outside its limits; the message names it, its value and the limit."""
+    """An argument is outside its limits; the message has its name, its value and the limit."""
 
 
 class InvariantError(BlockyardError):
@@ -144,20 +144,20 @@ class InvariantError(BlockyardError):
 
 
 class MissingExtra(BlockyardError, ImportError):
-    """An optional dependency is absent; the message names the extra to install."""
+    """An optional dependency is not installed; the message names the extra to install."""
 
 
 class ModelError(BlockyardError):
-    """The model cannot be loaded or served, or its step broke; the message says which."""
+    """The model cannot be loaded or served, or a step failed; the message says which."""
 
 
 class TraceError(BlockyardError):
-    """The trace cannot be read, or asks what cannot be done; the message names the line."""
+    """The trace cannot be read, or contains an impossible request; the message has the line."""
 
 
 class RankError(BlockyardError):
-    """A rank of a tensor-parallel engine has ended, or does not agree with the others; the message says which."""
+    """A rank of a tensor-parallel engine ended, or disagrees with the others; the message says which."""
 
 
 class PublisherError(BlockyardError):
-    """KV events cannot be published: an endpoint that cannot be bound, or a thread that has ended."""
+    """KV events cannot be published: an endpoint cannot be bound, or the publisher's thread has ended."""

@@ -1,6 +1,6 @@
-"""Parts of the core for authors of policies, simulators and pools: `from blockyard.extending import LRUStack`.
+"""Core classes for authors of policies, simulators and pools: `from blockyard.extending import LRUStack`.
 
-These names change with a minor version, unlike those of `blockyard`.
+These names may change with a minor version, unlike those of `blockyard`.
 """
 
 from .core.blocks.block import KVCacheBlock

@@ -1,4 +1,4 @@
-"""The seed of an index's hash function is drawn where the caller gives none."""
+"""Seed of an index's hash function, random unless the caller sets it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ MAX_HASH_SEED = 2**62 - 1
 
 
 def hash_seed_or_drawn(hash_seed: object) -> int:
-    """`hash_seed`, or for None one that cannot be guessed, so that no client can write prompts whose hashes collide.
+    """Return `hash_seed`, or a random seed for None, so that clients cannot craft prompts whose hashes collide.
 
-    Raises `InvalidArgument` for what is no integer from 0 to 2**62 - 1.
+    Raises:
+        InvalidArgument: `hash_seed` is not an integer from 0 to 2**62 - 1.
     """
     if hash_seed is None:
         return secrets.randbits(62)

@@ -1,4 +1,4 @@
-"""What the calls take, for type checkers. At run time every argument is checked, and refused as `InvalidArgument`."""
+"""Types of arguments, for type checkers. At run time every argument is checked, and rejected with `InvalidArgument`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .keys import ExtraKey
 
 
 class Tensor(Protocol):
-    """It is a torch tensor, or like one."""
+    """A torch tensor, or an object like one."""
 
     def data_ptr(self) -> int:
-        """Return where its items are."""
+        """Return the address of its data."""
         raise NotImplementedError
 
     def tolist(self) -> Any:
@@ -23,17 +23,17 @@ class Tensor(Protocol):
         raise NotImplementedError
 
 
-#: One integer: Python's or numpy's.
+#: An integer of Python or numpy.
 Integer: TypeAlias = SupportsIndex
-#: One number; numpy's float64 is a float.
+#: A number of Python or numpy.
 Number: TypeAlias = float | np.integer[Any] | np.floating[Any]
 #: Integers (n,): a list, an array of integers, a tensor, an `array.array`.
 Integers: TypeAlias = Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]] | Tensor
-#: Integers (n,), or one.
+#: Integers (n,), or a single one.
 OneOrMore: TypeAlias = SupportsIndex | Integers
-#: Tokens to append: (B,), (B, k) with -1 for none, rows of different lengths, or one for all.
+#: Tokens to append: (B,), (B, k) padded with -1, rows of different lengths, or one token for all.
 NextTokens: TypeAlias = OneOrMore | Sequence[Sequence[SupportsIndex]]
 #: See `blockyard.keys`.
 ExtraKeys: TypeAlias = tuple[ExtraKey, ...] | list[ExtraKey]
-#: A policy's name, or what makes one from num_blocks: a class, a function.
+#: The name of a policy, or a class or function that makes one from num_blocks.
 Policy: TypeAlias = str | Callable[[int], Any]

@@ -1,10 +1,10 @@
-"""Extra keys are what decides the keys and values of a block besides its tokens.
+"""Extra keys: everything besides the tokens that affects the keys and values of a block.
 
-Each has a type of its own, so a LoRA adapter named like another tenant's salt is still another key. `LoRA` and
-`CacheSalt` hold for a whole request; a `Span` holds for the blocks that it overlaps, so the text before an image is
-shared by prompts with different images. All text is valid Unicode: names of blocks and messages to others contain it.
+Each kind is a type, so a LoRA adapter never matches a salt of the same name. `LoRA` and `CacheSalt` apply to a whole
+request. A `Span` applies to the blocks that it overlaps, so prompts with different images share the text before them.
+All text must be valid Unicode because block names and messages contain it.
 
-`canonical_keys` checks what a caller gave. The other functions take its answer as checked.
+`canonical_keys` validates keys; the other functions expect its result.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ MAX_SPANS = 2**16
 
 @dataclass(frozen=True, slots=True)
 class LoRA:
-    """The adapter the request runs with.
+    """The LoRA adapter of a request.
 
-    name: what the adapter is called.
-    path: where its weights came from, or any other mark of their version. It is part of the identity: weights
-    reloaded under the same name from another path are another adapter, and hit nothing of the old one's.
+    Attributes:
+        name: name of the adapter.
+        path: origin of its weights, or another mark of their version. Weights reloaded under the same name from another
+            path are another adapter and share no blocks with the old one.
     """
 
     name: str
@@ -40,7 +41,7 @@ class LoRA:
 
 @dataclass(frozen=True, slots=True)
 class CacheSalt:
-    """It is a secret of a tenant: only requests with the same salt share blocks."""
+    """A tenant's secret: only requests with the same salt share blocks."""
 
     value: str
 
@@ -50,17 +51,19 @@ class CacheSalt:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """It stands at token positions `start` to `start + length` of a prompt in place of text: an image, a sound.
+    """A range of the prompt that is not text but an image, a sound, ...
 
-    All images of a size have the same placeholder tokens, so a hit compares the content as well.
+    Images of equal size have equal placeholder tokens, so hits also compare the content. Spans may overlap (a video and
+    its sound); each block compares all spans that reach into it.
 
-    content: identifies it, for example a hash of its bytes and of how they were prepared; not empty.
-    start: its first token, counted from the beginning of the prompt; 0 to 2**27 - 1.
-    length: its tokens; 1 to 2**27.
-    kind: what it is; spans of different kinds never match.
+    Attributes:
+        content: identifies the item, for example a hash of its bytes and preprocessing; not empty.
+        start: position of its first token in the prompt; 0 to 2**27 - 1.
+        length: number of its tokens; 1 to 2**27.
+        kind: kind of the item; spans of different kinds never match.
 
-    Spans may overlap (a video and its sound, interleaved); each block compares all that reach into it.
-    Raises `InvalidArgument` for a value outside its limits.
+    Raises:
+        InvalidArgument: a value is outside its limits.
     """
 
     content: str
@@ -77,15 +80,15 @@ class Span:
 
     @property
     def end(self) -> int:
-        """Return the position behind its last token."""
+        """Return the position after its last token."""
         return self.start + self.length
 
 
-#: Any of the kinds of extra key.
+#: An extra key of any kind.
 ExtraKey = LoRA | CacheSalt | Span
 
-#: How a block sees a span: (kind, content, start relative to the block's first token, length). The start is negative
-#: where the span began in an earlier block. The length counts, because content cut to another length is another item.
+#: A span relative to a block: (kind, content, start relative to the block's first token, length). The start is negative
+#: if the span begins in an earlier block. The length is included because content cut to another length is another item.
 BlockSpan = tuple[str, str, int, int]
 
 _KINDS = (CacheSalt, LoRA, Span)
@@ -97,10 +100,11 @@ def _require_text(name: str, value: object) -> None:
 
 
 def canonical_keys(extra_keys: object) -> tuple[ExtraKey, ...]:
-    """Return the keys in one order, whatever order they came in: salt, adapter, spans from the first to the last.
+    """Return the keys in canonical order: salt, adapter, then spans by start. O(k log k).
 
-    O(k log k) for k keys. Raises `InvalidArgument` for what is no extra key, for two adapters or two salts, for the
-    same span twice, and for more than 65,536 spans.
+    Raises:
+        InvalidArgument: an item is not an extra key; there are two adapters, two salts, the same span twice, or more
+            than 65,536 spans.
     """
     if not isinstance(extra_keys, (tuple, list)):
         raise InvalidArgument(f"extra_keys is {shown(extra_keys)}; it must be a tuple of LoRA, CacheSalt and Span")
@@ -120,23 +124,23 @@ def _order(key: ExtraKey) -> tuple[int, int, int, str, str]:
 
 
 def _require_single(keys: tuple[ExtraKey, ...]) -> None:
-    """Neighbours in the canonical order tell all repetitions."""
+    """Reject repetitions, which are neighbours in the canonical order."""
     for key, following in itertools.pairwise(keys):
         if key == following:
-            raise InvalidArgument(f"extra_keys holds {key!r} twice; each key may stand there once")
+            raise InvalidArgument(f"extra_keys holds {key!r} twice; give each key once")
         if type(key) is type(following) and not isinstance(key, Span):
-            raise InvalidArgument(f"extra_keys holds {key!r} and {following!r}; at most one of a kind is possible")
+            raise InvalidArgument(f"extra_keys holds {key!r} and {following!r}; give at most one of a kind")
     if len(keys) > MAX_SPANS and len(spans_of(keys)) > MAX_SPANS:
         raise InvalidArgument(f"extra_keys holds {len(spans_of(keys))} spans; the limit is {MAX_SPANS}")
 
 
 def request_keys(keys: tuple[ExtraKey, ...]) -> tuple[LoRA | CacheSalt, ...]:
-    """Return, of canonical keys, those that hold for the whole prompt. O(k)."""
+    """Return the keys that apply to the whole prompt. O(k)."""
     return tuple(key for key in keys if not isinstance(key, Span))
 
 
 def plain_keys(keys: tuple[ExtraKey, ...]) -> tuple[tuple[str, ...], ...]:
-    """`request_keys` as tuples of strings, which hash and compare without running Python code. O(k)."""
+    """Return `request_keys` as tuples of strings, which hash and compare without running Python code. O(k)."""
     return tuple(
         ("salt", key.value) if isinstance(key, CacheSalt) else ("lora", key.name, key.path)
         for key in request_keys(keys)
@@ -144,15 +148,20 @@ def plain_keys(keys: tuple[ExtraKey, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 def spans_of(keys: tuple[ExtraKey, ...]) -> tuple[Span, ...]:
-    """Return, of canonical keys, those that stand at token positions, in order of their start. O(k)."""
+    """Return the spans, in order of their start. O(k)."""
     return tuple(key for key in keys if isinstance(key, Span))
 
 
 def block_spans(spans: tuple[Span, ...], block_index: int, block_size: int) -> tuple[BlockSpan, ...]:
-    """Return the spans that reach into one block, as it sees them; () for a block of text. O(spans).
+    """Return the spans that overlap one block, relative to it; () for a block of text. O(spans).
 
-    spans: in canonical order. block_index: the block's number in the prompt, from 0. Two blocks of the same tokens
-    hold the same keys and values only if these tuples, and those of all blocks before them, are equal.
+    Two blocks of equal tokens have equal keys and values only if these tuples, and those of all blocks before, are
+    equal.
+
+    Args:
+        spans: spans in canonical order.
+        block_index: number of the block in the prompt, from 0.
+        block_size: tokens per block.
 
     >>> block_spans((Span("cat", 6, 4),), 1, 4), block_spans((Span("cat", 6, 4),), 2, 4)
     ((('image', 'cat', 2, 4),), (('image', 'cat', -2, 4),))
@@ -169,9 +178,9 @@ def block_spans(spans: tuple[Span, ...], block_index: int, block_size: int) -> t
 def spans_by_block(
     spans: Iterable[Span], block_size: int, num_blocks: int, first_block: int = 0
 ) -> dict[int, tuple[BlockSpan, ...]]:
-    """`block_spans` of the `num_blocks` blocks from `first_block` of a prompt that have any, counted from that one.
+    """Return `block_spans` of each block that has any, for `num_blocks` blocks from `first_block`.
 
-    O(spans + blocks they overlap).
+    The keys count from `first_block`. O(spans + blocks they overlap).
     """
     found: dict[int, list[BlockSpan]] = {}
     for span in spans:
@@ -183,10 +192,10 @@ def spans_by_block(
 
 
 def cut_spans(spans: dict[int, tuple[Any, ...]], num_tokens: int, block_size: int) -> dict[int, tuple[Any, ...]]:
-    """What a cut to `num_tokens` leaves of spans by block, in a new dict; what follows the cut is text. O(blocks).
+    """Return the spans by block after the prompt is truncated to `num_tokens`. O(blocks).
 
-    A span that reached over the cut becomes another item than any prompt can name: its beginning was computed as
-    the beginning of the whole, and what stands behind it from now on is not its rest.
+    A span that crosses the cut becomes an item that no prompt can name: its beginning was computed as part of the whole
+    item, and other tokens may follow it.
 
     >>> cut_spans({0: (("image", "cat", 2, 4),), 1: (("image", "cat", -2, 4),)}, 3, 4)
     {0: (('image', 'cat', 2, 4, 'cut at', 3),)}
@@ -200,7 +209,7 @@ def cut_spans(spans: dict[int, tuple[Any, ...]], num_tokens: int, block_size: in
 
 
 def is_under_spans(spans: Iterable[Span], positions: Iterable[int]) -> list[bool]:
-    """Return whether a span stands at each of these ascending positions. O(positions + spans log spans)."""
+    """Return whether a span covers each of these ascending positions. O(positions + spans log spans)."""
     ends: list[bool] = []
     left = sorted(spans, key=lambda span: span.start, reverse=True)
     reach = 0
@@ -212,7 +221,7 @@ def is_under_spans(spans: Iterable[Span], positions: Iterable[int]) -> list[bool
 
 
 def require_spans_within(spans: Iterable[Span], num_tokens: int) -> None:
-    """Raises `InvalidArgument` for a span that ends behind the prompt's `num_tokens` tokens. O(spans)."""
+    """Raise `InvalidArgument` if a span ends after the prompt's `num_tokens` tokens. O(spans)."""
     for span in spans:
         if span.end > num_tokens:
             raise InvalidArgument(

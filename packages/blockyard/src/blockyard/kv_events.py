@@ -1,4 +1,4 @@
-"""What a manager tells of its prefix cache, as arrays: `KVCacheManager.take_events`; what its publisher counts."""
+"""Prefix-cache events of a manager as arrays (`KVCacheManager.take_events`), and the counters of a publisher."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class BlockChanges:
-    """These blocks of a pool below token blocks (layer groups, a CPU pool) came and went, in order.
+    """Blocks cached and uncached by a pool that stores only parts of contents (a layer group, the CPU pool), in order.
 
-    ids: int64 (n,), the id of a holding that came, or minus that of one that went; never used twice. contents, groups:
-    int64 (m,), of those that came: the content id of the last token block that it holds, and its layer group. Behind
-    the last layer group with keys and values stand states: `CacheConfig.state_blocks` such
-    holdings of one content are the state behind it, and fewer are nothing.
+    Attributes:
+        ids: int64 (n,); the id of a new holding, or minus the id of a removed one. Ids are never reused.
+        contents: int64 (m,); for each new holding, the content id of the last token block that it covers.
+        groups: int64 (m,); for each new holding, its layer group. The group after the last one with keys and values
+            stands for states: a state is complete once a content has `CacheConfig.state_blocks` holdings of it.
     """
 
     ids: npt.NDArray[np.int64]
@@ -25,18 +26,21 @@ class BlockChanges:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheEvents:
-    """What prompts can hit, and can hit no more, since the events were last taken (`take_events`).
+    """Changes of the prefix cache since the events were last taken, in order.
 
-    A content is a block's tokens after all before them, under its extra keys. It has an id that no other content gets
-    and that is greater than its parent's; equal blocks share it, and it goes with the last of them that is computed. It
-    may come back under its id when another equal block is computed.
+    A content is a block's tokens together with all tokens and extra keys before them. Its id is unique and greater than
+    its parent's. Equal blocks share it. It is removed with the last computed block that holds it, and may return under
+    the same id when an equal block is computed.
 
-    cleared: all contents and roots were forgotten before anything that follows (`reset_prefix_cache`).
-    new_roots: (id, extra keys) of roots, which stand before first blocks; a span's are (content before it, the span).
-    lost_roots: roots that no prompt reaches any more; all contents behind them are gone.
-    contents: int64 (n,), the id of a content that came, or minus that of one that went, in order.
-    parents: int64 (m,), of those that came, the content or root before. token_ids: int32 (m, block size), their tokens.
-    pools: with layer groups or a CPU pool, what the pool and the CPU pool hold of these contents; else ().
+    Attributes:
+        cleared: whether all contents and roots were removed before the other changes (`reset_prefix_cache`).
+        new_roots: (id, extra keys) of the roots that first blocks have as parent. The root of a span has
+            (preceding content, span) as keys.
+        lost_roots: ids of roots that no prompt can reach; all contents below them are removed too.
+        contents: int64 (n,); the id of a new content, or minus the id of a removed one.
+        parents: int64 (m,); for each new content, the content or root before it.
+        token_ids: int32 (m, block_size); for each new content, its tokens.
+        pools: with layer groups or a CPU pool, the changes of the pool and of the CPU pool; else ().
     """
 
     cleared: bool
@@ -49,23 +53,30 @@ class KVCacheEvents:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nothing happened."""
+        """Return whether nothing changed."""
         changed = len(self.contents) + sum(len(pool.ids) for pool in self.pools)
         return not (self.cleared or self.new_roots or self.lost_roots or changed)
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherStats:
-    """The counts of a `blockyard.events.KVEventPublisher` since it was made.
+    """Counters of a `blockyard.events.KVEventPublisher` since it was created.
 
-    is_running: whether its thread runs. seconds_since_message: since the last message went out; with a heartbeat of 1 s
-    it stays little above that while the thread keeps up.
-    num_messages, num_bytes: messages sent live, heartbeats among them, and the bytes of their payloads.
-    num_heartbeats: those that said nothing. num_waiting: hand-overs that wait for the thread. num_merged: those
-    that were merged with the one before, because many waited.
-    num_replays, num_given_up: replays that were answered to the end, and those whose consumer read too little or went
-    away. num_refused: requests that could not be read. num_snapshots, snapshot_bytes: made for replays. num_cut:
-    connections cut off for their many topics.
+    Attributes:
+        is_running: whether its thread runs.
+        seconds_since_message: time since the last message was sent; at most about the heartbeat interval (1 s) while
+            the thread keeps up.
+        num_messages: live messages sent, heartbeats included.
+        num_bytes: bytes of their payloads.
+        num_heartbeats: messages without events.
+        num_waiting: batches queued for the thread.
+        num_merged: batches merged into the one before because the queue was long.
+        num_replays: replays completed.
+        num_given_up: replays abandoned because the consumer read too slowly or disconnected.
+        num_refused: replay requests that could not be parsed.
+        num_snapshots: snapshots made for replays.
+        snapshot_bytes: their bytes.
+        num_cut: connections closed because they subscribed to too many topics.
     """
 
     is_running: bool

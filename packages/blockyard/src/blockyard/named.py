@@ -1,6 +1,6 @@
-"""A pool whose blocks are known by names that the caller has: `from blockyard.named import NamedPool`.
+"""A pool whose blocks the caller identifies by its own names: `from blockyard.named import NamedPool`.
 
-docs/which-level.md says who needs one.
+docs/which-level.md explains when to use it.
 """
 
 from .answers import NameEvent

@@ -1,22 +1,22 @@
-"""Names of blocks that mean the same on every machine, computed only where something asks: events, tiers, routers.
+"""Block names that are equal on every machine, for events, tiers and routers.
 
-A name is a digest over what decides a block's keys and values, chained like the blocks of a prompt:
+A name is a digest of everything that determines a block's keys and values, chained like the blocks of a prompt:
 
     name = digest(CBOR([name of the block before, [token ids], extra keys or null]))
 
-The first block's "before" is a root, the digest of a text. The extra keys of a block are, in this order:
+A first block follows the root, the digest of a text. The extra keys of a block are, in this order:
 
     ["lora", name, path]            on every block of a request with an adapter
     ["mm", content, start]          for each span that reaches into the block, from the first to the last; `start` is
                                     relative to the block's first token, negative where the span began earlier
-    ["cache_salt", value]           on the first block alone; the chain carries it to all that follow
+    ["cache_salt", value]           only on the first block; the chain carries it to the others
 
-This is byte for byte what vLLM (0.32) computes with `--prefix-caching-hash-algo sha256_cbor`: for text, adapter and
-salt the tests hold vectors computed with vLLM, for spans its form as routers read it. vLLM's `xxhash_cbor` is our
-"xxh3_128" with the text that vLLM was given as PYTHONHASHSEED. A span's kind and length are not on that wire, so its
-`content` alone must tell it from others. Where spans overlap we name all that reach into a block; vLLM names the first.
+These are byte for byte the names of vLLM (0.32) with `--prefix-caching-hash-algo sha256_cbor`. The tests hold vectors
+computed with vLLM for text, adapter and salt, and for spans the form that routers read. vLLM's `xxhash_cbor` is
+"xxh3_128" here, with vLLM's PYTHONHASHSEED as `root_text`. Names do not include a span's kind and length, so its
+`content` must be unique. If spans overlap, a name covers all that reach into the block; vLLM's covers the first.
 
-Names are for the outside. The index inside compares tokens and keys themselves and needs no name.
+Names are only for other programs: the index compares the tokens and keys themselves.
 Needs cbor2, and xxhash for "xxh3_128": `pip install 'blockyard[names]'`.
 """
 
@@ -38,7 +38,7 @@ MAX_NAMED_BLOCK_SIZE = 4096
 #: The text whose digest is vLLM's root when PYTHONHASHSEED is unset.
 ROOT_TEXT = "vllm-none-hash"
 
-#: Bytes of a name, by algorithm.
+#: Bytes per name, by algorithm.
 NAME_SIZES = {"sha256_cbor": 32, "xxh3_128": 16}
 
 
@@ -51,17 +51,23 @@ def block_names(
     first_block: object = 0,
     root_text: object = ROOT_TEXT,
 ) -> list[bytes]:
-    """Return the names of the full blocks of `token_ids`, in order; a partial last block has none. O(tokens).
+    """Return the names of the full blocks of `token_ids`, in order. O(tokens).
 
-    token_ids: integers (n,), as a list, an array or anything with a buffer; may be shorter than a block.
-    block_size: tokens a block, 1 to 4096. extra_keys: those of the whole request, see `blockyard.keys`.
-    algorithm: "sha256_cbor" (32 bytes), or "xxh3_128" (16 bytes): a little faster, since encoding costs most, but not
-    collision-resistant, so only for names that no untrusted tenant's prompts go into.
-    parent: the name of the block before these tokens, to continue a chain; None at the beginning of a prompt.
-    first_block: with a parent, the number in the prompt of the first block of `token_ids`. Only spans need it.
-    root_text: the text whose digest the chain begins with. All who compare names must use the same.
+    A partial last block has no name.
 
-    Raises `InvalidArgument`, or `MissingExtra` where cbor2 or xxhash is not installed.
+    Args:
+        token_ids: integers (n,), as a list, an array or any buffer.
+        block_size: tokens per block, 1 to 4096.
+        extra_keys: extra keys of the whole request, see `blockyard.keys`.
+        algorithm: "sha256_cbor" (32 bytes), or "xxh3_128" (16 bytes). The latter is slightly faster, but not
+            collision-resistant: use it only if no untrusted tenant's prompts are named.
+        parent: name of the block before these tokens, to continue a chain; None at the beginning of a prompt.
+        first_block: with a parent, the number in the prompt of the first block of `token_ids`. Only needed with spans.
+        root_text: text whose digest is the root. All programs that compare names must use the same.
+
+    Raises:
+        InvalidArgument: a value is outside its limits.
+        MissingExtra: cbor2 or xxhash is not installed.
 
     >>> names = block_names([1, 2, 3, 4, 5, 6, 7, 8, 9], block_size=4)
     >>> [name_as_u64(name) for name in names]
@@ -87,22 +93,27 @@ def block_names(
 
 
 def root_name(algorithm: object = "sha256_cbor", root_text: object = ROOT_TEXT) -> bytes:
-    """Return what stands before a prompt's first block: the digest of a text. O(1).
+    """Return the root of a chain of names: the digest of `root_text`. O(1).
 
-    Raises `InvalidArgument` or `MissingExtra`, as `block_names` does.
+    Raises:
+        InvalidArgument: the algorithm is unknown, or the text is not valid Unicode.
+        MissingExtra: cbor2 or xxhash is not installed.
     """
     return _digest_function(algorithm)(require_str("root_text", root_text))
 
 
 def name_as_u64(name: object) -> int:
-    """The low 64 bits of a name, as vLLM's KV events carry it. O(1). Raises `InvalidArgument` for what is no name."""
+    """Return the low 64 bits of a name, as in vLLM's KV events. O(1).
+
+    Raises `InvalidArgument` for another type or length.
+    """
     if not isinstance(name, bytes) or len(name) not in NAME_SIZES.values():
         raise InvalidArgument(f"name is {name!r}; it must be 16 or 32 bytes")
     return int.from_bytes(name[-8:], "big")
 
 
 def _digest_function(algorithm: object) -> Callable[[object], bytes]:
-    """From an object to the digest of its CBOR."""
+    """Return a function from an object to the digest of its CBOR."""
     if not isinstance(algorithm, str) or algorithm not in NAME_SIZES:
         raise InvalidArgument(f"algorithm is {algorithm!r}; it must be one of {', '.join(NAME_SIZES)}")
     try:
@@ -134,19 +145,16 @@ def _parent_name(parent: object, algorithm: object, root_text: object) -> bytes:
 
 
 def _first_block(first_block: object, parent: object, keys: tuple[ExtraKey, ...]) -> int:
-    """Return where these blocks stand in the prompt, as far as it must be known."""
     first = require_int("first_block", first_block, 0, MAX_POSITION)
     if parent is None and first > 0:
         raise InvalidArgument(f"first_block is {first}; without a parent it must be 0")
     if parent is not None and first == 0 and spans_of(keys):
-        raise InvalidArgument(
-            "first_block is 0; with a parent and spans it must be 1 or more: where these blocks stand"
-        )
+        raise InvalidArgument("first_block is 0; with a parent and spans it must be these blocks' number, 1 or more")
     return first
 
 
 def _wire_keys(keys: tuple[ExtraKey, ...], spans: tuple[BlockSpan, ...], is_first: bool) -> list[Any] | None:
-    """Return the extra keys of one block as they are encoded, None for none."""
+    """Return the extra keys of one block as they are encoded, None if there are none."""
     wire: list[Any] = [("lora", key.name, key.path) for key in keys if isinstance(key, LoRA)]
     wire += [("mm", content, start) for _, content, start, _ in spans]
     if is_first:
@@ -155,20 +163,19 @@ def _wire_keys(keys: tuple[ExtraKey, ...], spans: tuple[BlockSpan, ...], is_firs
 
 
 def _token_list(token_ids: object) -> list[int]:
-    """`token_ids` as plain integers, checked like the manager's."""
     if isinstance(token_ids, (str, bytes, bytearray)) or token_ids is None:
-        raise InvalidArgument(f"token_ids is {type(token_ids).__name__}; a run of integers is needed")
+        raise InvalidArgument(f"token_ids is {type(token_ids).__name__}; it must be a list or array of integers")
     try:
         array = np.asarray(token_ids)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise InvalidArgument(f"token_ids is {type(token_ids).__name__}: {error}") from error
     if array.ndim != 1:
-        raise InvalidArgument(f"token_ids has shape {array.shape}; one dimension is needed")
+        raise InvalidArgument(f"token_ids has shape {array.shape}; it must have one dimension")
     if array.size == 0:
         return []
     holds_bool = isinstance(token_ids, (list, tuple)) and any(isinstance(token, bool) for token in token_ids)
     if array.dtype.kind not in "iu" or holds_bool:
-        raise InvalidArgument(f"token_ids has items that are no integers ({array.dtype}); integers are needed")
+        raise InvalidArgument(f"token_ids has items of type {array.dtype}; they must be integers")
     if array.min() < 0 or array.max() > MAX_TOKEN:
         index = int(np.flatnonzero((array < 0) | (array > MAX_TOKEN))[0])
         raise InvalidArgument(f"token_ids[{index}] is {array[index]}; a token is from 0 to {MAX_TOKEN}")

@@ -1,8 +1,7 @@
-"""The eviction policies and their contract, from one place: `from blockyard.policies import EvictionPolicy, Score`.
+"""The eviction policies and their interface: `from blockyard.policies import EvictionPolicy, Score`.
 
-Names for `CacheConfig(eviction_policy=...)` are the keys of `POLICIES`; each policy is a class of `core/policies`.
-`make_policy` makes one from such a name, for code that tells and asks it without a pool. `Places` says where
-states are kept.
+The keys of `POLICIES` are the names for `CacheConfig(eviction_policy=...)`. `make_policy` makes a policy by name
+without a pool. `Places` chooses at which positions states are checkpointed.
 """
 
 from .core.policies import POLICIES, make_policy

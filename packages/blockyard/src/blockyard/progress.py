@@ -1,4 +1,4 @@
-"""Long work draws a bar on stderr, where that is a terminal."""
+"""Progress bars on stderr, drawn only if it is a terminal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 
 
 class WorkBar:
-    """How much of the work is done, and about how long the rest takes.
+    """Progress bar with the remaining time.
 
-    Draws nothing if not `shown`, off a terminal, or where rich is not installed.
+    Draws nothing if `shown` is false, stderr is not a terminal, or rich is not installed.
 
-    what: in one word. total: units of work; 0 where it is not known.
+    Args:
+        what: label, one word.
+        total: units of work; 0 if unknown.
+        shown: whether to draw at all.
     """
 
     def __init__(self, what: str, total: int, shown: bool = True) -> None:
@@ -49,6 +52,6 @@ class WorkBar:
             self._progress.stop()
 
     def update(self, num_done: int, state: str = "") -> None:
-        """`num_done` units are done. state: what else there is to say, behind the bar."""
+        """Set the units done so far, and the text after the bar."""
         if self._progress is not None:
             self._progress.update(self._task, completed=num_done, state=state)

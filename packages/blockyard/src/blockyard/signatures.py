@@ -1,7 +1,7 @@
-"""The version of an installed engine and the signatures of its methods, compared with what an adapter was written for.
+"""Checks that an installed engine has the version and the method signatures that an adapter was written for.
 
-A contract has the names of each method's arguments, in order, `=` where there is a default. A method's name is
-`module:Class.method`.
+A contract maps each method, as `module:Class.method`, to the names of its arguments in order, with `=` after those that
+have a default.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from typing import Any, NamedTuple
 
 from .errors import MissingExtra
 
-#: Methods that an error names; a larger number says only that it is another program.
+#: Most methods listed in an error.
 MOST_NAMED = 3
 
 
 class Engine(NamedTuple):
     """An engine that an adapter was written for.
 
-    module: its top module. versions: the beginnings of the version numbers that are known. requirement: for pip.
-    beside: what the adapter needs besides.
+    Attributes:
+        name: name for messages.
+        module: top-level module.
+        versions: prefixes of the supported version numbers.
+        requirement: requirement for pip.
+        beside: other packages that the adapter needs.
     """
 
     name: str
@@ -39,9 +43,12 @@ class Engine(NamedTuple):
 
 @contextmanager
 def engine_imports(engine: Engine, adapter: str, any_version: bool = False) -> Iterator[None]:
-    """Import an engine's modules in the body. Raise `MissingExtra` if they are not there, or of another version.
+    """Import an engine's modules in the body; raise `MissingExtra` if they are missing or of an unsupported version.
 
-    any_version: compare the version only if an import fails, for what every start of the engine runs.
+    Args:
+        engine: the engine.
+        adapter: name of the adapter, for the message.
+        any_version: whether to compare the version only if an import fails.
     """
     if not any_version:
         require_version(engine, adapter)
@@ -53,9 +60,10 @@ def engine_imports(engine: Engine, adapter: str, any_version: bool = False) -> I
 
 
 def require_version(engine: Engine, adapter: str) -> None:
-    """Raise `MissingExtra` if the engine is not installed, or is of a version that the adapter does not know.
+    """Raise `MissingExtra` if the engine is not installed, or its version is not supported.
 
-    A development build has no number that says what it holds: its methods are compared instead.
+    Development builds are accepted: their version numbers do not identify their contents, so their methods are
+    compared.
     """
     try:
         module = importlib.import_module(engine.module)
@@ -67,7 +75,7 @@ def require_version(engine: Engine, adapter: str) -> None:
 
 
 def version_of(module: Any) -> str:
-    """Return the version of an imported package; "" if nothing says it."""
+    """Return the version of an imported package; "" if unknown."""
     version = getattr(module, "__version__", None)
     if not isinstance(version, str):
         try:
@@ -89,13 +97,13 @@ def _missing(engine: Engine, adapter: str, reason: str) -> MissingExtra:
 
 
 def arguments_of(function: Callable[..., Any]) -> str:
-    """Return the names of its arguments, as they stand in a contract."""
+    """Return the names of a function's arguments, in the form of a contract."""
     parameters = inspect.signature(function).parameters.values()
     return ", ".join(p.name + ("" if p.default is inspect.Parameter.empty else "=") for p in parameters)
 
 
 def found_installed(name: str) -> str:
-    """Return the arguments of one installed method; "" where it is gone."""
+    """Return the arguments of an installed method; "" if it does not exist."""
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module)
     for part in path.split("."):
@@ -104,7 +112,7 @@ def found_installed(name: str) -> str:
 
 
 def moved_methods(contract: Mapping[str, str], found: Callable[[str], str] = found_installed) -> list[str]:
-    """Return what differs: a line for each method that is gone or takes other arguments."""
+    """Return a line for each method of a contract that is missing or has other arguments."""
     lines = []
     for name, expected in contract.items():
         is_there = found(name)
@@ -115,9 +123,13 @@ def moved_methods(contract: Mapping[str, str], found: Callable[[str], str] = fou
 
 
 def require_methods(given: Any, contract: Mapping[str, str], adapter: str, engine: str) -> None:
-    """Raise `MissingExtra` if methods of an engine's object take other arguments than the adapter knows.
+    """Raise `MissingExtra` if methods of an engine's object have other arguments than the contract says.
 
-    given: the object that an adapter replaces, of an engine without a version number. contract: by the method's name.
+    Args:
+        given: the object that the adapter replaces, of an engine without a version number.
+        contract: argument names by method.
+        adapter: name of the adapter, for the message.
+        engine: name of the engine, for the message.
     """
     moved = [
         f"{name}({found})"
@@ -131,6 +143,6 @@ def require_methods(given: Any, contract: Mapping[str, str], adapter: str, engin
 
 
 def listed(moved: Sequence[str]) -> str:
-    """Return the first of the methods that moved, and how many more there are."""
+    """Return the first of the methods, and how many more there are."""
     more = len(moved) - MOST_NAMED
     return "; ".join(moved[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")

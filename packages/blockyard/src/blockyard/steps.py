@@ -1,6 +1,6 @@
-"""Plans on their way to the model: `from blockyard.steps import PlanReceiver, PlanSender, StepBuffers`.
+"""Step buffers, and plans as bytes: `from blockyard.steps import PlanReceiver, PlanSender, StepBuffers`.
 
-A plan is written into arrays of the caller (`StepBuffers`), or sent to other ranks as bytes: see `docs/steps.md`.
+A plan can be written into the caller's arrays (`StepBuffers`) or sent to other ranks: see `docs/steps.md`.
 """
 
 from .core.plan import GroupPlan, StepBuffers

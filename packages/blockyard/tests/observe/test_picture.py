@@ -29,7 +29,7 @@ def test_each_block_is_drawn_by_what_it_does() -> None:
         "···",
         "█ 0 shared: held and cached",
         "▒ 0 private: held, not cached",
-        "░ 2 idle: held by none, still cached",
+        "░ 2 idle: cached, not held",
         "· 6 free",
     ]
     assert draw_pool(snapshot, width=5).splitlines()[:2] == ["██▒▒·", "···"]
@@ -52,7 +52,7 @@ def test_shared_blocks_say_how_often_and_tokens_are_counted_once() -> None:
         "█▒······",
         "█ 1 shared: held and cached",
         "▒ 1 private: held, not cached",
-        "░ 0 idle: held by none, still cached",
+        "░ 0 idle: cached, not held",
         "· 6 free",
         "a block is held up to 4 times",
         "6 tokens in 2 blocks of 4, empty slots: 2",
@@ -73,9 +73,9 @@ def test_blocks_that_retire_stand_behind_the_end() -> None:
         "▒·▒▼ ▼",
         "█ 0 shared: held and cached",
         "▒ 2 private: held, not cached",
-        "░ 0 idle: held by none, still cached",
+        "░ 0 idle: cached, not held",
         "· 1 free",
-        "▼ 2 held beyond the end of a pool that shrank; gone when freed",
+        "▼ 2 retiring: held beyond the end of a pool that shrank; removed when freed",
     ]
     for lease in (leases[3], leases[5]):
         pool.free_blocks(lease)
@@ -100,7 +100,7 @@ def test_each_layer_group_has_its_tokens_and_the_cpu_pool_its_picture() -> None:
         "▒██▒█·",
         "█ 3 shared: held and cached",
         "▒ 2 private: held, not cached",
-        "░ 0 idle: held by none, still cached",
+        "░ 0 idle: cached, not held",
         "· 1 free",
     ]
     cache.free([first, second])

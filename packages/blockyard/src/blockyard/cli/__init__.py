@@ -1,4 +1,4 @@
-"""This package is the `blockyard` command."""
+"""The `blockyard` command."""
 
 from .._build import build_name
 from .command import Command

@@ -1,4 +1,4 @@
-"""A subcommand of `blockyard`, and where the packages that are installed bring theirs."""
+"""Subcommands of `blockyard`, registered by the installed packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
-#: The extra that brings each command, in the order in which `blockyard --help` lists them.
+#: The extra that provides each command, in the order of `blockyard --help`.
 EXTRAS = {
     "demo": "engine",
     "replay": "lab",
@@ -27,8 +27,10 @@ EXTRAS = {
 class Command:
     """A subcommand.
 
-    add_options: adds its parser to argparse's subparsers, without importing the work.
-    module, function: where the work is, imported when the command runs.
+    Attributes:
+        add_options: adds the command's parser to argparse's subparsers. It imports nothing heavy.
+        module: module of the implementation, imported when the command runs.
+        function: name of the function in it.
     """
 
     add_options: Callable[[Any], None]
@@ -40,7 +42,7 @@ class Command:
 def installed_commands() -> dict[str, Command]:
     """Return the commands of all installed packages by name.
 
-    A package brings its own by an entry point of the group `blockyard.commands`, whose value is a dict of them.
+    A package registers its commands as a dict, by an entry point of the group `blockyard.commands`.
     """
     found: dict[str, Command] = {}
     for point in entry_points(group="blockyard.commands"):

@@ -1,4 +1,4 @@
-"""`blockyard` runs a command, and says in a sentence what is wrong."""
+"""Entry point of `blockyard`: runs a command and reports errors in one sentence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .parsing import parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status: 0, 2 for what the user can fix, 130 when interrupted."""
+    """Run the command and return its exit status: 0, 2 for an error the user can fix, 130 when interrupted."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?" and goes on
@@ -23,14 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parse(arguments)
         status = int(_function(options.command)(options))
         if sys.stdout is not None:  # it is None where the shell has closed it, with >&-
-            sys.stdout.flush()  # here, where a full disk can still be told
+            sys.stdout.flush()  # here, where a full disk can still be reported
         return status
     except BlockyardError as error:
         print(f"blockyard: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         _close_output()
-        return 0  # the reader has what it wanted, as of `| head -1`
+        return 0  # the reader has read enough, as in `| head -1`
     except OSError as error:
         print(f"blockyard: {error.strerror or error}{f': {error.filename}' * bool(error.filename)}", file=sys.stderr)
         _close_output()
@@ -41,13 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _close_output() -> None:
-    """Sends what is left in the buffer nowhere, so that the interpreter does not complain of it at its end."""
+    """Redirect stdout to devnull, so that the interpreter does not complain about unflushed output at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _function(name: str) -> Callable[[argparse.Namespace], int]:
-    """Return the function of a command. It is imported only now: most need an extra that --version does not."""
+    """Return the function of a command, imported on demand: most need extras that `--version` does not."""
     command = installed_commands()[name]
     try:
         module = importlib.import_module(command.module)

@@ -1,4 +1,4 @@
-"""Makes commands, and their options that are fields of `CacheConfig`; reads amounts as people write them."""
+"""Helpers for defining commands and options, including options that are fields of `CacheConfig`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ _TYPES: dict[str, dict[str, Any]] = {
 
 
 def add_command(commands: Any, name: str, line: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """Adds a parser to argparse's `commands`. line: what the list of all commands says of it."""
+    """Add a parser to argparse's `commands`.
+
+    Args:
+        commands: argparse's subparsers.
+        name: name of the command.
+        line: its line in the list of commands.
+        description: text before the options.
+        epilog: text after the options.
+    """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=line,
@@ -30,9 +38,15 @@ def add_command(commands: Any, name: str, line: str, description: str, epilog: s
 
 
 def add_cache_field(group: Any, name: str, note: str = "", **others: Any) -> None:
-    """Add `--name-of-the-field`. note: stands behind the help, before the default. others: argparse's own.
+    """Add `--name-of-the-field` for a field of `CacheConfig`.
 
-    Without a default among `others` the option is None where it was not given, and the field's default holds.
+    Without a default in `others`, an option that was not given is None, and the field's default applies.
+
+    Args:
+        group: argparse group or parser.
+        name: name of the field.
+        note: text after the help, before the default.
+        others: further arguments for argparse.
     """
     field = CACHE_FIELDS[name]
     text = f"{field.metadata['help']}{note}"
@@ -45,9 +59,9 @@ _TOKENS = {"": 1, "k": 1000, "ki": 1024, "m": 1000**2, "mi": 1024**2}
 
 
 def parse_lengths(name: str, text: str) -> list[int]:
-    """Returns the tokens in a list like 2k,8Ki,32000, in the order given, each once: k is 1,000 and Ki 1,024.
+    """Return the token counts of a list like 2k,8Ki,32000, in order, without duplicates. k is 1,000 and Ki is 1,024.
 
-    Raises `InvalidArgument` for anything else, naming it.
+    Raises `InvalidArgument` for anything else.
     """
     return list(dict.fromkeys(_tokens(name, part.strip()) for part in text.split(",")))
 

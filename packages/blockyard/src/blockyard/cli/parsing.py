@@ -1,4 +1,4 @@
-"""Reads the command line by the options of the commands that are installed."""
+"""Parsing of the command line with the options of the installed commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPTION = re.compile(r"--[a-z][a-z0-9-]*")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options of a command. Exits with status 2 and the usage if the command does not have one of them."""
+    """Return the options of a command. Exits with status 2 and the usage if an option is unknown."""
     parser, commands = _parsers()
     given = list(sys.argv[1:] if arguments is None else arguments)
     known = {*EXTRAS, *installed_commands()}
@@ -44,7 +44,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Any]:
 
 
 def _not_installed() -> str | None:
-    """Return a sentence that names the commands that are not installed, and how to install them."""
+    """Return a sentence with the commands that are not installed and the extras that provide them, or None."""
     by_extra: dict[str, list[str]] = {}
     for name, extra in EXTRAS.items():
         if name not in installed_commands():
@@ -54,13 +54,13 @@ def _not_installed() -> str | None:
 
 
 def _refuse(command: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
-    """Exits and shows the command's usage and the option that was perhaps meant."""
+    """Exit with the command's usage and the option that was probably meant."""
     message = f"unrecognized arguments: {' '.join(unknown)}"
     near = _nearest(unknown, _OPTION.findall(command.format_usage()))
     command.error(f"{message}; did you mean {' '.join(near)}?" if near else message)
 
 
 def _nearest(unknown: Iterable[str], known: list[str]) -> list[str]:
-    """Returns, for each option typed, the known one that is most like it, if one is."""
+    """Return, for each option typed, the most similar known one, if any."""
     typed = [each.partition("=")[0] for each in unknown if each.startswith("--")]
     return [match for each in typed for match in difflib.get_close_matches(each, known, 1)]

@@ -1,4 +1,4 @@
-"""Rows as text for people, and as CSV and JSON for programs."""
+"""Tables as text for people, and as CSV and JSON for programs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from .. import __version__
 from .._build import build_name
 
-#: One line: column to value.
+#: One row: values by column.
 Cells = dict[str, Any]
-#: Columns of text that a table has at most, unless two of its columns need more.
+#: Characters per line of a table, unless two of its columns need more.
 WIDTH = 120
 
 
 def as_text(rows: Sequence[dict[str, str]], num_names: int = 1) -> str:
-    """Aligns rows of the same columns, the first `num_names` columns to the left."""
+    """Return the rows as an aligned table; the first `num_names` columns are left-aligned, the others right-aligned."""
     columns = list(rows[0])
     widths = [max(len(column), *(len(row[column]) for row in rows)) for column in columns]
     lines = [dict(zip(columns, columns, strict=True)), *rows]
@@ -32,9 +32,9 @@ def as_text(rows: Sequence[dict[str, str]], num_names: int = 1) -> str:
 
 
 def as_narrow_text(rows: Sequence[dict[str, str]], num_keys: int, width: int = WIDTH) -> str:
-    """Aligns all columns to the right; a table wider than `width` is cut into several, one below the other.
+    """Return the rows as a right-aligned table, split into several tables if it is wider than `width`.
 
-    The first `num_keys` columns stand in each.
+    Each of them begins with the first `num_keys` columns.
     """
     columns = list(rows[0])
     widths = {column: 2 + max(len(column), *(len(row[column]) for row in rows)) for column in columns}
@@ -48,7 +48,7 @@ def as_narrow_text(rows: Sequence[dict[str, str]], num_keys: int, width: int = W
 
 
 def as_csv(rows: Sequence[Cells]) -> str:
-    """Writes rows of the same columns and a header. A cell that spreadsheets would take for a formula begins with '."""
+    """Return the rows as CSV with a header. A cell that spreadsheets would take for a formula is prefixed with '."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -61,5 +61,5 @@ def _harmless(value: object) -> object:
 
 
 def as_json(content: Cells) -> str:
-    """Writes the content, and which build made it."""
+    """Return the content as JSON, with the version and the build."""
     return json.dumps({"blockyard": __version__, "build": build_name(), **content}, indent=2, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Looking at a cache from outside, through its public data alone.
+"""Reports and pictures of a cache, made from its public data.
 
 from blockyard.observe import describe_blocks, describe_history, describe_leaks, draw_pool
 """

@@ -1,4 +1,4 @@
-"""The pool of a cache as a picture of characters."""
+"""Pictures of a pool in text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import InvalidArgument
 
 
 def pool_of(cache: KVCacheManager | LeasePool) -> LeasePool:
-    """Return the pool of a manager, or the one that was given. Raises `InvalidArgument` for anything else."""
+    """Return the pool of a manager, or the given pool. Raises `InvalidArgument` for anything else."""
     if not isinstance(cache, (KVCacheManager, LeasePool)):
         raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager or a pool")
     return cache if isinstance(cache, LeasePool) else cache.pool
@@ -23,12 +23,12 @@ SHARED, PENDING, PRIVATE, FENCED, IDLE, FREE, RETIRING, GONE = "█▓▒◇░�
 _CHARACTERS = dict(zip(BlockState, (FREE, PRIVATE, SHARED, IDLE, PENDING, RETIRING, GONE, FENCED), strict=True))
 _MEANINGS = {
     SHARED: "shared: held and cached",
-    PENDING: "pending: held and to be computed, an equal prompt joins them",
+    PENDING: "pending: held, not computed yet; an equal prompt shares them",
     PRIVATE: "private: held, not cached",
     FENCED: "fenced: released, kept for a step in flight",
-    IDLE: "idle: held by none, still cached",
+    IDLE: "idle: cached, not held",
     FREE: "free",
-    RETIRING: "held beyond the end of a pool that shrank; gone when freed",
+    RETIRING: "retiring: held beyond the end of a pool that shrank; removed when freed",
 }
 _ALWAYS = (SHARED, PRIVATE, IDLE, FREE)
 _HELD = (SHARED, PENDING, PRIVATE, FENCED, RETIRING)
@@ -37,7 +37,7 @@ _MAX_LINES = 16
 
 @dataclass(frozen=True, slots=True)
 class GroupTokens:
-    """What sequences hold of one layer group: known tokens, each counted once for all that share it, in blocks."""
+    """Tokens and blocks that sequences hold in one layer group. A token of a shared block counts once."""
 
     name: str
     block_size: int
@@ -46,16 +46,19 @@ class GroupTokens:
 
     @property
     def num_empty_slots(self) -> int:
-        """Count the slots of these blocks that no known token fills (internal fragmentation)."""
+        """Return the slots of these blocks without a token (internal fragmentation)."""
         return self.num_blocks * self.block_size - self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSnapshot:
-    """The state of each usable block in order of its id, from block 1, as characters of the legend.
+    """State of each usable block, from block 1, as characters of the legend.
 
-    cpu_states: the same of the CPU pool, "" without one. most_holders: the count of the block that is held most often.
-    groups: tokens held in each layer group.
+    Attributes:
+        states: blocks of the pool.
+        cpu_states: blocks of the CPU pool; "" without one.
+        most_holders: reference count of the block that is held most often.
+        groups: tokens held in each layer group.
     """
 
     states: str
@@ -65,12 +68,12 @@ class PoolSnapshot:
 
     @property
     def num_held(self) -> int:
-        """Count the blocks in use."""
+        """Return the number of held blocks."""
         return sum(self.states.count(state) for state in _HELD)
 
 
 def snapshot_pool(cache: KVCacheManager | LeasePool) -> PoolSnapshot:
-    """What each block is doing now, to be drawn later. O(num_blocks + held blocks). Of a pool alone, its states."""
+    """Return the current state of each block, to be drawn later. O(num_blocks + held blocks)."""
     pool = pool_of(cache)
     states, most_holders = _states(pool), int(pool.ref_counts().max())
     if isinstance(cache, LeasePool):
@@ -81,10 +84,11 @@ def snapshot_pool(cache: KVCacheManager | LeasePool) -> PoolSnapshot:
 
 
 def draw_pool(pool: KVCacheManager | LeasePool | PoolSnapshot, width: int = 64) -> str:
-    """Lines of `width` characters in order of block ids, a legend with counts, the tokens held, the CPU pool.
+    """Return a picture of the pool, a legend with counts, the tokens held, and the CPU pool.
 
-    A large pool is drawn in at most 16 lines: a character then stands for several adjacent blocks, by what most of
-    them are. O(num_blocks + held blocks). Raises `InvalidArgument` for a width below 1.
+    Blocks are drawn in order of their ids, `width` characters per line. In a pool of more than 16 lines a character
+    stands for several adjacent blocks, by their most common state. O(num_blocks + held blocks). Raises
+    `InvalidArgument` for a width below 1.
 
     >>> from blockyard import CacheConfig, KVCacheManager
     >>> cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=2))
@@ -104,12 +108,12 @@ def draw_pool(pool: KVCacheManager | LeasePool | PoolSnapshot, width: int = 64) 
 
 
 def _states(pool: LeasePool) -> str:
-    """Return a character for each block from block 1; for one that a pool which shrank has given up, a blank."""
+    """Return a character for each block from block 1; a blank for each one that a shrunk pool has removed."""
     return "".join([_CHARACTERS[BlockState(state)] for state in pool.states()[1:].tolist()]).rstrip(GONE)
 
 
 def _tokens_held(cache: KVCacheManager, group: int) -> GroupTokens:
-    """Count each block by the sequence that fills most of it: all that share a block share its tokens."""
+    """Return the tokens held in one group. A shared block counts once, with the sequence that fills most of it."""
     layers = cache.config.layer_groups[group]
     filled: dict[int, int] = {}
     for seq in cache.running():
@@ -124,7 +128,6 @@ def _tokens_held(cache: KVCacheManager, group: int) -> GroupTokens:
 
 
 def _draw(states: str, width: int, most_holders: int) -> list[str]:
-    """Return the picture of one pool and its legend."""
     scale = max(1, -(-len(states) // (width * _MAX_LINES)))
     cells = "".join(_most_common(states[start : start + scale]) for start in range(0, len(states), scale))
     lines = [cells[start : start + width] for start in range(0, len(cells), width)]

@@ -1,4 +1,4 @@
-"""What happened and who holds what, as lines of plain text for a log or a terminal."""
+"""Allocation history, leaks and blocks as lines of text, for a log or a terminal."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _ACTIONS = ("take", "share", "release", "evict", *(f"retention {cause}" for caus
 
 
 def describe_history(cache: KVCacheManager | LeasePool, limit: int = 20) -> str:
-    """A summary of the allocation history by action, then its latest `limit` events, a line each. O(history_size).
+    """Return a summary of the allocation history, then its latest `limit` events, one per line. O(history_size).
 
-    The first line also counts the blocks that were allocated (new or revived) and freed so far, remembered or not.
-
-    Raises `InvalidArgument` for a limit outside 0 to 2**20.
+    The first line also has all blocks allocated and freed so far, remembered or not. Raises `InvalidArgument` for a
+    limit outside 0 to 2**20.
 
     >>> from blockyard import CacheConfig, KVCacheManager
     >>> cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=2, history_size=100))
@@ -50,11 +49,11 @@ def describe_history(cache: KVCacheManager | LeasePool, limit: int = 20) -> str:
 
 
 def describe_leaks(cache: KVCacheManager | LeasePool, limit: int = 20) -> str:
-    """Who holds which blocks now, at most `limit` holders, a line each. O(num_blocks + held blocks).
+    """Return the holders of blocks, at most `limit`, one per line. O(num_blocks + held blocks).
 
-    At the end of work, each of them is a leak. The first line says where all blocks are: used + cached + free is the
-    pool. Blocks counted as used that nothing holds are named as missing: then `check` says what is wrong.
-    Raises `InvalidArgument` for a limit outside 0 to 2**20.
+    At the end of work each of them is a leak. The first line accounts for all blocks: used, idle and free ones add up
+    to the pool. Blocks counted as used without a holder are reported; `check` then names the broken invariant. Raises
+    `InvalidArgument` for a limit outside 0 to 2**20.
 
     >>> from blockyard import CacheConfig, KVCacheManager
     >>> cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=2))
@@ -77,9 +76,11 @@ def describe_leaks(cache: KVCacheManager | LeasePool, limit: int = 20) -> str:
 
 
 def describe_blocks(cache: KVCacheManager | LeasePool, block_ids: Iterable[int] | None = None) -> str:
-    """Return a line for each block: its state, the tokens it holds as far as they are known, and its holders.
+    """Return a line for each block: its state, its known tokens and its holders. O(blocks described * held blocks).
 
-    block_ids: which ones; None for all that are in use or cached. O(blocks named * held blocks).
+    Args:
+        cache: manager or pool.
+        block_ids: blocks to describe; None for all that are held or cached.
 
     >>> from blockyard import CacheConfig, KVCacheManager
     >>> cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=2))
@@ -151,6 +152,5 @@ def _holding_line(holding: Holding) -> str:
 
 
 def _ids(blocks: Sequence[int]) -> str:
-    """Return the first ids, and how many there are where not all are named."""
     named = ", ".join(str(block) for block in blocks[:_MAX_IDS])
     return named if len(blocks) <= _MAX_IDS else f"{named}, ... ({len(blocks):,} in all)"
