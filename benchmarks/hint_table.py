@@ -74,7 +74,7 @@ def rows_for(
     working_set = references.working_set
     sizes = spread_sizes(num_sizes, working_set // 2, max(working_set // 100, 1))
     capacities = [max(round(size * references.rate), 1) for size in sizes]
-    said = [None, *(way.say(references) for way in ways)]
+    said = [None, *(way.mark_ends(references) for way in ways)]
     asked = [(policy, way) for policy in policies for way in said]
     runs: list[tuple[Any, ...]] = [(references, policy, size, way) for policy, way in asked for size in capacities]
     runs += [(references, OPTIMUM, size) for size in capacities]

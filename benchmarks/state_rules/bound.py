@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from blockyard_lab import Trace
 from blockyard_lab.oracle import next_turns
-from blockyard_lab.references import SessionTeller, UnknownContents, blocks_of
+from blockyard_lab.references import SessionTracker, UnknownContents, blocks_of
 
 #: How often prices are moved at most, and after how many moves that brought nothing the steps become shorter.
 MOVES, PATIENCE = 1500, 20
@@ -27,7 +27,7 @@ class StateLoad:
     """It has the full blocks of a trace's prompts, in order; a request ends with its prompt: traces name no outputs.
 
     keys: (blocks,) int64, from 1; those of request r are keys[starts[r]:starts[r + 1]]. prompts: (R,) int64 tokens.
-    sessions: (R,) int64, from 1, as `SessionTeller` tells them.
+    sessions: (R,) int64, from 1, as `SessionTracker` tells them.
     """
 
     name: str
@@ -62,14 +62,14 @@ def read_state_load(trace: Trace, block_size: int = 16) -> StateLoad:
     O(blocks), in memory too. Raises `UnknownContents`, and what the reader raises.
     """
     size = trace.hash_block_size or block_size
-    found, prompts, sessions, teller = [np.empty(0, np.int64)], [], [], SessionTeller()
+    found, prompts, sessions, tracker = [np.empty(0, np.int64)], [], [], SessionTracker()
     for request in trace:
         ids = blocks_of(request, size)
         if ids is None:
             raise UnknownContents(f"{trace.name} says nothing of contents, so no prompt can hit another's states")
         found.append(ids[: request.num_prompt_tokens // size])
         prompts.append(request.num_prompt_tokens)
-        sessions.append(1 + teller.number(request.session, found[-1], len(found[-1])))
+        sessions.append(1 + tracker.number(request.session, found[-1], len(found[-1])))
     starts = np.cumsum([len(ids) for ids in found])
     _, keys = np.unique(np.concatenate(found), return_inverse=True)
     numbers = keys.astype(np.int64) + 1

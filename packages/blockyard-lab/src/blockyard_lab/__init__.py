@@ -1,17 +1,18 @@
-"""The lab: traces of production and of generators, replayed through the manager.
+"""The lab: replays traces through the manager, for hit-rate curves and capacity plans.
 
 Read it in this order:
 
-    trace, traces               what a trace is; readers and generators
-    survey, references          totals of a trace; its references, numbered and sampled
-    sizes, policy_names         sizes and policies as people write them
-    (blockyard.extending)       loops over whole traces, compiled with the core
-    sweep                       many runs over processes, or a cluster
+    trace, traces               requests in order of arrival; readers and generators of traces
+    survey, references          totals of a trace; its block references, numbered and sampled
+    policy_names                parses policies and pool sizes from the command line
+    (blockyard.extending)       compiled loops over whole traces
+    sweep                       independent runs on several processes or a cluster
     curve                       hit rate against capacity, as a table, a picture and a page
-    replay                      a trace through the real manager; replay.tiers through the real offload too
+    replay                      a trace through the real manager; replay.tiers: through the real offload too
+    fleet                       replicas and a router, simulated
     planning                    blocks, requests and hit rates from a model, GPUs and a trace
 
-`docs/lab.md` has the commands, and what their numbers mean.
+`docs/lab.md` has the commands and explains their numbers.
 """
 
 from blockyard.errors import TraceError

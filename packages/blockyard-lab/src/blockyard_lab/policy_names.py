@@ -1,4 +1,4 @@
-"""Reads policies and pool sizes as people write them: a name, or a class in a file of their own; 10k, 1.5M, 25%."""
+"""Parses policies and pool sizes from the command line: lru, mine.py:Mine; 10k, 1.5M, 25%."""
 
 from __future__ import annotations
 
@@ -21,17 +21,23 @@ from blockyard.config import MAX_BLOCKS
 from blockyard.errors import InvalidArgument, PolicyError
 from blockyard.policies import POLICIES, make_policy
 
-#: A name, or what makes a policy from a number of blocks: its class, say.
+#: A name, or a callable (such as a class) that makes a policy from a number of blocks.
 PolicyName = str | Callable[[int], EvictionPolicy]
-#: The offline optimum stands in lists beside policies; no pool can run it.
+#: The offline optimum. It may be listed among policies, but no pool can run it.
 OPTIMUM = "optimum"
 
 
 def parse_policies(text: str, argument: str = "policies") -> list[str]:
-    """Return the names in a list like "lru,arc,mine.py:Mine", in order, each once.
+    """Return the distinct policies in a list such as "lru,arc,mine.py:Mine", in order.
 
-    A class in a file is found by its path and made from the number of blocks, as `CacheConfig(eviction_policy=...)`.
-    Raises `InvalidArgument` for an unknown one; argument: what the error calls the list.
+    A class is loaded from its file and called with the number of blocks, as `CacheConfig(eviction_policy=...)` does.
+
+    Args:
+        text: the comma-separated list.
+        argument: name of the list in errors.
+
+    Raises:
+        InvalidArgument: for an unknown policy.
     """
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     for name in names:
@@ -41,82 +47,90 @@ def parse_policies(text: str, argument: str = "policies") -> list[str]:
 
 
 def policy_of(name: PolicyName, argument: str = "policies") -> object:
-    """Return what `CacheConfig(eviction_policy=...)` takes for this name. argument: what errors call it."""
+    """Return the value for `CacheConfig(eviction_policy=...)`.
+
+    Args:
+        name: name, file.py:Class, or a callable that makes a policy.
+        argument: name of the list in errors.
+
+    Raises:
+        InvalidArgument: for an unknown policy.
+    """
     if not isinstance(name, str):
         if not callable(name):
-            raise InvalidArgument(f"{argument} has {name!r}; it must be a name, or make an EvictionPolicy")
+            raise InvalidArgument(
+                f"{argument} has {name!r}; it must be a name or a callable that makes an EvictionPolicy"
+            )
         return name
     if name in POLICIES:
         return name
     path, colon, member = name.rpartition(":")
-    # os.path answers False where Path raises: for a name that is longer than any file's.
+    # For a name longer than file names may be, os.path.isfile returns False where Path raises.
     if not os.path.isfile(path):
-        missing = f", but there is no such file as {path}" if colon else ""
+        missing = f", but there is no file {path}" if colon else ""
         raise InvalidArgument(
             f"{argument} has {name!r}{missing}; it must be one of {', '.join(sorted(POLICIES))}, or a class: "
             f"file.py:ClassName"
         )
-    return _member_of(Path(path), member, argument)
+    found: object = getattr(_load_module(Path(path), argument), member, None)
+    if not callable(found):
+        raise InvalidArgument(f"{argument} has {name!r}, but {path} has no class {member}")
+    return found
 
 
 def label_of(name: PolicyName) -> str:
-    """Return what a policy is called in results."""
+    """Return the policy's name in results."""
     return name if isinstance(name, str) else str(getattr(name, "__name__", repr(name)))
 
 
-def place_of(error: BaseException) -> str:
-    """Return where in a policy's own file an error arose: " (mine.py:17)", or "" where no such line is known."""
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
-    return f" ({Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else ""
-
-
-def _is_ours(file: str) -> bool:
-    """Whether a file is the lab's or the core's. Compiled code has relative file names."""
+def error_location(error: BaseException) -> str:
+    """Return where in a policy's file an error arose, such as " (mine.py:17)"; "" if unknown."""
     ours = (Path(__file__).parent, Path(blockyard.__file__).parent)
-    return not Path(file).is_absolute() or any(map(Path(file).is_relative_to, ours))
+    files = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    # Compiled code has relative file names.
+    lines = [(file, line) for file, line in files if file.is_absolute() and not any(map(file.is_relative_to, ours))]
+    return f" ({lines[-1][0].name}:{lines[-1][1]})" if lines else ""
 
 
 def policy_for(name: PolicyName, num_blocks: int) -> EvictionPolicy:
-    """Return a policy over ids 1 to num_blocks - 1. Raises `InvalidArgument` and `PolicyError` as `make_policy`."""
+    """Return a policy over ids 1 to num_blocks - 1.
+
+    Raises:
+        InvalidArgument: for an unknown policy.
+        PolicyError: if the policy's constructor fails.
+    """
     return make_policy(policy_of(name), num_blocks)
 
 
 @contextmanager
-def no_exit(name: str) -> Iterator[None]:
-    """A policy's own code cannot end the command, which would end with success and without a number.
+def exit_as_error(name: str) -> Iterator[None]:
+    """Turn SystemExit and the like from a policy's code into `PolicyError`.
 
-    Only what no `except Exception` catches becomes a `PolicyError` here; Ctrl-C stays what it is.
+    Otherwise the command would end with success and no result. Exceptions and KeyboardInterrupt pass through.
     """
     try:
         yield
     except (Exception, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise PolicyError(f"policy {name}: it raised {type(error).__name__}: {error}") from error
+        raise PolicyError(f"policy {name} raised {type(error).__name__}: {error}") from error
 
 
-def _member_of(path: Path, member: str, argument: str) -> object:
-    found: object = getattr(_loaded(path, argument), member, None)
-    if not callable(found):
-        raise InvalidArgument(f"{argument} names {member} in {path}; there is no such class")
-    return found
-
-
-def _loaded(path: Path, argument: str) -> ModuleType:
-    """Return the file as a module, which dataclasses and others look for in sys.modules while it is being made."""
+def _load_module(path: Path, argument: str) -> ModuleType:
+    """Import a file. It is in `sys.modules` while it runs because dataclasses, for example, look for it there."""
     spec = importlib.util.spec_from_file_location(f"_blockyard_policy_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise InvalidArgument(f"{argument} names {path}; it must be a Python file")
+        raise InvalidArgument(f"{argument} has {path}; it must be a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
-        with no_exit(str(path)):
+        with exit_as_error(str(path)):
             spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[spec.name]
         if isinstance(error, PolicyError):
             raise
-        raise PolicyError(f"{path}: it raised {type(error).__name__}: {error}") from error
+        raise PolicyError(f"importing {path} raised {type(error).__name__}: {error}") from error
     return module
 
 
@@ -127,21 +141,25 @@ _MOST_DIGITS = 40
 
 
 def parse_sizes(text: str, working_set: int) -> list[int]:
-    """Return blocks of each pool in a list like "1000,10k,1.5M,25%", ascending, without repetitions.
+    """Return the pool sizes, in blocks, of a list such as "1000,10k,1.5M,25%". Ascending, without duplicates.
 
-    working_set: what a percentage is of; a share of less than a block is one block. Raises `InvalidArgument` for
-    anything else, naming it.
+    Args:
+        text: the comma-separated list.
+        working_set: number of blocks that is 100 %. A percentage gives at least one block.
+
+    Raises:
+        InvalidArgument: for anything that is not a size.
     """
     sizes = {_parse_size(part.strip(), working_set) for part in text.split(",")}
     if len(sizes) > MAX_SIZES:
-        raise InvalidArgument(f"blocks names {len(sizes)} sizes; it may name at most {MAX_SIZES}")
+        raise InvalidArgument(f"blocks has {len(sizes)} sizes; it may have at most {MAX_SIZES}")
     return sorted(sizes)
 
 
 def _parse_size(text: str, working_set: int) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise InvalidArgument(f"blocks has {text!r}; a size is a number, like 1000, 10k, 1.5M, or a share, like 25%")
+        raise InvalidArgument(f"blocks has {text!r}; a size is a number (1000, 10k, 1.5M) or a percentage (25%)")
     if len(match[1]) > _MOST_DIGITS:
         raise InvalidArgument(f"blocks has a number of {len(match[1])} digits; it must be at most {MAX_BLOCKS}")
     number, unit = float(match[1]), match[2].lower()
@@ -149,11 +167,11 @@ def _parse_size(text: str, working_set: int) -> int:
         return require_int("blocks", max(round(number * working_set / 100), 1), 1, MAX_BLOCKS)
     blocks = number * _UNITS[unit]
     if blocks != round(blocks):
-        raise InvalidArgument(f"blocks has {text!r}, which is {blocks:g}; it must be a whole number of blocks")
+        raise InvalidArgument(f"blocks has {text!r}, that is {blocks:g}; it must be a whole number of blocks")
     return require_int("blocks", round(blocks), 1, MAX_BLOCKS)
 
 
 def spread_sizes(count: int, largest: int, smallest: int = 1) -> list[int]:
-    """Return at most `count` sizes from `smallest` to `largest`, each about as many times the one before. Ascending."""
+    """Return at most `count` sizes from `smallest` to `largest`, geometrically spaced and ascending."""
     require_int("count", count, 2, MAX_SIZES)
     return sorted({round(size) for size in np.geomspace(smallest, max(largest, smallest), count)})

@@ -1,6 +1,6 @@
-"""A trace as the loops want it: references to contents that are numbered from 0, sampled where it is too long.
+"""A trace's block references as the simulation loops need them: numbered from 0, sampled if the trace is too long.
 
-Each request gets the session of which it is a turn, as the trace says, or as its prompt tells.
+Optionally with each request's session, as named in the trace or inferred from the prompts.
 """
 
 from __future__ import annotations
@@ -22,33 +22,41 @@ from .trace import Trace, TraceRequest
 
 Key = TypeVar("Key", str, int)
 
-#: Sessions that are remembered while a trace is read; the one that was used longest ago is forgotten first.
+#: Sessions remembered while a trace is read; the least recent one is forgotten first.
 MAX_SESSIONS = 2**20
 
 
-class SessionTeller:
-    """Gives each request the number of its session, in the order of the trace.
+class SessionTracker:
+    """Numbers sessions in the order in which they begin.
 
-    Where a request names its session, that is it. Else it is told from the prompts: a request whose prompt begins with
-    all full blocks of the newest prompt of a session is its next turn (where several are, of the longest of these), and
-    so is one that repeats it. A prompt without a full block is a session of its own, and so is one that branches off
-    from an older turn: a session has one newest state.
+    A session name in the trace decides. Without one, a request belongs to the session whose latest prompt's full blocks
+    all
+    start its prompt (of several, the longest). So a repeated prompt stays in its session. A prompt without a full
+    block, or
+    one that branches off an older turn, begins a new session, since a session has only one latest state.
 
-    O(blocks) a request. Remembers `max_sessions` of either kind; a turn of a forgotten one begins a new session.
+    O(blocks) per request.
+
+    Args:
+        max_sessions: sessions remembered of each kind, named and inferred. The least recent one is forgotten; its next
+            turn
+            begins a new session.
     """
 
     def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
         self._max_sessions = max_sessions
         self._num_sessions = 0
         self._by_name: dict[str, int] = {}
-        #: The last full block of a session's newest prompt, which names all that is before it too.
+        #: By the last full block of a session's latest prompt, which identifies the whole prefix.
         self._by_end: dict[int, int] = {}
 
     def number(self, name: str, block_ids: NDArray[np.int64], num_full_blocks: int) -> int:
-        """Return the session of the next request: from 0, in the order in which they began.
+        """Return the session number of the next request.
 
-        name: as the trace has it, "" for none. block_ids: (n,) of its prompt. num_full_blocks: how many of these are
-        full.
+        Args:
+            name: the session's name, or "".
+            block_ids: (n,) ids of the prompt's blocks.
+            num_full_blocks: how many of them are full.
         """
         if name:
             return self._put(self._by_name, name, self._by_name.pop(name, None))
@@ -59,7 +67,7 @@ class SessionTeller:
         return self._put(self._by_end, full[-1], None if end is None else self._by_end.pop(end))
 
     def _put(self, sessions: dict[Key, int], key: Key, number: int | None) -> int:
-        """Remember a session, as the latest one used; a new one for None."""
+        """Mark a session as the most recent; None makes a new one."""
         found = self._new() if number is None else number
         sessions[key] = found
         if len(sessions) > self._max_sessions:
@@ -71,30 +79,36 @@ class SessionTeller:
         return self._num_sessions - 1
 
 
-#: References kept in memory before the sample is halved: 64 MiB of them.
+#: References kept in memory before the sample is halved: 64 MiB.
 MAX_REFERENCES = 2**23
-#: A trace may be sampled down to one content in 2**40.
+#: The smallest sample is one content in 2**40.
 _MOST_HALVINGS = 40
-#: Requests that are taken up at once; and prompt tokens, as their arrays may be long ones.
+#: Limits of a chunk, in requests and in prompt tokens (whose arrays may be long).
 _REQUESTS_A_CHUNK = 4096
 _TOKENS_A_CHUNK = 2**24
 
 
 class UnknownContents(TraceError):
-    """A trace that does not say what its prompts contain."""
+    """The trace does not say what its prompts contain."""
 
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """The blocks that a trace's prompts name, in order.
+    """The blocks named by a trace's prompts, in order.
 
-    ids: (num_sampled,) int64, contents from 0 to num_contents - 1. starts: (requests with a sampled block + 1,) int64;
-    the ids of such a request r are ids[starts[r]:starts[r + 1]]. tokens_a_block: tokens that an id stands for.
-    survey, num_references: of the whole trace, exactly. longest_request: blocks of the longest prompt.
-    halvings: a content is in the sample with probability 2**-halvings, by a hash of its id; 0 is the whole trace.
-    group: (num_contents,) uint8, 0 to 3, by another part of the same hash: four samples in one, to see how they differ.
-    sessions, arrivals: (requests with a sampled block,) int64: the session that each is a turn of (`SessionTeller`),
-    and when it arrived, in microseconds since the trace began. Empty unless they were asked for.
+    Attributes:
+        ids: (num_sampled,) int64, contents numbered from 0.
+        starts: (sampled requests + 1,) int64; request r has ids[starts[r]:starts[r + 1]]. Requests without a sampled
+            block
+            are left out.
+        group: (num_contents,) uint8, 0 to 3, from other bits of the hash: four independent samples to compare.
+        tokens_a_block: tokens per id.
+        survey: totals of the whole trace.
+        num_references: block references in the whole trace.
+        longest_request: blocks of the longest prompt.
+        halvings: a content is sampled with probability 2**-halvings, by a hash of its id; 0 means everything.
+        sessions: (sampled requests,) int64, the session of each (`SessionTracker`); empty unless requested.
+        arrivals: (sampled requests,) int64, microseconds since the trace began; empty unless requested.
     """
 
     ids: NDArray[np.int64]
@@ -110,27 +124,27 @@ class References:
 
     @property
     def num_requests(self) -> int:
-        """Count the requests of the whole trace."""
+        """Number of requests in the whole trace."""
         return self.survey.num_requests
 
     @property
     def num_contents(self) -> int:
-        """Count the contents in the sample."""
+        """Number of contents in the sample."""
         return len(self.group)
 
     @property
     def rate(self) -> float:
-        """Return the share of contents that is in the sample."""
+        """Fraction of the contents that is sampled."""
         return 0.5**self.halvings
 
     @property
     def working_set(self) -> int:
-        """Contents of the whole trace: blocks that would hold everything. An estimate if sampled."""
+        """Number of blocks that would hold the whole trace; estimated if sampled."""
         return round(self.num_contents / self.rate)
 
     @property
     def longest_sampled(self) -> int:
-        """Return the most sampled blocks of one request."""
+        """Largest number of sampled blocks in one request."""
         return int(np.diff(self.starts).max(initial=0))
 
     def select(self, group: int) -> References:
@@ -160,28 +174,36 @@ def read_references(
     with_sessions: bool = False,
     on_request: Callable[[int], None] | None = None,
 ) -> References:
-    """Walk through a trace once and keep its references, or a sample of them.
+    """Walk through a trace once and return its references, or a sample of them.
 
-    block_size: tokens a block of traces that have tokens; one with hash ids has its own. max_references: where the
-    sample grows above it, half of the contents are dropped, and so on (fixed-size SHARDS: Waldspurger et al.,
-    FAST 2015), so memory is bounded whatever the trace. halvings: where to begin. with_sessions: also tell whose turn
-    each request is (`SessionTeller`), for hints. on_request: called with the number of requests read, now and then.
+    If a sample outgrows `max_references`, half of its contents are dropped, repeatedly (fixed-size SHARDS: Waldspurger
+    et
+    al., FAST 2015). So memory is bounded for any trace.
 
-    Raises `UnknownContents` for a trace that does not say what its prompts contain, `TraceError` for one without
-    requests, and what the trace's reader raises.
+    Args:
+        trace: any trace that says what its prompts contain.
+        block_size: tokens per block, for a trace with tokens; one with hash ids has its own.
+        max_references: largest number of references to keep.
+        halvings: sampling to start with, as in `References`.
+        with_sessions: also find each request's session, for hints.
+        on_request: called now and then with the number of requests read.
+
+    Raises:
+        UnknownContents: if the trace does not say what its prompts contain.
+        TraceError: if it has no requests, or its reader fails.
     """
     require_int("block_size", block_size, 1, 2**20)
     require_int("max_references", max_references, 1024, 2**31)
     sample = _Sample(max_references, require_int("halvings", halvings, 0, _MOST_HALVINGS))
     surveyor = Surveyor(trace.name)
     tokens_a_block = trace.hash_block_size or block_size
-    teller = SessionTeller() if with_sessions else None
+    tracker = SessionTracker() if with_sessions else None
     num_requests = 0
     for chunk in _chunks(trace):
         prompts = [_named_blocks(trace, request, tokens_a_block) for request in chunk]
         for request in chunk:
             surveyor.add(request)
-        sample.add(prompts, _turns(teller, chunk, prompts, tokens_a_block))
+        sample.add(prompts, _turns(tracker, chunk, prompts, tokens_a_block))
         num_requests += len(chunk)
         if on_request is not None:
             on_request(num_requests)
@@ -190,7 +212,7 @@ def read_references(
 
 @dataclass(slots=True)
 class _Sample:
-    """References kept so far, in chunks; and how many there were."""
+    """References kept so far, in chunks, and totals."""
 
     max_references: int
     halvings: int
@@ -198,12 +220,12 @@ class _Sample:
     longest_request: int = 0
     ids: list[NDArray[np.int64]] = field(default_factory=list)
     lengths: list[NDArray[np.int64]] = field(default_factory=list)
-    #: Session and arrival of each request that is kept, (n, 2) a chunk; (n, 0) where they are not wanted.
+    #: (n, 2) session and arrival of each kept request of a chunk; (n, 0) if not requested.
     turns: list[NDArray[np.int64]] = field(default_factory=list)
     num_kept: int = 0
 
     def add(self, prompts: list[NDArray[np.int64]], turns: NDArray[np.int64]) -> None:
-        """Keep the references of some requests, and halve the sample where it has become too large."""
+        """Add some requests, then halve the sample if it is too large."""
         ids = np.concatenate(prompts) if prompts else np.empty(0, np.int64)
         lengths = np.array([len(prompt) for prompt in prompts], np.int64)
         self.num_references += len(ids)
@@ -218,7 +240,7 @@ class _Sample:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         if self.halvings == 0:
             return ids, np.diff(starts)
-        kept = (_mixed(ids) >> np.uint64(64 - self.halvings)) == 0
+        kept = (mix_bits(ids) >> np.uint64(64 - self.halvings)) == 0
         return ids[kept], np.diff(_starts_of(kept, starts))
 
     def _append(self, ids: NDArray[np.int64], lengths: NDArray[np.int64], turns: NDArray[np.int64]) -> None:
@@ -235,15 +257,21 @@ class _Sample:
             self._append(*self._filtered(ids, _starts_from(lengths)), turns)
 
     def finish(self, survey: TraceSurvey, tokens_a_block: int) -> References:
-        """Return the references kept, with contents numbered from 0. Raises `TraceError` where none is left."""
+        """Return the sampled references with contents numbered from 0.
+
+        Raises:
+            TraceError: if the sample is empty.
+        """
         ids = np.concatenate(self.ids) if self.ids else np.empty(0, np.int64)
         if len(ids) == 0:
-            raise TraceError(f"none of {self.num_references} blocks is in a sample of one in {2**self.halvings}")
+            raise TraceError(
+                f"a sample of one block in {2**self.halvings} holds none of the trace's {self.num_references}"
+            )
         contents, dense = np.unique(ids, return_inverse=True)
         starts = _starts_from(np.concatenate(self.lengths))
-        group = (_mixed(contents) & np.uint64(3)).astype(np.uint8)
+        group = (mix_bits(contents) & np.uint64(3)).astype(np.uint8)
         turns = np.concatenate(self.turns)
-        told = turns if turns.shape[1] else np.empty((0, 2), np.int64)
+        known = turns if turns.shape[1] else np.empty((0, 2), np.int64)
         return References(
             ids=dense.astype(np.int64),
             starts=starts,
@@ -253,8 +281,8 @@ class _Sample:
             num_references=self.num_references,
             longest_request=self.longest_request,
             halvings=self.halvings,
-            sessions=told[:, 0].copy(),
-            arrivals=told[:, 1].copy(),
+            sessions=known[:, 0].copy(),
+            arrivals=known[:, 1].copy(),
         )
 
 
@@ -271,14 +299,14 @@ def _chunks(trace: Trace) -> Iterator[list[TraceRequest]]:
 
 
 def _turns(
-    teller: SessionTeller | None, chunk: list[TraceRequest], prompts: list[NDArray[np.int64]], tokens_a_block: int
+    tracker: SessionTracker | None, chunk: list[TraceRequest], prompts: list[NDArray[np.int64]], tokens_a_block: int
 ) -> NDArray[np.int64]:
-    """Return session and arrival of each request, (n, 2); (n, 0) without a teller."""
-    if teller is None:
+    """Return (n, 2) session and arrival of each request, or (n, 0) without a tracker."""
+    if tracker is None:
         return np.empty((len(chunk), 0), np.int64)
     turns = np.empty((len(chunk), 2), np.int64)
     for row, request, prompt in zip(turns, chunk, prompts, strict=True):
-        row[0] = teller.number(request.session, prompt, request.num_prompt_tokens // tokens_a_block)
+        row[0] = tracker.number(request.session, prompt, request.num_prompt_tokens // tokens_a_block)
         row[1] = round(request.arrival * 1_000_000)
     return turns
 
@@ -287,26 +315,23 @@ def _named_blocks(trace: Trace, request: TraceRequest, block_size: int) -> NDArr
     ids = blocks_of(request, block_size)
     if ids is None:
         raise UnknownContents(
-            f"{trace.name} has lengths and arrivals and says nothing of contents, so neither its hit rate nor the "
-            f"blocks of all prompts can be known; a replay with sizes in numbers says how many blocks its requests need"
+            f"{trace.name} has lengths but no contents, so its hit rate and working set are unknown; "
+            f"a replay with absolute sizes (no percentages) shows how many blocks its requests need"
         )
     return ids
 
 
 def blocks_of(request: TraceRequest, block_size: int) -> NDArray[np.int64] | None:
-    """Return the ids of a prompt's blocks; made from its tokens, `block_size` to a block, where the trace has those.
-
-    None where it has neither.
-    """
+    """Return the ids of a prompt's blocks, hashed from its tokens if the trace has no ids. None if it has neither."""
     if request.hash_ids is None and request.token_ids is not None:
         return name_blocks(request.token_ids, block_size)
     return request.hash_ids
 
 
 def name_blocks(token_ids: NDArray[np.int32], block_size: int) -> NDArray[np.int64]:
-    """Make 60-bit names of a prompt's blocks, the last partly filled one too, each with its prefix. O(tokens).
+    """Return a 60-bit hash of each block and its prefix, including a partly filled last block. O(tokens).
 
-    A chained BLAKE2b: two different prefixes share a name with probability 2**-60.
+    The hashes are chained BLAKE2b: two different prefixes collide with probability 2**-60.
     """
     data = np.ascontiguousarray(token_ids, np.int32).tobytes()
     step, name = 4 * block_size, b""
@@ -317,19 +342,19 @@ def name_blocks(token_ids: NDArray[np.int32], block_size: int) -> NDArray[np.int
     return np.array(names, np.int64)
 
 
-def _mixed(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return a well-mixed 64-bit hash of each id (the finalizer of SplitMix64: Steele, Lea and Flood, OOPSLA 2014)."""
-    mixed = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+def mix_bits(values: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return a 64-bit hash of each value: SplitMix64's finalizer (Steele, Lea and Flood, OOPSLA 2014), a bijection."""
+    mixed = values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
 
 
 def _starts_of(kept: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each request starts once only the kept references are left."""
+    """Return the start of each request after the references that are not `kept` are removed."""
     return _starts_from(kept)[starts]
 
 
 def _starts_from(lengths: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return where each of the runs of these lengths starts, and where the last ends."""
+    """Return where runs of these lengths start, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What a trace is like: how much there is of it, how long its requests are, and how fast they come."""
+"""Totals of a trace: number and length of its requests, and their rate."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from .trace import Trace, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class TraceSurvey:
-    """Totals of a trace. A sequence is a prompt with its output, of which one token is generated at least.
+    """Totals of a trace. A sequence is a prompt with its output, which has at least one token.
 
-    num_output_tokens: as the trace says; num_generated_tokens: with that one token where it says none.
-    longest_sequence, p99_sequence: tokens. duration: seconds from the first arrival to the last. has_contents: whether
-    every request says what its prompt contains, so that hits can be known.
+    Attributes:
+        name: of the trace.
+        num_requests: number of requests.
+        num_prompt_tokens: sum of all prompts.
+        num_output_tokens: sum of all outputs, as the trace has them.
+        num_generated_tokens: the same, with one token for each empty output.
+        longest_sequence: tokens of the longest sequence.
+        p99_sequence: 99th percentile of the sequences' tokens.
+        duration: seconds from the first arrival to the last.
+        has_contents: whether every request says what its prompt contains, so that hits can be computed.
     """
 
     name: str
@@ -32,18 +39,20 @@ class TraceSurvey:
 
     @property
     def mean_sequence(self) -> float:
-        """Return tokens of a sequence, on average."""
+        """Mean tokens of a sequence."""
         return (self.num_prompt_tokens + self.num_generated_tokens) / self.num_requests
 
     @property
     def mean_output(self) -> float:
-        """Return tokens generated for a request, on average."""
+        """Mean tokens generated for a request."""
         return self.num_generated_tokens / self.num_requests
 
     def mean_running(self, seconds_per_token: float) -> float | None:
-        """Return requests at work at once, on average, where each token of an output takes `seconds_per_token`.
+        """Return the mean number of running requests if each output token takes `seconds_per_token`.
 
-        Arrivals a second times seconds a request (Little, Operations Research 9, 1961). None where all arrive at once.
+        This is arrivals per second times seconds per request (Little, Operations Research 9, 1961). None if all
+        requests arrive
+        at once.
         """
         if self.duration <= 0:
             return None
@@ -51,8 +60,11 @@ class TraceSurvey:
 
 
 def survey(trace: Trace) -> TraceSurvey:
-    """Walk through a trace once. O(requests); memory for each length that occurs. Raises what its reader raises, and
-    `TraceError` for a trace without requests."""
+    """Walk through a trace once and return its totals. O(requests).
+
+    Raises:
+        TraceError: if the trace has no requests, or its reader fails.
+    """
     surveyor = Surveyor(trace.name)
     for request in trace:
         surveyor.add(request)
@@ -60,7 +72,7 @@ def survey(trace: Trace) -> TraceSurvey:
 
 
 class Surveyor:
-    """Takes part in a walk through a trace, so that the totals need no walk of their own."""
+    """Collects a trace's totals during a walk that something else makes."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -73,7 +85,7 @@ class Surveyor:
         self._has_contents = True
 
     def add(self, request: TraceRequest) -> None:
-        """Note the next request. O(1)."""
+        """Add the next request. O(1)."""
         if not self._lengths:
             self._first = request.arrival
         self._last = request.arrival
@@ -85,7 +97,11 @@ class Surveyor:
         self._has_contents = self._has_contents and (request.hash_ids is not None or request.token_ids is not None)
 
     def result(self) -> TraceSurvey:
-        """Return the totals. O(lengths). Raises `TraceError` if there was no request."""
+        """Return the totals. O(distinct lengths).
+
+        Raises:
+            TraceError: if there was no request.
+        """
         if not self._lengths:
             raise TraceError(f"{self._name} has no requests")
         return TraceSurvey(
@@ -102,7 +118,7 @@ class Surveyor:
 
 
 def _percentile(counts: Counter[int], share: float) -> int:
-    """The value at `share` of all values in ascending order, or the next one above where it falls between two."""
+    """Return the value at this fraction of the sorted values, rounded up to the next value that occurs."""
     num_below = math.ceil(share * (counts.total() - 1))
     for value in sorted(counts):
         if num_below < counts[value]:

@@ -1,4 +1,4 @@
-"""What a trace is: requests in the order they arrived, and the names of their prompts' blocks."""
+"""The trace interface: requests in order of arrival, with ids of their prompts' blocks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request.
+    """One request of a trace. Its arrays are read-only and may be shared.
 
-    arrival: seconds since the trace began. num_prompt_tokens, num_output_tokens: their lengths; a prompt has at least
-    one token. hash_ids: (ceil(num_prompt_tokens / hash_block_size),) int64, 0 to 2**60 - 1; equal ids name equal blocks
-    of tokens *under equal prefixes*, so a prompt's cached prefix is a run of ids from the start. The last may name a
-    block that is only partly filled; no id stands twice. None where the trace says nothing of contents. token_ids:
-    (num_prompt_tokens,) int32, where the trace has them. Both arrays may be shared and are read-only. session: the
-    conversation it belongs to, "" if unknown.
+    Attributes:
+        arrival: seconds since the trace began.
+        num_prompt_tokens: length of the prompt, 1 or more.
+        num_output_tokens: length of the output.
+        hash_ids: (ceil(num_prompt_tokens / hash_block_size),) int64, 0 to 2**60 - 1, or None if the trace has none.
+            Equal
+            ids mean equal blocks *after equal prefixes*, so a prompt's cached prefix is a run of ids from the start.
+                The
+            last id may name a partly filled block. Ids within a prompt differ.
+        token_ids: (num_prompt_tokens,) int32, or None if the trace has none.
+        session: name of the conversation; "" if unknown.
     """
 
     arrival: float
@@ -32,26 +37,32 @@ class TraceRequest:
 
 @dataclass(slots=True)
 class Skips:
-    """What a reader left out or corrected, by cause: (how often, the first place and what was wrong there)."""
+    """Lines that a reader skipped or corrected.
+
+    Attributes:
+        causes: by cause, the number of lines and a description of the first.
+    """
 
     causes: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def add(self, cause: str, where: str) -> None:
-        """Count one more of this cause."""
+        """Count one more line for this cause."""
         count, first = self.causes.get(cause, (0, where))
         self.causes[cause] = (count + 1, first)
 
     @property
     def total(self) -> int:
-        """Return all of them."""
+        """Number of lines, all causes together."""
         return sum(count for count, _ in self.causes.values())
 
 
 class Trace(Protocol):
-    """Requests that can be walked through any number of times, each walk from the beginning, without holding them.
+    """Requests that can be walked through any number of times, without holding all of them in memory.
 
-    name: for people. hash_block_size: tokens that one hash id stands for; 0 where requests have no hash_ids.
-    skips: what the latest walk left out.
+    Attributes:
+        name: for people.
+        hash_block_size: tokens per hash id; 0 if requests have no hash_ids.
+        skips: lines that the latest walk skipped.
     """
 
     name: str

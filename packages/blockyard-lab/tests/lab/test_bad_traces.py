@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from blockyard import InvalidArgument
 from blockyard_lab import TraceError
 from blockyard_lab.traces import make_trace, open_trace, write_trace
-from blockyard_lab.traces.lines import MAX_LINE_BYTES, CutShort, TooLong, pieces, split_lines
+from blockyard_lab.traces.lines import MAX_LINE_BYTES, OverlongLine, TruncatedFile, read_pieces, split_lines
 
 GOOD = {"timestamp": 1000, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
 LATER = {**GOOD, "timestamp": 2000, "hash_ids": [1, 3]}
@@ -32,8 +32,8 @@ def without(name: str) -> bytes:
 
 #: Each bad line, the cause it is counted by, and what the error says beside file and line.
 BAD_LINES: list[tuple[bytes, str, str]] = [
-    (b'{"timestamp": 1', "not JSON", "the line is no JSON"),
-    (b"{'timestamp': 1}", "not JSON", "the line is no JSON"),
+    (b'{"timestamp": 1', "not JSON", "the line is not JSON"),
+    (b"{'timestamp': 1}", "not JSON", "the line is not JSON"),
     (b"[" * 100_000, "not JSON", "nested too deep"),
     (b'{"a":' * 100_000, "not JSON", "nested too deep"),
     (b"[1, 2]", "not a JSON object", "must be a JSON object"),
@@ -41,11 +41,11 @@ BAD_LINES: list[tuple[bytes, str, str]] = [
     (b'"text"', "not a JSON object", "'text'"),
     (b"\xff\xfe{}", "not UTF-8", "byte 1 of the line is 0xff"),
     (b'{"timestamp": "\xc3("}', "not UTF-8", "0xc3"),
-    (line()[:-1] + b', "input_length": 700}', "not JSON", "a key stands twice"),
-    (line(timestamp=float("nan")), "not JSON", "NaN is no number of JSON"),
-    (line(input_length=float("inf")), "not JSON", "Infinity is no number of JSON"),
-    (line(output_length=float("-inf")), "not JSON", "-Infinity is no number of JSON"),
-    (line(input_length=0).replace(b": 0", b": " + b"9" * 5000), "not JSON", "the line is no JSON"),
+    (line()[:-1] + b', "input_length": 700}', "not JSON", "duplicate key"),
+    (line(timestamp=float("nan")), "not JSON", "NaN is not a JSON number"),
+    (line(input_length=float("inf")), "not JSON", "Infinity is not a JSON number"),
+    (line(output_length=float("-inf")), "not JSON", "-Infinity is not a JSON number"),
+    (line(input_length=0).replace(b": 0", b": " + b"9" * 5000), "not JSON", "the line is not JSON"),
     (without("timestamp"), "timestamp missing", "the line has hash_ids, input_length, output_length"),
     (without("input_length"), "input_length missing", "input_length is missing"),
     (without("output_length"), "output_length missing", "output_length is missing"),
@@ -64,7 +64,7 @@ BAD_LINES: list[tuple[bytes, str, str]] = [
     (line(input_length="6" * 10**6), "input_length not an integer", "666..."),
     (line(output_length=-1), "output_length out of range", "from 0 to 134217728"),
     (line(output_length=[]), "output_length not an integer", "[]"),
-    (line(hash_ids=[1]), "hash_ids do not match input_length", "hash_ids has 1 ids; input_length 600 takes 2 of 512"),
+    (line(hash_ids=[1]), "hash_ids do not match input_length", "hash_ids has 1 ids; input_length 600 needs 2 of 512"),
     (line(hash_ids=[1, 2, 3]), "hash_ids do not match input_length", "hash_ids has 3 ids"),
     (line(hash_ids=[]), "hash_ids do not match input_length", "hash_ids has 0 ids"),
     (line(hash_ids=[1, 1]), "hash_ids repeat", "hash_ids holds 1 twice"),
@@ -77,7 +77,7 @@ BAD_LINES: list[tuple[bytes, str, str]] = [
     (line(hash_ids=[[1], [2]]), "hash_ids not integers", "hash_ids holds [1]"),
     (line(hash_ids="12"), "hash_ids not a list", "'12'"),
     (line(hash_ids={"1": 2}), "hash_ids not a list", "{'1': 2}"),
-    (line(hash_block_size=16), "hash_block_size changes", "the trace began with 512"),
+    (line(hash_block_size=16), "hash_block_size changes", "it must be 512, as on the first line"),
     (line(hash_block_size="512"), "hash_block_size changes", "'512'"),
     (line(session=[1]), "session not a name", "[1]"),
     (line(session="x" * 201), "session not a name", "short text"),
@@ -91,7 +91,7 @@ def in_file(tmp_path: Path, *lines: bytes) -> Path:
 
 
 @pytest.mark.parametrize(("bad", "cause", "says"), BAD_LINES, ids=[f"{n}-{c[1]}" for n, c in enumerate(BAD_LINES)])
-def test_a_bad_line(tmp_path: Path, bad: bytes, cause: str, says: str) -> None:
+def test_bad_line_is_counted_by_cause_or_refused_if_strict(tmp_path: Path, bad: bytes, cause: str, says: str) -> None:
     path = in_file(tmp_path, json.dumps(GOOD).encode(), bad, bad, json.dumps(LATER).encode())
     trace = open_trace(path)
     assert [(r.arrival, r.num_prompt_tokens) for r in trace] == [(0.0, 600), (1.0, 600)]
@@ -110,7 +110,7 @@ def test_a_bad_line(tmp_path: Path, bad: bytes, cause: str, says: str) -> None:
 
 def test_all_lines_left_out_is_an_error_with_the_first_cause(tmp_path: Path) -> None:
     path = in_file(tmp_path, line(hash_ids=[1]), line(hash_ids=[1]), line(input_length=-1))
-    with pytest.raises(TraceError, match=r"no request that can be read; 3 lines .* 2 for: hash_ids do not match.*:1: "):
+    with pytest.raises(TraceError, match=r"no readable request; 3 lines .* 2 of them for: hash_ids do not match.*:1: "):
         list(open_trace(path))
 
 
@@ -204,7 +204,7 @@ BAD_IN_OTHERS: list[tuple[bytes, bytes, str]] = [
 @pytest.mark.parametrize(
     ("good", "bad", "cause"), BAD_IN_OTHERS, ids=[f"{n}-{c[2]}" for n, c in enumerate(BAD_IN_OTHERS)]
 )
-def test_a_bad_line_of_another_format(tmp_path: Path, good: bytes, bad: bytes, cause: str) -> None:
+def test_bad_line_of_other_formats_is_counted_by_cause(tmp_path: Path, good: bytes, bad: bytes, cause: str) -> None:
     path = in_file(tmp_path, good, bad)
     trace = open_trace(path)
     assert len(list(trace)) == 1
@@ -217,7 +217,7 @@ def test_a_bad_line_of_another_format(tmp_path: Path, good: bytes, bad: bytes, c
 # ---------------------------------------------------------------- files
 
 
-def test_a_line_without_end_is_passed_over_in_bounded_memory(tmp_path: Path) -> None:
+def test_overlong_line_is_skipped_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "sparse.jsonl"
     with path.open("wb") as file:
         file.write(json.dumps(GOOD).encode() + b"\n")
@@ -237,37 +237,37 @@ def test_the_limit_of_a_line_is_exact() -> None:
     half = b"x" * (MAX_LINE_BYTES // 2)
     short, long = split_lines([half, half, b"\n", half, half, b"x\n"])
     assert short == half + half
-    assert isinstance(long, TooLong)
+    assert isinstance(long, OverlongLine)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf", b" \r\n", gzip.compress(b"", mtime=0)])
-def test_an_empty_file(tmp_path: Path, content: bytes) -> None:
+def test_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "empty"
     path.write_bytes(content)
     with pytest.raises(TraceError, match="is empty"):
         open_trace(path)
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, says in [("none", "there is no file"), ("pipe", "is a pipe"), (".", "is a folder"), ("a\0b", "no file")]:
         with pytest.raises(TraceError, match=says):
             open_trace(tmp_path / name)
-    with pytest.raises(TraceError, match="no regular file"):
+    with pytest.raises(TraceError, match="is a device or socket; a trace must be a regular file"):
         open_trace("/dev/null")
     with pytest.raises(TraceError, match="cannot be read"):
         open_trace(tmp_path / ("x" * 5000))
 
 
 @pytest.mark.parametrize("name", ["chatt", "chatt:seed=1"])
-def test_a_misspelt_generator_is_told_of_those_that_are_there(name: str) -> None:
-    with pytest.raises(TraceError, match=f"there is no file {name}, and no generator; generators are chat, "):
+def test_misspelt_generator_error_lists_generators(name: str) -> None:
+    with pytest.raises(TraceError, match=f"source is '{name}'; it is neither a file nor a generator: chat, "):
         open_trace(name)
 
 
-def test_a_header_alone_is_no_trace(tmp_path: Path) -> None:
+def test_file_with_only_a_header_is_refused(tmp_path: Path) -> None:
     path = in_file(tmp_path, b"TIMESTAMP,ContextTokens,GeneratedTokens")
-    with pytest.raises(TraceError, match="holds no request"):
+    with pytest.raises(TraceError, match="holds no readable request"):
         list(open_trace(path))
 
 
@@ -283,13 +283,13 @@ def packed(tmp_path: Path, kind: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst"])
-def test_a_file_cut_short(tmp_path: Path, kind: str) -> None:
+def test_truncated_file_keeps_its_whole_lines(tmp_path: Path, kind: str) -> None:
     whole = packed(tmp_path, kind)
     for keep in (len(whole) // 2, len(whole) - 9, len(whole) - 1):
         path = tmp_path / "cut"
         path.write_bytes(whole[:keep])
-        with pytest.raises(CutShort):
-            list(pieces(path))
+        with pytest.raises(TruncatedFile):
+            list(read_pieces(path))
         trace = open_trace(path)
         found = list(trace)
         assert 0 < len(found) <= NUM_PACKED
@@ -297,15 +297,15 @@ def test_a_file_cut_short(tmp_path: Path, kind: str) -> None:
         assert f"{path}:{len(found) + 1}: the" in trace.skips.causes["file cut short"][1]
         expected = make_trace("scan", requests=NUM_PACKED, seed=1)
         assert all(a.hash_ids.tolist() == b.hash_ids.tolist() for a, b in zip(found, expected, strict=False))
-        with pytest.raises(TraceError, match="before its end mark"):
+        with pytest.raises(TraceError, match="before its end marker"):
             list(open_trace(path, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst"])
-def test_a_file_cut_off_before_its_first_line_ends(tmp_path: Path, kind: str) -> None:
+def test_file_truncated_in_its_first_line_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "cut"
     path.write_bytes(packed(tmp_path, kind)[:20])
-    with pytest.raises(TraceError, match="before its end mark"):
+    with pytest.raises(TraceError, match="before its end marker"):
         open_trace(path)
 
 
@@ -319,14 +319,14 @@ def test_a_damaged_file_is_an_error_even_when_lenient(tmp_path: Path, kind: str)
         list(open_trace(path))
 
 
-def test_what_stands_behind_a_gzip_file_is_damage(tmp_path: Path) -> None:
+def test_bytes_after_a_gzip_member_are_damage(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(packed(tmp_path, "gz") + b"rubbish")
     with pytest.raises(TraceError, match="is damaged"):
         list(open_trace(path))
 
 
-def test_a_bomb_is_unpacked_in_bounded_memory(tmp_path: Path) -> None:
+def test_compression_bomb_is_read_in_bounded_memory(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     content = json.dumps(GOOD).encode() + b"\n" + bytes(3 * MAX_LINE_BYTES)
     for number, bomb in enumerate([gzip.compress(content, 1), zstandard.ZstdCompressor(level=3).compress(content)]):
@@ -356,7 +356,7 @@ any_line = (st.binary(max_size=60) | objects).map(lambda text: text.replace(b"\n
 
 @given(st.lists(any_line, max_size=8))
 @settings(max_examples=200, deadline=None)
-def test_no_line_hurts_its_neighbours(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
+def test_bad_lines_do_not_affect_other_lines(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
     path = in_file(tmp_path_factory.mktemp("t"), line(timestamp=-(2**53)), *lines, line(timestamp=2**53, session="z"))
     trace = open_trace(path, format="mooncake")
     requests = list(trace)
@@ -389,17 +389,17 @@ def test_any_bytes_are_a_trace_or_a_trace_error(tmp_path_factory: pytest.TempPat
         ({"source": "default", "strict": 1}, "strict is 1"),
         ({"source": "default", "max_requests": 0}, "max_requests is 0"),
         ({"source": "default", "max_requests": 1.5}, "max_requests is 1.5"),
-        ({"source": "chat:seed"}, "options are written name=value"),
-        ({"source": "chat:seed=1,seed=2"}, "each once"),
+        ({"source": "chat:seed"}, "has option 'seed'; options are name=value"),
+        ({"source": "chat:seed=1,seed=2"}, "each given once"),
         ({"source": "chat:seed=x"}, "seed is 'x'; it must be a number"),
         ({"source": "chat:seed=1.5"}, "seed is 1.5; it must be an integer"),
         ({"source": "chat:color=1"}, "chat has no option 'color'; it has requests, seed"),
         ({"source": "chat:requests=0"}, "requests is 0; it must be from 1"),
         ({"source": "chat:rate=nan"}, "rate is nan; it must be finite"),
-        ({"source": "chat", "format": "mooncake"}, "are for files"),
+        ({"source": "chat", "format": "mooncake"}, "omit both for a generator"),
     ],
 )
-def test_wrong_arguments(arguments: dict[str, Any], says: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         open_trace(**arguments)
     assert says in str(caught.value)

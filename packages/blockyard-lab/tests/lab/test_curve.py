@@ -123,12 +123,12 @@ def test_bad_policies(tmp_path: Path) -> None:
     broken.write_text("1 / 0\n")
     with pytest.raises(InvalidArgument, match=r"'lur'.*lru"):
         parse_policies("lru,lur")
-    with pytest.raises(InvalidArgument, match="no such file"):
+    with pytest.raises(InvalidArgument, match=r"there is no file nowhere\.py"):
         parse_policies("nowhere.py:Mine")
     with pytest.raises(PolicyError, match="ZeroDivisionError"):
         parse_policies(f"{broken}:Mine")
     broken.write_text("")
-    with pytest.raises(InvalidArgument, match=r"Mine.*no such class"):
+    with pytest.raises(InvalidArgument, match="has no class Mine"):
         parse_policies(f"{broken}:Mine")
     with pytest.raises(InvalidArgument, match="policies"):
         parse_policies("")
@@ -166,7 +166,7 @@ def test_tokens_are_named_by_block_and_prefix() -> None:
 
 
 def test_a_trace_without_contents_has_no_curve() -> None:
-    with pytest.raises(TraceError, match="nothing of contents"):
+    with pytest.raises(TraceError, match="has lengths but no contents"):
         read_references(lengths([(10, 1)]))
     assert survey(lengths([(10, 1), (5, 0)])).longest_sequence == 11
     assert not survey(lengths([(10, 1)])).has_contents

@@ -35,7 +35,7 @@ def load(request: Any) -> References:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_hints_that_are_never_given_change_nothing(load: References, policy: str) -> None:
-    nothing = HintOracle(coverage=0.0).say(load)
+    nothing = HintOracle(coverage=0.0).mark_ends(load)
     assert not nothing.any()
     for share in (20, 5, 2):
         capacity = load.num_contents // share
@@ -59,7 +59,7 @@ def test_a_new_turn_ends_what_was_said() -> None:
 
 
 def test_the_structures_are_whole_at_the_end(load: References) -> None:
-    said = HintOracle(wrong=0.3, seed=2).say(load)
+    said = HintOracle(wrong=0.3, seed=2).mark_ends(load)
     capacity, longest = load.num_contents // 8, load.longest_sampled
     for name in ("lru", "density", "lfu"):
         policy = make_policy(name, capacity + longest + 1)
@@ -74,7 +74,8 @@ def test_good_hints_win() -> None:
     capacity = references.num_contents // 6
     lru, optimum = count_hits(references, "lru", capacity), count_hits(references, "optimum", capacity)
     whole, half = (
-        count_hits(references, "lru", capacity, HintOracle(coverage).say(references)) - lru for coverage in (1.0, 0.5)
+        count_hits(references, "lru", capacity, HintOracle(coverage).mark_ends(references)) - lru
+        for coverage in (1.0, 0.5)
     )
     assert 0 < half < whole
     assert 0.25 * (optimum - lru) < whole <= optimum - lru
@@ -86,7 +87,7 @@ def test_curves_have_a_row_with_hints_for_each_policy() -> None:
     curves = hit_curves(references, ["lru", "density", "optimum"], [100, 1000], hints=oracle)
     assert list(curves.hit_rates) == ["lru", "lru + hints", "density", "density + hints", "optimum"]
     assert curves.hints == "over, by 50 % of the sessions"
-    said = oracle.say(references)
+    said = oracle.mark_ends(references)
     assert curves.num_hits["lru + hints"].tolist() == [
         count_hits(references, "lru", size, said) for size in (100, 1000)
     ]

@@ -25,7 +25,7 @@ from blockyard_lab.curve.drawing import draw_curves
 from blockyard_lab.curve.labels import spread_labels
 from blockyard_lab.curve.side_by_side import COLORS, line_styles, styles_of
 from blockyard_lab.curve.words import gap_of, knee_of, subtitle_of
-from blockyard_lab.printing import compact, printable, sentence, shortened
+from blockyard_lab.printing import compact, keep_end, printable, sentence
 from blockyard_testing.places import child_environment
 
 from ..support.made_curves import HOSTILE, awkward_curves, made_curves, plain_curves, sampled_curves, two_traces
@@ -358,8 +358,8 @@ def test_words() -> None:
     assert [compact(number) for number in (0.01, 1, 20, 1000, 50_000, 10**6, 10**9, 10**14)] == [
         "0.01", "1", "20", "1k", "50k", "1M", "1G", "100T",
     ]  # fmt: skip
-    assert shortened("examples/own_policy.py:Mine", 10) == "…y.py:Mine"
-    assert shortened("lru", 3) == "lru"
+    assert keep_end("examples/own_policy.py:Mine", 10) == "…y.py:Mine"
+    assert keep_end("lru", 3) == "lru"
     assert printable("a\n b\x00\udcffü对") == "a b??ü对"
     assert subtitle_of(made_curves({"lru": [0]}, [1], num_requests=1, num_references=1)).startswith(
         "1 request, 1 block reference;"

@@ -197,7 +197,7 @@ def test_a_trace_is_cut_and_quickened() -> None:
 
 
 def test_a_trace_without_contents_is_refused() -> None:
-    with pytest.raises(UnknownContents, match="says nothing of contents"):
+    with pytest.raises(UnknownContents, match="has lengths but no contents"):
         load_of_trace(lengths([(32, 1)] * 3))
 
 

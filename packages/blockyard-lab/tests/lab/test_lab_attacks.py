@@ -79,14 +79,14 @@ def test_a_policy_cannot_end_the_command(
 ) -> None:
     status, out, err = _run(capsys, command, "--policies", _own(tmp_path, evict), "--blocks", "500", "--jobs", "1")
     assert (status, out) == (2, "")
-    assert f"it raised {evict[6:].split('(')[0]}: " in err
+    assert f"raised {evict[6:].split('(')[0]}: " in err
     assert "mine.py" in err
 
 
 def test_a_policy_file_cannot_end_the_command(tmp_path: Path) -> None:
     path = tmp_path / "leaving.py"
     path.write_text("import sys\nsys.exit(0)\n")
-    with pytest.raises(PolicyError, match=r"leaving\.py: it raised SystemExit: 0"):
+    with pytest.raises(PolicyError, match=r"leaving\.py raised SystemExit: 0"):
         policy_of(f"{path}:Mine")
     assert "_blockyard_policy_leaving" not in sys.modules
 
@@ -96,7 +96,7 @@ def test_ctrl_c_in_a_policy_stays_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_a_policy_path_longer_than_any_name() -> None:
-    with pytest.raises(InvalidArgument, match="there is no such file"):
+    with pytest.raises(InvalidArgument, match="there is no file aaa"):
         policy_of("a" * 5000 + ":Mine")
 
 
@@ -106,7 +106,7 @@ def _leave(status: int) -> None:
 
 def test_a_process_that_dies_is_an_error() -> None:
     pytest.importorskip("joblib")
-    with pytest.raises(WorkerDied, match="a process ended before its run did"):
+    with pytest.raises(WorkerDied, match="a worker process was killed"):
         run_all(_leave, [(3,), (3,)], jobs=2)
 
 
@@ -207,7 +207,7 @@ def test_a_picture_through_a_link_and_into_a_pipe(tmp_path: Path, capsys: pytest
     assert target.read_bytes().startswith(b"<?xml")
     status, _, err = _run(capsys, *options, str(pipe))
     assert status == 2
-    assert "a pipe or a device" in err
+    assert "a pipe or device" in err
     assert pipe.is_fifo()
 
 

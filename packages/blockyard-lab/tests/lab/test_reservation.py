@@ -66,7 +66,7 @@ def test_powers_of_two() -> None:
     assert found.tolist() == [1, 2, 4, 4, 8, 1024, 1024, 2048, 2**27]
 
 
-def test_the_shipped_trace() -> None:
+def test_shipped_trace_has_hits() -> None:
     """What reserving a model's 8,192 tokens wastes is the 60 to 80 % of the PagedAttention paper."""
     longest, power, paged = compare_reservations(open_trace("small"), 8192, max_model_len=8192)
     assert [round(found.wasted_share, 3) for found in (longest, power, paged)] == [0.764, 0.308, 0.004]

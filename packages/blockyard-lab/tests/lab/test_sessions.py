@@ -8,7 +8,7 @@ import pytest
 from blockyard import InvalidArgument
 from blockyard_lab import References, Skips, TraceRequest, read_references
 from blockyard_lab.oracle import HintOracle
-from blockyard_lab.references import SessionTeller
+from blockyard_lab.references import SessionTracker
 from blockyard_lab.traces import open_trace
 
 
@@ -28,8 +28,8 @@ class Told:
 
 
 def tell(*prompts: tuple[list[int], int], most: int = 100) -> list[int]:
-    teller = SessionTeller(most)
-    return [teller.number("", np.array(ids, np.int64), full) for ids, full in prompts]
+    tracker = SessionTracker(most)
+    return [tracker.number("", np.array(ids, np.int64), full) for ids, full in prompts]
 
 
 def test_a_prompt_that_goes_on_from_the_newest_one_is_its_next_turn() -> None:
@@ -45,7 +45,7 @@ def test_a_branch_from_an_older_turn_is_a_session_of_its_own() -> None:
     assert tell(([1, 2], 2), ([1, 2, 3], 3), ([1, 2, 4], 3), ([1, 2, 3, 5], 4)) == [0, 0, 1, 0]
 
 
-def test_what_has_only_a_beginning_in_common_is_another_session() -> None:
+def test_prompts_that_share_only_a_beginning_are_different_sessions() -> None:
     assert tell(([1, 2, 3], 3), ([1, 2, 4], 3), ([1], 0), ([1], 0)) == [0, 1, 2, 3]
 
 
@@ -54,25 +54,25 @@ def test_the_longest_of_several_that_fit_is_continued() -> None:
     assert tell(([1, 2], 2), ([1], 1), ([1, 2, 3], 3), ([1, 8], 2)) == [0, 1, 0, 1]
 
 
-def test_a_name_is_believed_before_prompts() -> None:
-    teller = SessionTeller()
+def test_session_name_overrides_prompts() -> None:
+    tracker = SessionTracker()
     ids = np.array([1, 2], np.int64)
-    assert [teller.number(name, ids, 2) for name in ("a", "b", "a", "", "")] == [0, 1, 0, 2, 2]
+    assert [tracker.number(name, ids, 2) for name in ("a", "b", "a", "", "")] == [0, 1, 0, 2, 2]
 
 
-def test_the_session_that_was_used_longest_ago_is_forgotten() -> None:
-    teller = SessionTeller(2)
+def test_least_recent_session_is_forgotten() -> None:
+    tracker = SessionTracker(2)
     ids = np.array([1], np.int64)
-    assert [teller.number(name, ids, 1) for name in ("a", "b", "a", "c", "b", "a")] == [0, 1, 0, 2, 3, 4]
+    assert [tracker.number(name, ids, 1) for name in ("a", "b", "a", "c", "b", "a")] == [0, 1, 0, 2, 3, 4]
     assert tell(([1], 1), ([2], 1), ([1], 1), ([3], 1), ([2], 1), most=2) == [0, 1, 0, 2, 3]
 
 
 @pytest.mark.parametrize("kind", ["agents", "coding", "chat"])
-def test_sessions_told_from_prompts_are_those_that_the_generator_had(kind: str) -> None:
+def test_sessions_inferred_from_prompts_match_the_generators(kind: str) -> None:
     trace = open_trace(f"{kind}:requests=400,seed=5{',retry=0' if kind == 'agents' else ''}")
-    teller = SessionTeller()
+    tracker = SessionTracker()
     pairs = {
-        (request.session, teller.number("", request.hash_ids, request.num_prompt_tokens // trace.hash_block_size))
+        (request.session, tracker.number("", request.hash_ids, request.num_prompt_tokens // trace.hash_block_size))
         for request in trace
         if request.hash_ids is not None
     }
@@ -83,7 +83,7 @@ def test_sessions_told_from_prompts_are_those_that_the_generator_had(kind: str) 
     assert 0.95 * len(pairs) <= len({number for _, number in pairs}) <= len(pairs)
 
 
-def test_references_have_no_sessions_unless_they_are_asked_for() -> None:
+def test_references_have_sessions_only_on_request() -> None:
     trace = open_trace("chat:requests=50,seed=1")
     plain, told = read_references(trace), read_references(trace, with_sessions=True)
     assert len(plain.sessions) == len(plain.arrivals) == 0
@@ -93,7 +93,7 @@ def test_references_have_no_sessions_unless_they_are_asked_for() -> None:
     assert len(told.select(1).sessions) == 0
 
 
-def test_a_sample_keeps_the_sessions_of_the_requests_that_it_keeps() -> None:
+def test_sample_keeps_sessions_of_its_requests() -> None:
     trace = open_trace("chat:requests=600,seed=2,users=200")
     whole = read_references(trace, with_sessions=True)
     sample = read_references(trace, with_sessions=True, halvings=6)
@@ -115,30 +115,30 @@ THREE = (
 )  # fmt: skip
 
 
-def test_the_oracle_says_which_sessions_are_over() -> None:
-    assert HintOracle().say(references_of(*THREE)).tolist() == [0, 0, 0, 1, 1, 1]
+def test_oracle_marks_the_last_request_of_each_session() -> None:
+    assert HintOracle().mark_ends(references_of(*THREE)).tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_lies_say_the_opposite() -> None:
-    assert HintOracle(wrong=1.0).say(references_of(*THREE)).tolist() == [1, 1, 1, 0, 0, 0]
+def test_wrong_hints_are_inverted() -> None:
+    assert HintOracle(wrong=1.0).mark_ends(references_of(*THREE)).tolist() == [1, 1, 1, 0, 0, 0]
 
 
-def test_coverage_is_of_sessions() -> None:
+def test_coverage_is_the_fraction_of_sessions() -> None:
     references = read_references(open_trace("chat:requests=2000,seed=4"), with_sessions=True)
-    half, whole = HintOracle(coverage=0.5, seed=3).say(references), HintOracle().say(references)
+    half, whole = HintOracle(coverage=0.5, seed=3).mark_ends(references), HintOracle().mark_ends(references)
     gives = half[whole == 1]  # each session is over once
     assert not half[whole == 0].any()
     assert 0.4 < gives.mean() < 0.6
-    half, whole = (HintOracle(share, 1.0, seed=3).say(references) for share in (0.5, 1.0))
+    half, whole = (HintOracle(share, 1.0, seed=3).mark_ends(references) for share in (0.5, 1.0))
     lies = {session: set() for session in range(int(references.sessions.max()) + 1)}
     for session, said in zip(references.sessions[whole == 1].tolist(), half[whole == 1].tolist(), strict=True):
         lies[session].add(said)
     assert all(len(found) <= 1 for found in lies.values()), "a session gives all its hints or none"
 
 
-def test_the_seed_decides() -> None:
+def test_hints_depend_on_the_seed() -> None:
     references = read_references(open_trace("chat:requests=300,seed=4"), with_sessions=True)
-    one, same, other = (HintOracle(coverage=0.5, wrong=0.2, seed=seed).say(references) for seed in (1, 1, 2))
+    one, same, other = (HintOracle(coverage=0.5, wrong=0.2, seed=seed).mark_ends(references) for seed in (1, 1, 2))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
 
@@ -152,11 +152,11 @@ def test_the_seed_decides() -> None:
         ({"seed": -1}, "hint_seed is -1"),
     ],
 )
-def test_what_no_oracle_can_be(bad: dict, words: str) -> None:
+def test_invalid_oracle_arguments_are_refused(bad: dict, words: str) -> None:
     with pytest.raises(InvalidArgument, match=f"^{words}".replace("(", r"\(")):
         HintOracle(**bad)
 
 
 def test_hints_need_sessions() -> None:
     with pytest.raises(InvalidArgument, match="with_sessions"):
-        HintOracle().say(read_references(Told(*THREE)))
+        HintOracle().mark_ends(read_references(Told(*THREE)))

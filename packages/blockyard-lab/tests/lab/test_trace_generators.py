@@ -50,7 +50,7 @@ def check_closed(requests: list[TraceRequest]) -> None:
 
 @every_kind
 @pytest.mark.parametrize("options", [{}, {"hash_block_size": 512}, {"off_seconds": 30.0}, {"max_prompt_tokens": 900}])
-def test_requests_are_sound(kind: str, options: dict[str, Any]) -> None:
+def test_requests_satisfy_the_trace_contract(kind: str, options: dict[str, Any]) -> None:
     trace = make_trace(kind, requests=800, seed=3, **options)
     requests = list(trace)
     block_size, longest = (
@@ -71,7 +71,7 @@ def test_requests_are_sound(kind: str, options: dict[str, Any]) -> None:
 
 
 @every_kind
-def test_a_seed_says_everything(kind: str) -> None:
+def test_equal_seeds_give_equal_requests(kind: str) -> None:
     trace = make_trace(kind, requests=300, seed=8)
     first = [plain(request) for request in trace]
     assert first == [plain(request) for request in trace]
@@ -81,7 +81,7 @@ def test_a_seed_says_everything(kind: str) -> None:
 
 
 @every_kind
-def test_two_walks_at_once_do_not_meet(kind: str) -> None:
+def test_concurrent_walks_are_independent(kind: str) -> None:
     trace = make_trace(kind, requests=60, seed=2)
     together = list(zip(trace, trace, strict=True))
     assert [plain(one) for one, _ in together] == [plain(other) for _, other in together]
@@ -113,7 +113,7 @@ def test_any_options_keep_prefixes(kind: str, **options: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["chat", "system", "agents", "scan", "bursts"])
-def test_prompts_of_one_token(kind: str) -> None:
+def test_prompts_may_have_one_token(kind: str) -> None:
     for block_size in (1, 16):
         requests = list(make_trace(kind, requests=20, seed=1, max_prompt_tokens=1, hash_block_size=block_size))
         assert {request.num_prompt_tokens for request in requests} == {1}
@@ -162,7 +162,7 @@ def test_system_prompts_are_shared_by_popularity() -> None:
     assert common[0] / common[9] == pytest.approx(10, rel=0.5)
 
 
-def test_agents_ask_again_as_they_were_told() -> None:
+def test_agents_retry_at_the_given_rate() -> None:
     def repeats(retry: float) -> int:
         last: dict[str, list[int]] = {}
         count = 0
@@ -176,7 +176,7 @@ def test_agents_ask_again_as_they_were_told() -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_rag_names_blocks_by_what_stands_up_to_their_end(block_size: int) -> None:
+def test_rag_ids_identify_all_tokens_up_to_their_block(block_size: int) -> None:
     """Against the slow way: a block is the tuple of everything up to its last token."""
     trace = Rag(documents=5, retrieved=3, instruction_tokens=6, hash_block_size=block_size, max_prompt_tokens=60)
     tokens = [3, 17, 8, 21, 16]
@@ -203,7 +203,7 @@ def test_rag_shares_documents_in_the_same_order_only() -> None:
     assert set(lengths) == {200 // 16, 700 // 16, 1200 // 16}
 
 
-def test_scans_come_round() -> None:
+def test_scans_repeat_in_order() -> None:
     requests = [ids_of(request) for request in make_trace("scan", requests=90, seed=0, documents=30)]
     seen: set[int] = set()
     for number, ids in enumerate(requests):
@@ -252,7 +252,7 @@ def test_the_mean_rate_stays(on_seconds: float, off_seconds: float) -> None:
         assert times[-1][1] == pytest.approx(20_000 / 8, rel=0.1)
 
 
-def test_draws_are_what_they_say() -> None:
+def test_draws_follow_their_distributions() -> None:
     rng = np.random.default_rng(0)
     drawn = lognormal(rng, 100, 0.8, 500, 50_000)
     assert np.median(drawn) == pytest.approx(100, rel=0.02)
@@ -270,7 +270,7 @@ def test_draws_are_what_they_say() -> None:
 
 
 @every_kind
-def test_every_option_has_limits_and_a_line(kind: str) -> None:
+def test_every_option_has_limits_and_is_documented(kind: str) -> None:
     generator = GENERATORS[kind]
     described = "".join(base.__doc__ or "" for base in generator.__mro__)
     for name, field in generator.__dataclass_fields__.items():
@@ -293,7 +293,7 @@ def test_every_option_has_limits_and_a_line(kind: str) -> None:
         ("mix", {"rate": 1e-6}, "rate is"),
     ],
 )
-def test_wrong_options(kind: Any, options: dict[str, Any], says: str) -> None:
+def test_invalid_options_are_refused(kind: Any, options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         make_trace(kind, requests=10, seed=0, **options)
     assert says in str(caught.value)

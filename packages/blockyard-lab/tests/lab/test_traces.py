@@ -24,7 +24,7 @@ from blockyard_lab.traces import (
     open_trace,
     write_trace,
 )
-from blockyard_lab.traces.block_ids import REMEMBERED_CHATS, BailianParser, under_prefixes
+from blockyard_lab.traces.block_ids import REMEMBERED_CHATS, BailianParser, chain_ids
 from blockyard_lab.traces.lines import split_lines
 
 MOONCAKE = [
@@ -77,7 +77,7 @@ def plain(request: TraceRequest) -> tuple[object, ...]:
 # ---------------------------------------------------------------- formats
 
 
-def test_mooncake(tmp_path: Path) -> None:
+def test_mooncake_lines_become_requests(tmp_path: Path) -> None:
     trace = open_trace(written(tmp_path / "a.jsonl", jsonl(MOONCAKE)), strict=True)
     assert trace.hash_block_size == 512
     assert [plain(request) for request in trace] == [
@@ -109,25 +109,30 @@ def test_bailian_keeps_the_root_of_a_chat_and_renames_ids_under_their_prefix(tmp
     assert max(third) < 2**60
 
 
-def test_renaming_is_one_to_one_on_prefixes() -> None:
+def test_chained_ids_identify_prefixes() -> None:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 3, rng.integers(1, 12)) for _ in range(3000)]
     names: dict[tuple[int, ...], int] = {}
     for prompt in prompts:
-        for end, name in enumerate(under_prefixes(prompt).tolist(), 1):
+        for end, name in enumerate(chain_ids(prompt).tolist(), 1):
             assert names.setdefault(tuple(prompt[:end].tolist()), name) == name
     assert len(set(names.values())) == len(names) > 3000
 
 
 def test_chats_are_remembered_in_bounded_memory() -> None:
     parser = BailianParser()
+
+    def session(chat: int, parent: int) -> str:
+        fields = {"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1]}
+        return parser.row(json.dumps({"chat_id": chat, "parent_chat_id": parent, **fields}).encode()).session
+
     for chat in range(REMEMBERED_CHATS + 10):
-        assert parser._root(chat, -1) == chat
+        assert session(chat, -1) == str(chat)
     assert len(parser._roots) == REMEMBERED_CHATS
-    assert parser._root(-2, 3) == 3, "forgotten, so it is the first known ancestor itself"
+    assert session(REMEMBERED_CHATS + 10, 3) == "3", "its root is forgotten, so its parent counts as the root"
 
 
-def test_azure_says_lengths_only(tmp_path: Path) -> None:
+def test_azure_traces_have_lengths_only(tmp_path: Path) -> None:
     trace = open_trace(written(tmp_path / "a.csv", AZURE), strict=True)
     assert trace.hash_block_size == 0
     assert [plain(request) for request in trace] == [
@@ -137,24 +142,24 @@ def test_azure_says_lengths_only(tmp_path: Path) -> None:
     ]
 
 
-def test_azure_with_zones(tmp_path: Path) -> None:
+def test_azure_timestamps_may_have_zones(tmp_path: Path) -> None:
     rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00+00:00,1,1\n2024-05-10 02:00:01+02:00,1,1\n"
     assert [request.arrival for request in open_trace(written(tmp_path / "a", rows), strict=True)] == [0.0, 1.0]
 
 
-def test_burstgpt_says_lengths_only(tmp_path: Path) -> None:
+def test_burstgpt_traces_have_lengths_only(tmp_path: Path) -> None:
     trace = open_trace(written(tmp_path / "a.csv", BURSTGPT), strict=True)
     assert trace.hash_block_size == 0
     assert [plain(r) for r in trace] == [(0.0, 472, 18, None, None, ""), (40.5, 1087, 0, None, None, "")]
 
 
-def test_burstgpt_with_other_columns(tmp_path: Path) -> None:
+def test_burstgpt_columns_may_be_reordered(tmp_path: Path) -> None:
     rows = 'Session ID,"Response tokens",Timestamp,Request tokens\nabc,2,0.5,3\n,2,1,3\n'
     requests = list(open_trace(written(tmp_path / "a.csv", rows), strict=True))
     assert [(r.session, r.num_prompt_tokens, r.num_output_tokens) for r in requests] == [("abc", 3, 2), ("", 3, 2)]
 
 
-def test_token_ids(tmp_path: Path) -> None:
+def test_token_id_lines_become_requests(tmp_path: Path) -> None:
     rows = [{"token_ids": [3, 1, 2**31 - 1]}, {"token_ids": [0], "output_length": 4, "timestamp": 1500, "session": 9}]
     trace = open_trace(written(tmp_path / "a.jsonl", jsonl(rows)), strict=True)
     assert trace.hash_block_size == 0
@@ -174,27 +179,27 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder
 
 
-def test_text(tmp_path: Path, tokenizer: str) -> None:
+def test_text_is_tokenized(tmp_path: Path, tokenizer: str) -> None:
     path = written(tmp_path / "a.jsonl", jsonl([{"text": "one two"}, {"prompt": "three four", "output_length": 2}]))
     requests = [plain(request) for request in open_trace(path, tokenizer=tokenizer, strict=True)]
     assert requests == [(0.0, 2, 0, None, [1, 2], ""), (0.0, 2, 2, None, [3, 0], "")]
 
 
-def test_bad_texts_are_left_out(tmp_path: Path, tokenizer: str) -> None:
+def test_bad_texts_are_skipped(tmp_path: Path, tokenizer: str) -> None:
     lines = b'{"text": "one"}\n{"text": ""}\n{"text": "\\ud800"}\n{"text": 5}\n{"x": 1}\n'
     trace = open_trace(written(tmp_path / "a.jsonl", lines), tokenizer=tokenizer)
     assert len(list(trace)) == 1
     assert trace.skips.total == 4
 
 
-def test_text_wants_a_tokenizer(tmp_path: Path) -> None:
+def test_text_needs_a_tokenizer(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", jsonl([{"text": "one two"}]))
-    with pytest.raises(TraceError, match="needs tokenizer="):
+    with pytest.raises(TraceError, match="tokenizer is None; a trace of text needs a folder"):
         open_trace(path)
-    with pytest.raises(TraceError, match="there is no tokenizer folder"):
+    with pytest.raises(TraceError, match="there is no such folder"):
         open_trace(path, tokenizer=str(tmp_path / "none"))
     pytest.importorskip("transformers")
-    with pytest.raises(TraceError, match="holds no tokenizer"):
+    with pytest.raises(TraceError, match="no tokenizer can be loaded from it"):
         open_trace(path, tokenizer=str(tmp_path))
 
 
@@ -213,24 +218,24 @@ def samples() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", samples())
-def test_the_format_is_found_and_can_be_said(tmp_path: Path, name: str) -> None:
+def test_format_is_detected_or_given(tmp_path: Path, name: str) -> None:
     path = written(tmp_path / "a", samples()[name])
     found = [plain(request) for request in open_trace(path)]
     assert found == [plain(request) for request in open_trace(path, format=name)]
     for other in sorted(set(FORMATS) - {name} - ({"mooncake"} if name == "bailian" else set())):
-        with pytest.raises(TraceError, match=rf"not of format '{other}': .*a:1: "):
+        with pytest.raises(TraceError, match=rf"is not in format '{other}': .*a:1: "):
             open_trace(path, format=other)
 
 
-def test_one_damaged_first_line_hides_no_format(tmp_path: Path) -> None:
+def test_format_is_detected_after_a_damaged_first_line(tmp_path: Path) -> None:
     trace = open_trace(written(tmp_path / "a", b'{"timestamp": 0, "inpu\n' + jsonl(MOONCAKE)))
     assert len(list(trace)) == 3
     assert trace.skips.causes["not JSON"][0] == 1
 
 
 @pytest.mark.parametrize("content", [b'{"a": 1, "b": 2}', b"a,b,c\n1,2,3", b"\x00\x01\xff", b"[1, 2]", b"{}"])
-def test_an_unknown_format_says_what_was_seen(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(TraceError, match=r"of no known format: .*a:1: "):
+def test_unknown_format_error_shows_the_first_line(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(TraceError, match=r"has no known format: .*a:1: "):
         open_trace(written(tmp_path / "a", content))
 
 
@@ -244,14 +249,14 @@ def zstd(content: bytes) -> bytes:
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd], ids=["plain", "gzip", "zstd"])
 @pytest.mark.parametrize("ends", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
 @pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"], ids=["", "BOM"])
-def test_compressed_with_windows_ends_and_bom(tmp_path: Path, pack: Any, ends: bytes, bom: bytes) -> None:
+def test_compression_line_ends_and_bom_do_not_matter(tmp_path: Path, pack: Any, ends: bytes, bom: bytes) -> None:
     content = bom + b"\n" + jsonl(MOONCAKE).replace(b"\n", ends) + b"  \n"
     for member in (pack(content), pack(content[:100]) + pack(content[100:])):
         trace = open_trace(written(tmp_path / "any.name", member), strict=True)
         assert [request.num_prompt_tokens for request in trace] == [1000, 1024, 1025]
 
 
-def test_gzip_with_padding(tmp_path: Path) -> None:
+def test_zeros_after_a_gzip_member_are_padding(tmp_path: Path) -> None:
     path = written(tmp_path / "a", gzip.compress(jsonl(MOONCAKE)) + bytes(1000))
     assert len(list(open_trace(path, strict=True))) == 3
 
@@ -267,7 +272,7 @@ def test_lines_do_not_depend_on_pieces(size: int) -> None:
     assert list(split_lines(pieces)) == content.split(b"\n")
 
 
-def test_zstd_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zstd_without_its_package_raises_missing_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "a", zstd(jsonl(MOONCAKE)))
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(MissingExtra, match=r"blockyard\[lab\]"):
@@ -277,7 +282,7 @@ def test_zstd_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a"]
 
 
-def test_a_trace_is_walked_as_often_as_one_likes(tmp_path: Path) -> None:
+def test_every_walk_gives_the_same_requests(tmp_path: Path) -> None:
     trace = open_trace(written(tmp_path / "a", b"nonsense\n" + jsonl(MOONCAKE)))
     first, second = iter(trace), iter(trace)
     next(first)
@@ -297,7 +302,7 @@ def test_a_file_is_not_held_in_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_max_requests(tmp_path: Path) -> None:
+def test_max_requests_ends_the_walk(tmp_path: Path) -> None:
     path = written(tmp_path / "a", b"nonsense\n" + jsonl(MOONCAKE))
     trace = open_trace(path, max_requests=2)
     for _ in range(2):
@@ -313,7 +318,7 @@ def test_max_requests(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
 @pytest.mark.parametrize("block_size", [16, 512])
-def test_what_is_written_is_read_again(tmp_path: Path, name: str, block_size: int) -> None:
+def test_written_trace_reads_back_equal(tmp_path: Path, name: str, block_size: int) -> None:
     pytest.importorskip("zstandard")
     trace = make_trace("mix", requests=60, seed=5, hash_block_size=block_size)
     assert write_trace(trace, tmp_path / name) == 60
@@ -323,7 +328,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str, block_size: in
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
-def test_token_ids_are_written_and_read_again(tmp_path: Path) -> None:
+def test_written_token_ids_read_back_equal(tmp_path: Path) -> None:
     path = written(tmp_path / "a", jsonl([{"token_ids": [3, 1], "output_length": 2}, {"token_ids": [5]}]))
     write_trace(open_trace(path), tmp_path / "b")
     assert [plain(request) for request in open_trace(tmp_path / "b")] == [plain(r) for r in open_trace(path)]
@@ -346,7 +351,7 @@ class Broken:
         raise TraceError("in the middle")
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = written(tmp_path / "a", b"before")
     with pytest.raises(TraceError, match="in the middle"):
         write_trace(Broken(), path)
@@ -356,7 +361,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "azure"]
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_path_is_refused(tmp_path: Path) -> None:
     trace = make_trace("chat", requests=2, seed=0)
     (tmp_path / "folder").mkdir()
     for name in ("none/a.jsonl", "folder", "x" * 300):
@@ -368,7 +373,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the one that ships
 
 
-def test_the_shipped_trace_is_made_again_byte_for_byte(tmp_path: Path) -> None:
+def test_shipped_trace_is_reproduced_byte_for_byte(tmp_path: Path) -> None:
     made, again = tmp_path / "made.gz", tmp_path / "other-name.gz"
     write_trace(open_trace(SHIPPED_FROM), made)
     write_trace(open_trace(SHIPPED_FROM), again)
@@ -381,7 +386,7 @@ def test_the_shipped_trace_is_made_again_byte_for_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["default", "small"])
-def test_the_shipped_trace(name: str) -> None:
+def test_shipped_trace_has_hits(name: str) -> None:
     trace = open_trace(name, strict=True)
     requests = list(trace)
     assert len(requests) == 320
@@ -399,7 +404,9 @@ def test_the_shipped_trace(name: str) -> None:
         ({"timestamp": 0, "input_tokens": 5, "output_tokens": 7, "hash_ids": [1], "session_id": "a"}, 7, "a"),
     ],
 )
-def test_names_of_other_tools_are_read(tmp_path: Path, line: dict[str, object], output: int, session: str) -> None:
+def test_field_names_of_other_tools_are_accepted(
+    tmp_path: Path, line: dict[str, object], output: int, session: str
+) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(json.dumps(line) + "\n")
     (request,) = open_trace(path, strict=True)
@@ -412,7 +419,7 @@ def test_names_of_other_tools_are_read(tmp_path: Path, line: dict[str, object], 
         ({"token_ids": [1], "delay": 500}, "delay is 500; only timestamp is read"),  # aiperf's turns
         ({"timestamp": 0, "input_length": 5, "output_length": 7, "hash_ids": [1], "delay": 9}, "delay is 9"),
         ({"token_ids": [1], "arrival_time": 1.5}, "arrival_time is 1.5; only timestamp is read"),
-        ({"token_ids": [1], "output_length": 7, "output_tokens": 8}, "output_tokens is 8, and output_length is 7"),
+        ({"token_ids": [1], "output_length": 7, "output_tokens": 8}, "output_tokens is 8 and output_length is 7"),
         ({"token_ids": [1, 2], "input_tokens": 3}, "input_length is 3; token_ids has 2"),
     ],
 )

@@ -12,11 +12,11 @@ from typing import Any
 from blockyard.cli import as_json as json_text
 from blockyard.sizing import CacheBudgetAdvice
 
-from ..output_file import filled_page, require_output, write_whole
+from ..output_file import fill_page, require_output, write_whole
 from ..planning import CapacityPlan, RequestsAt
 from ..planning.hits import HitForecast, HitsAt
 from ..planning.memory import GIB
-from ..printing import counted, fine_percent, percent, printable
+from ..printing import count_of, fine_percent, percent, printable
 
 _WIDTH = 100
 _LABEL = 26
@@ -251,13 +251,13 @@ def write_plan_page(
     found = require_output(path, (".html",))
     ranks = plan.spec.tensor_parallel_size
     texts = {
-        "title": f"Plan of {printable(model)} on {counted(plan.num_gpus, 'GPU')}",
-        "subtitle": f"{counted(plan.num_replicas, 'replica')} of {counted(ranks, 'GPU')}; on each replica "
-        f"{counted(plan.num_blocks, 'block')} of {counted(plan.spec.block_size, 'token')}",
+        "title": f"Plan of {printable(model)} on {count_of(plan.num_gpus, 'GPU')}",
+        "subtitle": f"{count_of(plan.num_replicas, 'replica')} of {count_of(ranks, 'GPU')}; on each replica "
+        f"{count_of(plan.num_blocks, 'block')} of {count_of(plan.spec.block_size, 'token')}",
         "text": as_text(plan, printable(model), printable(trace), tiers),
     }
     parts = {"memory": _stack(_memory_bars(plan)), "requests": _bars(_request_bars(plan)), "hits": _hits_section(plan)}
-    write_whole(found, filled_page("plan", texts, parts, None).encode())
+    write_whole(found, fill_page("plan", texts, parts, None).encode())
 
 
 def _memory_bars(plan: CapacityPlan) -> list[_Bar]:
@@ -301,7 +301,7 @@ def _hits_section(plan: CapacityPlan) -> str:
     if hits.with_cpu is not None:
         rows.append(("with the CPU tier, at most", hits.with_cpu))
     bars = [
-        (name, at.hit_rate, f"{percent(at.hit_rate)} in {counted(at.num_blocks, 'block')}", "var(--c2)")
+        (name, at.hit_rate, f"{percent(at.hit_rate)} in {count_of(at.num_blocks, 'block')}", "var(--c2)")
         for name, at in rows
     ]
     return _bars([*bars, ("with no limit", hits.unlimited, percent(hits.unlimited), "var(--faint-2)")])

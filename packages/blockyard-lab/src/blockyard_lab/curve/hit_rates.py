@@ -14,7 +14,7 @@ from blockyard.errors import InvalidArgument, PolicyError
 from blockyard.extending import Belady, HintedRun, LRUStack, PolicyRun
 
 from ..oracle import HintOracle
-from ..policy_names import OPTIMUM, PolicyName, label_of, no_exit, place_of, policy_for
+from ..policy_names import OPTIMUM, PolicyName, error_location, exit_as_error, label_of, policy_for
 from ..references import References
 from ..sweep import run_all
 
@@ -110,7 +110,7 @@ def hit_curves(
         (references, made[policy], capacity) for policy in others for capacity in capacities
     ]
     if hints is not None:
-        said = hints.say(references)
+        said = hints.mark_ends(references)
         hinted = [policy for policy in wanted if policy != OPTIMUM]
         cells += [(references, made[policy], capacity, said) for policy in hinted for capacity in capacities]
         others += [f"{policy}{WITH_HINTS}" for policy in hinted]
@@ -137,7 +137,7 @@ def hit_curves(
         infinite=infinite,
         error=_sampling_errors(references, capacities) if references.halvings and "lru" in wanted else {},
         knee=_knee_of_lru(references, stack, infinite),
-        hints="" if hints is None else hints.words,
+        hints="" if hints is None else hints.description,
     )
 
 
@@ -152,7 +152,7 @@ def count_hits(references: References, policy: PolicyName, capacity: int, said: 
         optimum = Belady(capacity, ids, references.num_contents)
         optimum.run(starts)
         return optimum.num_hits
-    with no_exit(label_of(policy)):
+    with exit_as_error(label_of(policy)):
         run = _run_of(policy_for(policy, capacity + references.longest_sampled + 1), references, capacity, said)
         try:
             if isinstance(run, HintedRun) and said is not None:
@@ -160,7 +160,7 @@ def count_hits(references: References, policy: PolicyName, capacity: int, said: 
             else:
                 run.run(ids, starts)
         except Exception as error:
-            where = f"policy {label_of(policy)}, {capacity} blocks{place_of(error)}"
+            where = f"policy {label_of(policy)}, {capacity} blocks{error_location(error)}"
             raise PolicyError(f"{where}: {type(error).__name__}: {error}") from error
     return run.num_hits
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from ..printing import printable, shortened
+from ..printing import keep_end, printable
 from .hit_rates import HitCurves
 from .sheet import DPI, INK, QUIET, WIDTH, Sheet
 from .side_by_side import label_in
@@ -70,7 +70,7 @@ def _limits(sheet: Sheet) -> tuple[float, float]:
 
 
 def _name(policy: str) -> str:
-    return shortened(printable(policy), MAX_CHARACTERS)
+    return keep_end(printable(policy), MAX_CHARACTERS)
 
 
 def _make_room(sheet: Sheet, pixels: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from blockyard.arguments import require_int, require_str
 
-from ..output_file import filled_page, require_output, write_whole
+from ..output_file import fill_page, require_output, write_whole
 from ..policy_names import OPTIMUM
 from ..printing import printable, sentence
 from .drawing import MAX_BYTES_PER_BLOCK
@@ -53,7 +53,7 @@ def page_of(curves: HitCurves, bytes_per_block: int, model: str) -> str:
         "foot": foot_of(curves),
     }
     parts = {"head": _table_head(curves, bytes_per_block, model), "rows": _table_rows(curves, bytes_per_block)}
-    return filled_page("curve", said, parts, _data_of(curves, bytes_per_block, model))
+    return fill_page("curve", said, parts, _data_of(curves, bytes_per_block, model))
 
 
 def _data_of(curves: HitCurves, bytes_per_block: int, model: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from ..printing import compact, cut_off
+from ..printing import compact, truncate
 from .hit_rates import HitCurves
 from .side_by_side import COLORS, DASHES, OPTIMUM_DASHES, styles_of
 from .words import capacity_axis, capacity_factor, foot_of, gap_of, subtitle_of, title_of, unmarked_knee_of
@@ -155,7 +155,7 @@ def _set_ticks(axis: Any, span: float) -> None:
 
 def _write_words(sheet: Sheet, second_axis: str) -> None:
     left, curves = 0.02, sheet.curves
-    sheet.write(left, 0.945, cut_off(title_of(curves), TITLE_CHARACTERS), fontsize=14, weight="bold", color=INK)
+    sheet.write(left, 0.945, truncate(title_of(curves), TITLE_CHARACTERS), fontsize=14, weight="bold", color=INK)
     sheet.write(left, 0.905, subtitle_of(curves), fontsize=9.5, color=QUIET)
     sheet.write(0.07, 0.852, second_axis, fontsize=8.5, color=QUIET)
     lines = [

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..policy_names import OPTIMUM
-from ..printing import counted, cut_off, percent, printable, sentence, shortened
+from ..printing import count_of, keep_end, percent, printable, sentence, truncate
 from .hit_rates import HitCurves
 from .side_by_side import label_in
 
@@ -30,14 +30,14 @@ def subtitle_of(curves: HitCurves) -> str:
     """Return how much there is in the trace, or in each."""
     if curves.parts:
         return "; ".join(
-            f"{part.letter}: {cut_off(printable(part.trace), 32)}, {counted(part.num_requests, 'request')}, "
-            f"{counted(part.working_set, 'block')}"
+            f"{part.letter}: {truncate(printable(part.trace), 32)}, {count_of(part.num_requests, 'request')}, "
+            f"{count_of(part.working_set, 'block')}"
             for part in curves.parts
         )
-    tokens = f" of {counted(curves.tokens_a_block, 'token')}" if curves.tokens_a_block else ""
+    tokens = f" of {count_of(curves.tokens_a_block, 'token')}" if curves.tokens_a_block else ""
     return (
-        f"{counted(curves.num_requests, 'request')}, {counted(curves.num_references, 'block reference')}; "
-        f"the working set is {counted(curves.working_set, 'block')}{tokens}"
+        f"{count_of(curves.num_requests, 'request')}, {count_of(curves.num_references, 'block reference')}; "
+        f"the working set is {count_of(curves.working_set, 'block')}{tokens}"
     )
 
 
@@ -49,7 +49,7 @@ def parts_of(curves: HitCurves) -> tuple[HitCurves, ...]:
 def knee_of(curves: HitCurves) -> str:
     """Return where more blocks stop paying: "knee of lru: 38,667 blocks, 35.0 %"."""
     knee = curves.knee
-    return f"knee of {label_in(curves, knee.policy)}: {counted(knee.blocks, 'block')}, {percent(knee.hit_rate)}"
+    return f"knee of {label_in(curves, knee.policy)}: {count_of(knee.blocks, 'block')}, {percent(knee.hit_rate)}"
 
 
 def knee_is_drawn(curves: HitCurves) -> bool:
@@ -79,7 +79,7 @@ def gap_of(curves: HitCurves) -> str:
     widest = int(np.argmax(gaps))
     if gaps[widest] < 0.0005:
         return f"{best_is[0].upper()}{best_is[1:]} reaches the optimum, an upper bound for all, at every capacity here."
-    where = f"at most {100 * gaps[widest]:.1f} points, at {counted(int(curves.sizes[widest]), 'block')}"
+    where = f"at most {100 * gaps[widest]:.1f} points, at {count_of(int(curves.sizes[widest]), 'block')}"
     return f"Shaded: from {best_is} here up to the optimum, an upper bound for all; {where}."
 
 
@@ -116,7 +116,7 @@ def capacity_axis(bytes_per_block: int, model: str) -> str:
     """Return what stands at the second axis of capacities."""
     if not bytes_per_block:
         return "capacity (tokens)"
-    return f"capacity (GiB of {shortened(printable(model), 48)})" if model else "capacity (GiB)"
+    return f"capacity (GiB of {keep_end(printable(model), 48)})" if model else "capacity (GiB)"
 
 
 def capacity_factor(curves: HitCurves, bytes_per_block: int) -> float:

@@ -10,8 +10,8 @@ from typing import Any
 from blockyard.arguments import require_str
 from blockyard.errors import InvalidArgument
 
-from ..output_file import filled_page, require_output, write_whole
-from ..printing import counted, percent, printable
+from ..output_file import fill_page, require_output, write_whole
+from ..printing import count_of, percent, printable
 from .result import ReplayResult, SimulatedTime
 from .timeline import Timeline
 
@@ -37,7 +37,7 @@ def write_run_page(trace: str, results: Sequence[ReplayResult], path: str | os.P
         raise InvalidArgument("results is empty; a page needs one replay at least")
     texts = {"title": f"Replay of {printable(trace) or 'a trace'} by timestamps", "subtitle": _subtitle(results[0])}
     parts = {"tables": "\n".join(_table(run) for run in runs)}
-    write_whole(found, filled_page("run", texts, parts, {"runs": runs}).encode())
+    write_whole(found, fill_page("run", texts, parts, {"runs": runs}).encode())
 
 
 def _times_of(result: ReplayResult) -> tuple[SimulatedTime, Timeline]:
@@ -48,12 +48,12 @@ def _times_of(result: ReplayResult) -> tuple[SimulatedTime, Timeline]:
 
 def _subtitle(result: ReplayResult) -> str:
     refused = f", {result.num_refused:,} left out" if result.num_refused else ""
-    return f"{counted(result.num_requests, 'request')}{refused}; blocks of {counted(result.block_size, 'token')}"
+    return f"{count_of(result.num_requests, 'request')}{refused}; blocks of {count_of(result.block_size, 'token')}"
 
 
 def _data_of(result: ReplayResult, times: SimulatedTime, timeline: Timeline) -> dict[str, Any]:
     return {
-        "name": f"{printable(result.policy)}, {counted(result.num_blocks, 'block')}",
+        "name": f"{printable(result.policy)}, {count_of(result.num_blocks, 'block')}",
         "span": timeline.span,
         "num_blocks": result.num_blocks - 1,
         "summary": _summary(result, times),
@@ -68,12 +68,12 @@ def _data_of(result: ReplayResult, times: SimulatedTime, timeline: Timeline) -> 
 def _summary(result: ReplayResult, times: SimulatedTime) -> str:
     """Say it in a few sentences."""
     moved = result.num_saved_blocks + result.num_fetched_blocks
-    between = f" {counted(moved, 'block')} moved between the pool and the CPU pool." if moved else ""
+    between = f" {count_of(moved, 'block')} moved between the pool and the CPU pool." if moved else ""
     median, _, slowest = times.first_token
     return (
-        f"{percent(result.hit_rate)} of the prompt tokens hit. At most {counted(result.peak_running, 'request')} ran "
-        f"at once, and {counted(result.peak_used_blocks, 'block')} of {result.num_blocks - 1:,} were held; "
-        f"{counted(result.num_preemptions, 'preemption')}.{between} By the model of the steps, the first token "
+        f"{percent(result.hit_rate)} of the prompt tokens hit. At most {count_of(result.peak_running, 'request')} ran "
+        f"at once, and {count_of(result.peak_used_blocks, 'block')} of {result.num_blocks - 1:,} were held; "
+        f"{count_of(result.num_preemptions, 'preemption')}.{between} By the model of the steps, the first token "
         f"came after {median:.2f} s (median) and {slowest:.2f} s (99th percentile), and the last one "
         f"{times.duration:,.0f} s after the first request; the last request arrived after {times.arrivals:,.0f} s."
     )

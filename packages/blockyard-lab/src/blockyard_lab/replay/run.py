@@ -13,7 +13,7 @@ from blockyard.arguments import require_bool, require_int
 from blockyard.config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, CacheConfig
 from blockyard.errors import InvalidArgument
 
-from ..policy_names import PolicyName, label_of, no_exit, policy_of
+from ..policy_names import PolicyName, exit_as_error, label_of, policy_of
 from ..trace import Trace
 from .expansion import Expansion
 from .result import REPORT_EVERY, Causes, ReplayResult, SimulatedTime, Tally, never_fits
@@ -91,7 +91,7 @@ def replay(
     library reads none of itself. O(tokens of the trace). Raises `TraceError` with `strict` for a request that never
     fits, and what the trace's reader raises.
     """
-    with no_exit(label_of(options.policy)):
+    with exit_as_error(label_of(options.policy)):
         return _replayed(trace, options, on_request, clock)
 
 

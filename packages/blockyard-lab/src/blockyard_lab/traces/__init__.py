@@ -1,16 +1,14 @@
-"""Where requests come from: files of production, and generators.
+"""Trace files from production, and generators of synthetic traces.
 
 Read it in this order:
 
-    lines                      bytes of a file, decompressed; numbered lines of bounded length; what is wrong with one
-    fields                     values out of a line, checked
-    reading                    a walk over a file: what is left out, what is corrected, what is counted
-    block_ids                  formats with ids of blocks: Mooncake, Bailian
-    lengths                    formats with lengths and arrivals alone: Azure, BurstGPT
-    prompts                    formats with whole prompts: token ids, text
-    formats                    which of them a file is
-    generators                 traces that are made
-    opening, writing           the ways in and out
+    lines                      a file's bytes, decompressed and split into lines of bounded length
+    line_fields                the values of a line, checked
+    trace_file                 a walk over a file, with counts of what was left out
+    block_ids                  formats with block ids: Mooncake, Bailian
+    formats                    formats with lengths only (Azure, BurstGPT) or whole prompts; format detection
+    generators                 synthetic traces
+    opening, writing           `open_trace`, `make_trace`, `write_trace`
 """
 
 from __future__ import annotations

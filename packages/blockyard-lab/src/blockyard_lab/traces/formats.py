@@ -1,12 +1,10 @@
-"""Finds which format a file has, by its first usable line or as the caller says; reads two kinds that name no blocks.
+"""Detects a file's format, and parses the formats without block ids.
 
-Lengths and arrivals alone, in CSV: Azure's (Patel et al., "Splitwise", ISCA 2024) and BurstGPT's (Wang et al., 2024,
-arXiv 2401.17644). They say nothing of what prompts hold, so their requests have no hash_ids: no prefix can be found in
-them, and a replay shows capacity and queues, not hits.
+CSV of arrivals and lengths: Azure's (Patel et al., "Splitwise", ISCA 2024) and BurstGPT's (Wang et al., 2024, arXiv
+2401.17644). Their requests have no hash_ids, so a replay shows capacity and queueing, but no hits.
 
-JSONL of whole prompts: token ids, or text that a tokenizer turns into them. timestamp (ms, as in Mooncake's traces; 0
-where no line has one), output_length (0 where it is unknown) and session may be missing. There are no hash_ids: a
-replay hashes the tokens.
+JSONL of whole prompts: token ids, or text for a tokenizer. `timestamp` (ms; default 0), `output_length` (default 0)
+and `session` are optional. A replay hashes the tokens into block ids.
 """
 
 from __future__ import annotations
@@ -21,39 +19,43 @@ import numpy as np
 
 from blockyard.errors import MissingExtra, TraceError
 
-from . import fields
+from . import line_fields as fields
 from .block_ids import DEFAULT_BLOCK_SIZE, Bailian, Mooncake
 from .lines import (
     DETECTION_LINES,
     MAX_HASH_BLOCK_SIZE,
-    CutShort,
     Line,
     LineProblem,
-    csv_row,
-    json_object,
+    TruncatedFile,
     numbered_lines,
-    shown,
+    parse_csv_row,
+    parse_json_object,
+    preview,
 )
-from .reading import Format, TraceLine
+from .trace_file import Format, TraceLine
 
-#: Names that the prompt's text may have.
+#: Field names of the prompt's text.
 TEXT_FIELDS = ("text", "prompt")
 
 
 class TokenIds:
-    """token_ids: the prompt, integers from 0 to 2**31 - 1."""
+    """Prompts as token ids: `token_ids`, integers from 0 to 2**31 - 1."""
 
     name = "tokens"
     units_a_second = 1000
     hash_block_size = 0
 
     def parser(self) -> TokenIds:
-        """Lines do not depend on one another, so this is its own parser."""
+        """Return this object, since lines do not depend on one another."""
         return self
 
     def row(self, line: Line) -> TraceLine:
-        """Return the request on a line. Raises `LineProblem`."""
-        found = fields.renamed(json_object(line))
+        """Parse a line into a request.
+
+        Raises:
+            LineProblem: if the line holds no valid request.
+        """
+        found = fields.rename_fields(parse_json_object(line))
         tokens = fields.token_ids("token_ids", fields.required(found, "token_ids"))
         if "input_length" in found:
             length = fields.prompt_length("input_length", found["input_length"])
@@ -64,7 +66,7 @@ class TokenIds:
 
 
 class Text:
-    """text (or prompt): the prompt, which the tokenizer turns into token ids, its special tokens included."""
+    """Prompts as text (`text` or `prompt`). The tokenizer adds its special tokens."""
 
     name = "text"
     units_a_second = 1000
@@ -74,20 +76,24 @@ class Text:
         self._tokenizer = load_tokenizer(tokenizer)
 
     def parser(self) -> Text:
-        """Lines do not depend on one another, so this is its own parser."""
+        """Return this object, since lines do not depend on one another."""
         return self
 
     def row(self, line: Line) -> TraceLine:
-        """Return the request on a line. Raises `LineProblem`."""
-        found = fields.renamed(json_object(line))
+        """Parse a line into a request.
+
+        Raises:
+            LineProblem: if the line holds no valid request.
+        """
+        found = fields.rename_fields(parse_json_object(line))
         name = next((name for name in TEXT_FIELDS if name in found), TEXT_FIELDS[0])
         text = fields.required(found, name)
         if type(text) is not str:
-            raise LineProblem(f"{name} not a text", f"{name} is {shown(text)}; it must be a text")
+            raise LineProblem(f"{name} not a text", f"{name} is {preview(text)}; it must be a text")
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise LineProblem("not UTF-8", f"{name} holds half of a surrogate pair, which has no UTF-8 form") from None
+            raise LineProblem("not UTF-8", f"{name} holds an unpaired surrogate, which UTF-8 cannot encode") from None
         return _row(
             found, fields.token_ids(f"token ids of {name}", list(self._tokenizer(text, verbose=False).input_ids))
         )
@@ -100,14 +106,16 @@ def _row(found: fields.Fields, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> T
 
 
 def load_tokenizer(folder: str | None) -> Any:
-    """transformers' tokenizer from a folder of this machine; nothing is downloaded, none of the folder's code is run.
+    """Load a transformers tokenizer from a local folder. Downloads nothing and runs none of the folder's code.
 
-    Raises `TraceError` if there is none, `MissingExtra` without the package transformers.
+    Raises:
+        TraceError: if the folder holds no tokenizer.
+        MissingExtra: if transformers is not installed.
     """
     if folder is None:
-        raise TraceError("a trace of text needs tokenizer=, a folder with a tokenizer as transformers saves it")
+        raise TraceError("tokenizer is None; a trace of text needs a folder with a transformers tokenizer")
     if not Path(folder).is_dir():
-        raise TraceError(f"there is no tokenizer folder {folder}")
+        raise TraceError(f"tokenizer is {folder!r}; there is no such folder")
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
@@ -116,7 +124,7 @@ def load_tokenizer(folder: str | None) -> Any:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise types of many kinds, some of them bare Exception
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise TraceError(f"{folder} holds no tokenizer that can be loaded: {reason[:200]}") from error
+        raise TraceError(f"tokenizer is {folder!r}; no tokenizer can be loaded from it: {reason[:200]}") from error
 
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -124,7 +132,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 class _Csv:
-    """A CSV with a header; columns may stand in any order, and more may be there."""
+    """A CSV file with a header. Columns may come in any order, and extra ones are ignored."""
 
     name = ""
     units_a_second = 1
@@ -135,12 +143,16 @@ class _Csv:
         self._header = list(header)
 
     def parser(self) -> _Csv:
-        """Rows do not depend on one another, so this is its own parser."""
+        """Return this object, since lines do not depend on one another."""
         return self
 
     def row(self, line: Line) -> TraceLine | None:
-        """Return the request on a line, None on the header. Raises `LineProblem`."""
-        cells = csv_row(line)
+        """Parse a line into a request; return None for the header.
+
+        Raises:
+            LineProblem: if the line holds no valid request.
+        """
+        cells = parse_csv_row(line)
         if cells == self._header:
             return None
         if len(cells) != len(self._header):
@@ -153,7 +165,7 @@ class _Csv:
 
 
 class Azure(_Csv):
-    """TIMESTAMP (date and time, UTC where it names no zone), ContextTokens, GeneratedTokens."""
+    """Azure's format: TIMESTAMP (date and time; UTC unless it names a zone), ContextTokens, GeneratedTokens."""
 
     name = "azure"
     units_a_second = 10**6
@@ -166,7 +178,7 @@ class Azure(_Csv):
 
 
 class BurstGPT(_Csv):
-    """Timestamp (seconds), Request tokens, Response tokens; Total tokens is checked, a Session ID kept."""
+    """BurstGPT's format: Timestamp (s), Request tokens, Response tokens; optional Total tokens and Session ID."""
 
     name = "burstgpt"
     columns = ("Timestamp", "Request tokens", "Response tokens")
@@ -184,26 +196,31 @@ class BurstGPT(_Csv):
 
 
 def _microseconds(text: str) -> int:
-    """Since 1970; further digits are cut off."""
+    """Return microseconds since 1970; further digits are cut off."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise LineProblem("TIMESTAMP not a date", f"TIMESTAMP is {shown(text)}; it must be a date and time") from None
+        raise LineProblem("TIMESTAMP not a date", f"TIMESTAMP is {preview(text)}; it must be a date and time") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return (moment - EPOCH) // MICROSECOND
 
 
-#: Names that `format` may have, beside "auto".
+#: Values of `format` besides "auto".
 FORMATS = ("mooncake", "bailian", "azure", "burstgpt", "tokens", "text")
 _CSV: dict[str, type[Azure] | type[BurstGPT]] = {"azure": Azure, "burstgpt": BurstGPT}
 
 
 def find_format(path: Path, wanted: str, tokenizer: str | None) -> Format:
-    """Return the format of a file; `wanted` is one of `FORMATS` or "auto".
+    """Return the format of a file. Reads at most `DETECTION_LINES` lines, so a damaged first line does no harm.
 
-    Looks at no more than `DETECTION_LINES` lines, so that one damaged first line does not make a trace unreadable.
-    Raises `TraceError` if there is no line at all, or none that fits.
+    Args:
+        path: the file.
+        wanted: one of `FORMATS`, or "auto".
+        tokenizer: folder of the tokenizer for text.
+
+    Raises:
+        TraceError: if the file has no lines, or none that fits.
     """
     first: tuple[int, str] | None = None
     try:
@@ -212,20 +229,19 @@ def find_format(path: Path, wanted: str, tokenizer: str | None) -> Format:
                 return _format_of(line, wanted, tokenizer)
             except LineProblem as problem:
                 first = first or (number, problem.text)
-    except CutShort as error:
+    except TruncatedFile as error:
         first = first or (1, str(error))
     if first is None:
         raise TraceError(f"{path} is empty: it has no line that is not blank")
-    kinds = "of no known format" if wanted == "auto" else f"not of format {wanted!r}"
-    raise TraceError(f"{path} is {kinds}: {path}:{first[0]}: {first[1]}")
+    fault = "has no known format" if wanted == "auto" else f"is not in format {wanted!r}"
+    raise TraceError(f"{path} {fault}: {path}:{first[0]}: {first[1]}")
 
 
 def _format_of(line: Line, wanted: str, tokenizer: str | None) -> Format:
-    """Return the format, if this line is of it. Raises `LineProblem`."""
     looks_like_json = isinstance(line, bytes) and line.startswith((b"{", b"["))
     if wanted in _CSV or (wanted == "auto" and not looks_like_json):
         return _csv_format(line, wanted)
-    found = json_object(line)
+    found = parse_json_object(line)
     name = _json_kind(found) if wanted == "auto" else wanted
     if name == "mooncake":
         return Mooncake(_block_size(found))
@@ -259,11 +275,11 @@ def _block_size(found: dict[str, Any]) -> int:
 
 
 def _csv_format(line: Line, wanted: str) -> Format:
-    header = csv_row(line)
+    header = parse_csv_row(line)
     if len(set(header)) == len(header):
         for name, kind in _CSV.items():
             if wanted in (name, "auto") and set(kind.columns) <= set(header):
                 return kind(header)
     names = [wanted] if wanted in _CSV else list(_CSV)
     columns = " or ".join(f"{name} ({', '.join(_CSV[name].columns)})" for name in names)
-    raise LineProblem("unknown", f"the line is {shown(','.join(header))}; it must be JSON or the header of {columns}")
+    raise LineProblem("unknown", f"the line is {preview(','.join(header))}; it must be JSON or the header of {columns}")

@@ -1,6 +1,6 @@
-"""The lines of a trace file: its bytes decompressed, and numbered lines of bounded length.
+"""Reads a trace file's bytes, decompresses them, and splits them into numbered lines of bounded length.
 
-`LineProblem` says what is wrong with a line; the constants are the largest numbers that a trace may hold.
+The constants are the largest values that a trace may hold.
 """
 
 from __future__ import annotations
@@ -15,29 +15,32 @@ from typing import IO, Any, NoReturn
 
 from blockyard.errors import MissingExtra, TraceError
 
-#: Bytes of a line, compressed or not. A longer one is passed over in bounded memory.
+#: Bytes of a line, decompressed. A longer line is skipped in bounded memory.
 MAX_LINE_BYTES = 64 * 2**20
-#: Tokens of a prompt, and of an output; the longest sequence that a `CacheConfig` allows.
+#: Tokens of a prompt and of an output: the longest sequence that `CacheConfig` allows.
 MAX_PROMPT_TOKENS = 2**27
 MAX_OUTPUT_TOKENS = 2**27
-#: Ids of blocks and of tokens.
 MAX_HASH_ID = 2**60 - 1
 MAX_TOKEN_ID = 2**31 - 1
 MAX_HASH_BLOCK_SIZE = 4096
-#: Timestamps in whatever unit the format has; below it a double is exact to the unit.
+#: In the format's unit. Up to here a double is exact to the unit.
 MAX_TIMESTAMP = 2**53
-#: Requests that `max_requests` and the generators count to.
+#: Limit of `max_requests` and of a generator's `requests`.
 MAX_REQUESTS = 10**12
-#: Lines that are looked at for one that says what format a file has.
+#: Lines that may be read to find out a file's format.
 DETECTION_LINES = 64
-
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 60
 
 
 class LineProblem(Exception):
-    """A line cannot be used. cause: one of few, to count by. text: field, value and limit, for people."""
+    """A line cannot be used.
+
+    Attributes:
+        cause: short and without values, for counting.
+        text: the field, its value and its limit.
+    """
 
     def __init__(self, cause: str, text: str) -> None:
         super().__init__(text)
@@ -45,27 +48,29 @@ class LineProblem(Exception):
         self.text = text
 
 
-def shown(value: object) -> str:
-    """Return the value as an error shows it: at most a few dozen characters, however large it is."""
+def preview(value: object) -> str:
+    """Return `value` as error messages show it: a few dozen characters, however large it is."""
     return _REPR.repr(value)
 
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 PIECE = 2**18
-#: A block of zstd is 4 bytes at least and 128 KiB at most when unpacked, so this many bytes become 32 MiB at most.
+#: A zstd block has at least 4 bytes and at most 128 KiB decompressed, so this many bytes become at most 32 MiB.
 ZSTD_PIECE = 1024
 
 
-class CutShort(Exception):
-    """The compressed file ends before its end mark."""
+class TruncatedFile(Exception):
+    """The compressed file ends before its end marker."""
 
 
-def pieces(path: Path) -> Iterator[bytes]:
-    """Yield the unpacked bytes of a regular file in pieces of bounded size.
+def read_pieces(path: Path) -> Iterator[bytes]:
+    """Yield the decompressed bytes of a regular file in pieces of bounded size.
 
-    Raises `TraceError` if the file is none, cannot be read or is damaged, `CutShort` if its end is missing, and
-    `MissingExtra` for zstd without the package zstandard.
+    Raises:
+        TraceError: if the path is not a regular file, cannot be read, or is damaged.
+        TruncatedFile: if the end of the compressed data is missing.
+        MissingExtra: for zstd if the package zstandard is not installed.
     """
     try:
         with open_regular(path) as file:
@@ -83,12 +88,12 @@ def pieces(path: Path) -> Iterator[bytes]:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a file, and nothing that only looks like one: reading a pipe would wait forever, and only once."""
+    """Open a regular file. A pipe is refused: it can be read only once, and reading it could wait forever."""
     if not path.exists():
         raise TraceError(f"there is no file {path}")
     if not path.is_file():
-        kind = "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "no regular file"
-        raise TraceError(f"{path} is {kind}; a trace is a file, so that it can be read more than once")
+        kind = "a folder" if path.is_dir() else "a pipe" if path.is_fifo() else "a device or socket"
+        raise TraceError(f"{path} is {kind}; a trace must be a regular file, because it is read more than once")
     return path.open("rb")
 
 
@@ -100,7 +105,7 @@ def _gzip_pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
         if not data:
             break
         if not started:
-            data = data.lstrip(b"\0")  # zeros may stand behind a member: padding of tapes
+            data = data.lstrip(b"\0")  # zeros may follow a member (tape padding)
             started = bool(data)
             continue
         try:
@@ -115,7 +120,7 @@ def _gzip_pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
     if started:
         if piece := member.flush():
             yield piece
-        raise CutShort("the gzip file ends before its end mark")
+        raise TruncatedFile("the gzip file ends before its end marker")
 
 
 def _zstd_pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
@@ -134,11 +139,15 @@ def _zstd_pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
         if member.eof:
             member, started = unpacker.decompressobj(), False
     if started:
-        raise CutShort("the zstd file ends before its end mark")
+        raise TruncatedFile("the zstd file ends before its end marker")
 
 
 def zstandard_package() -> Any:
-    """Return the package zstandard. Raises `MissingExtra` if it is not installed."""
+    """Import the package zstandard.
+
+    Raises:
+        MissingExtra: if it is not installed.
+    """
     try:
         import zstandard
     except ImportError as error:
@@ -149,21 +158,22 @@ def zstandard_package() -> Any:
 BOM = b"\xef\xbb\xbf"
 
 
-class TooLong:
-    """Stands for a line of more than `MAX_LINE_BYTES`, which was passed over."""
+class OverlongLine:
+    """Stands for a skipped line of more than `MAX_LINE_BYTES`."""
 
 
-Line = bytes | TooLong
+Line = bytes | OverlongLine
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, Line]]:
-    """Yield the lines that are not blank, from number 1, without their ends (LF or CRLF) and without a BOM.
+    """Yield (line number, line) of the non-blank lines, without line ends (LF or CRLF) or BOM. Numbers start at 1.
 
-    O(longest line) memory, at most `MAX_LINE_BYTES` and a piece. Raises as `pieces` does; what stands before the
-    place where a file is cut short and is no whole line is not given.
+    Memory: the longest line, at most `MAX_LINE_BYTES`. Raises what `read_pieces` raises; of a truncated file, an
+    incomplete
+    last line is not yielded.
     """
-    for number, line in enumerate(split_lines(pieces(path)), 1):
-        if isinstance(line, TooLong):
+    for number, line in enumerate(split_lines(read_pieces(path)), 1):
+        if isinstance(line, OverlongLine):
             yield number, line
             continue
         if number == 1 and line.startswith(BOM):
@@ -174,7 +184,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, Line]]:
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[Line]:
-    """Yield lines out of pieces that end anywhere. The last need not have an end."""
+    """Yield the lines of a byte stream that arrives in arbitrary pieces. The last line may lack its end."""
     parts: list[bytes] = []
     size = 0
     for chunk in chunks:
@@ -185,16 +195,20 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[Line]:
         else:
             parts.clear()
         if rest:
-            yield TooLong() if size > MAX_LINE_BYTES else b"".join(parts)
+            yield OverlongLine() if size > MAX_LINE_BYTES else b"".join(parts)
             yield from rest[:-1]
             parts, size = [rest[-1]], len(rest[-1])
     if size:
-        yield TooLong() if size > MAX_LINE_BYTES else b"".join(parts)
+        yield OverlongLine() if size > MAX_LINE_BYTES else b"".join(parts)
 
 
-def text_of(line: Line) -> str:
-    """Return the line as text. Raises `LineProblem` if it is too long or not UTF-8."""
-    if isinstance(line, TooLong):
+def decode_line(line: Line) -> str:
+    """Return the line as text.
+
+    Raises:
+        LineProblem: if it is too long or not UTF-8.
+    """
+    if isinstance(line, OverlongLine):
         raise LineProblem("line too long", f"the line has more than {MAX_LINE_BYTES} bytes")
     try:
         return line.decode()
@@ -202,38 +216,43 @@ def text_of(line: Line) -> str:
         raise LineProblem("not UTF-8", f"byte {error.start + 1} of the line is {line[error.start]:#x}, not UTF-8")
 
 
-def json_object(line: Line) -> dict[str, Any]:
-    """Return the JSON object on a line. NaN, Infinity and a key that stands twice are refused, as JSON itself says.
+def parse_json_object(line: Line) -> dict[str, Any]:
+    """Return the JSON object on a line. NaN, Infinity and duplicate keys are refused.
 
-    Raises `LineProblem`.
+    Raises:
+        LineProblem: if the line is not such an object.
     """
-    text = text_of(line)
+    text = decode_line(line)
     try:
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except RecursionError:
         raise LineProblem("not JSON", "the JSON is nested too deep") from None
     except ValueError as error:
-        raise LineProblem("not JSON", f"the line is no JSON: {str(error)[:100]}; it begins {shown(text)}") from None
+        raise LineProblem("not JSON", f"the line is not JSON: {str(error)[:100]}; it begins {preview(text)}") from None
     if not isinstance(value, dict):
-        raise LineProblem("not a JSON object", f"the line is {shown(value)}; it must be a JSON object")
+        raise LineProblem("not a JSON object", f"the line is {preview(value)}; it must be a JSON object")
     return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("duplicate key")
     return value
 
 
-def csv_row(line: Line) -> list[str]:
-    """Return the cells of a line of CSV, without the blanks around them. Raises `LineProblem`."""
-    text = text_of(line)
+def parse_csv_row(line: Line) -> list[str]:
+    """Return the cells of a CSV line, without surrounding blanks.
+
+    Raises:
+        LineProblem: if the line is not valid CSV.
+    """
+    text = decode_line(line)
     try:
         return [cell.strip() for cell in next(csv.reader([text], strict=True), [])]
     except csv.Error as error:
-        raise LineProblem("not CSV", f"the line is no CSV: {error}; it begins {shown(text)}") from None
+        raise LineProblem("not CSV", f"the line is not CSV: {error}; it begins {preview(text)}") from None

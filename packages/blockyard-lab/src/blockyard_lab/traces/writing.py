@@ -1,4 +1,4 @@
-"""A trace into a file that `open_trace` reads again."""
+"""Writes a trace to a file that `open_trace` can read."""
 
 from __future__ import annotations
 
@@ -18,22 +18,31 @@ from .lines import zstandard_package
 
 
 def write_trace(trace: Trace, path: str | os.PathLike[str]) -> int:
-    """Write the requests as JSONL, and return how many there were.
+    """Write a trace as JSONL and return the number of requests.
 
-    Requests with hash_ids are written as Mooncake's (timestamp in ms, to the microsecond, input_length,
-    output_length, hash_ids; session and hash_block_size where they are not "" and 512), those with token_ids as token
-    ids. A suffix .gz or .zst compresses; the same trace gives the same bytes, at any time and under any name.
+    Requests with hash_ids are written in Mooncake's format (timestamp in ms, to the microsecond; `session` and
+    `hash_block_size` only if they are not "" and 512), those with token_ids as token ids. The suffixes .gz and .zst
+    compress. Equal traces give equal bytes. The file appears whole or not at all. O(requests) time, bounded memory.
 
-    The file appears whole or not at all. O(requests) time, bounded memory. Raises `InvalidArgument` for a trace with
-    neither ids, or one that ends before its first request, `MissingExtra` for .zst without the package zstandard,
-    `TraceError` if the file cannot be written, and whatever the trace raises while it is walked.
+    Args:
+        trace: any trace whose requests have ids.
+        path: the file to write.
+
+    Raises:
+        InvalidArgument: if the trace has no requests, or requests without ids.
+        MissingExtra: for .zst if the package zstandard is not installed.
+        TraceError: if the file cannot be written.
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
     try:
-        count = _write(trace, partial, path.suffix)
+        count = 0
+        with _open_compressed(partial, path.suffix) as file:
+            for request in trace:
+                file.write(json.dumps(_fields(request, trace)).encode() + b"\n")
+                count += 1
         if count == 0:
-            raise InvalidArgument("trace has no requests; an empty file could not be read again")
+            raise InvalidArgument(f"trace {trace.name} has no requests; an empty file cannot be read back")
         partial.replace(path)
         return count
     except OSError as error:
@@ -43,32 +52,20 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> int:
             partial.unlink()
 
 
-def _write(trace: Trace, path: Path, suffix: str) -> int:
-    count = 0
-    with _opened(path, suffix) as file:
-        for request in trace:
-            file.write(json.dumps(_fields(request, trace)).encode() + b"\n")
-            count += 1
-    return count
-
-
 @contextmanager
-def _opened(path: Path, suffix: str) -> Iterator[IO[bytes]]:
+def _open_compressed(path: Path, suffix: str) -> Iterator[IO[bytes]]:
     with path.open("wb") as file:
         if suffix == ".gz":
-            # Neither the name nor the time goes into the header, so that equal traces are equal files.
+            # The header gets no name and no time, so that equal traces give equal files.
             with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=file, mtime=0) as packed:
                 yield cast(IO[bytes], packed)
         elif suffix == ".zst":
-            with _zstd().stream_writer(file, closefd=False) as packed:
+            # With a checksum, so that a reader detects damage.
+            compressor = zstandard_package().ZstdCompressor(level=10, write_checksum=True)
+            with compressor.stream_writer(file, closefd=False) as packed:
                 yield packed
         else:
             yield file
-
-
-def _zstd() -> Any:
-    """Compress with a checksum, so that damage is seen when the file is read."""
-    return zstandard_package().ZstdCompressor(level=10, write_checksum=True)
 
 
 def _fields(request: TraceRequest, trace: Trace) -> dict[str, Any]:
@@ -88,5 +85,5 @@ def _fields(request: TraceRequest, trace: Trace) -> dict[str, Any]:
     elif request.token_ids is not None:
         found["token_ids"] = request.token_ids.tolist()
     else:
-        raise InvalidArgument(f"trace {trace.name} has requests without hash_ids and token_ids: nothing to write")
+        raise InvalidArgument(f"trace {trace.name} has a request without hash_ids and token_ids; it needs one of them")
     return found

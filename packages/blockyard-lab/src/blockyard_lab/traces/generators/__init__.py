@@ -1,26 +1,26 @@
-"""Traces that are made: endless variety from a seed, in bounded memory.
+"""Synthetic traces of any length, determined by a seed, in bounded memory.
 
 Read it in this order:
 
-    options        a generator's options, with limits and units
-    draws          random lengths, popularities and arrivals, a batch at a time; texts that many prompts begin with
-    talks          conversations whose prompts grow by what was said: Chat, Agents
-    system         questions under shared prompts: System, Bursts
+    generator           the base class; options with limits
+    draws               random lengths, popularities and arrivals; texts that many prompts share as their beginning
+    conversations       prompts that grow turn by turn: Chat, Agents
+    system              questions after shared system prompts: System, Bursts
     coding, rag, scan, mix
-                   one kind of load each
-    hostile        trap, memoryless, turns: loads that policies which learn are wrong on
+                        one kind of load each
+    hostile             loads that mislead learning policies: Trap, Memoryless, Turns
 """
 
 from __future__ import annotations
 
 from .coding import Coding
+from .conversations import Agents, Chat
+from .generator import Generator
 from .hostile import Memoryless, Trap, Turns
 from .mix import Mix
-from .options import Generator
 from .rag import Rag
 from .scan import Scan
 from .system import Bursts, System
-from .talks import Agents, Chat
 
 __all__ = [
     "Agents",

@@ -1,4 +1,4 @@
-"""Agents that write code: sessions of many turns over one long context, after figures that operators published."""
+"""Coding agents: long sessions over one growing context, after figures that operators published."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...trace import TraceRequest
-from .draws import SharedTexts, continued, lengths, numbers_below, streams, uniforms
-from .options import LONGEST_PROMPT, Generator, option
+from .draws import SharedTexts, extend_prefix, lengths, numbers_below, streams, uniforms
+from .generator import LONGEST_PROMPT, Generator, option
 
 
 @dataclass(slots=True)
 class Session:
-    """One at work. kind: its instructions. turns_left: to its end. context_tokens, full_ids: as a talk's seat.
+    """An active session.
 
-    parent: the session that waits for this subagent.
+    Attributes:
+        name: name in the trace.
+        kind: number of its instruction text.
+        turns_left: requests still to come.
+        context_tokens: tokens of the last prompt and its answer.
+        full_ids: ids of the last prompt's full blocks.
+        spawns: whether it starts subagents.
+        parent: for a subagent, the session that waits for it.
     """
 
     name: str
@@ -32,7 +39,7 @@ class Session:
 
 @dataclass(slots=True)
 class CodingDraws:
-    """Streams without end."""
+    """Endless streams of random values."""
 
     turns: Iterator[int]
     results: Iterator[int]
@@ -45,16 +52,26 @@ class CodingDraws:
 
 @dataclass(kw_only=True)
 class Coding(Generator):
-    """Coding agents: a session is a median of 43 requests, with prompts of 142,000 tokens in the median and answers of
-    444, over one context that grows, so that more than 96 % of the prompt tokens are of the request before.
+    """Coding agents. A session has a median of 43 requests over one growing context.
 
-    agents: sessions at work at a time. turns: median of a session (lognormal, spread). kinds: of agents, each with
-    instructions and tools of instruction_tokens. result_tokens: median of what a turn adds to the context (lognormal of
-    deviation tail). output_tokens: median of an answer. wait_seconds: median
-    time of a tool, from seconds to minutes (lognormal of deviation wait_spread).
-    subagents: share of the sessions that send out subagents, with instructions of their own and a fifth of the turns,
-    at every tenth turn; the session waits for them. A context that gets too long is cut down to its instructions.
-    Arrivals follow from tools and answers (20 ms a token): rate, on_seconds and off_seconds are not used.
+    The median prompt has 142,000 tokens, the median answer 444, and more than 96 % of prompt tokens repeat the previous
+    request's. A context that outgrows `max_prompt_tokens` is cut back to its instructions. Arrivals follow from tool
+    times
+    and answers (20 ms per token), so `rate`, `on_seconds` and `off_seconds` have no effect.
+
+    Args:
+        agents: number of concurrent sessions.
+        turns: median number of requests in a session (lognormal with deviation `spread`).
+        spread: deviation of the logarithm of `turns`.
+        kinds: number of agent types, each with its own instructions.
+        instruction_tokens: median length of a type's instructions and tool definitions.
+        result_tokens: median tokens that a turn adds to the context (lognormal with deviation `tail`).
+        tail: deviation of the logarithm of `result_tokens`.
+        output_tokens: median length of an answer.
+        wait_seconds: median run time of a tool (lognormal with deviation `wait_spread`).
+        wait_spread: deviation of the logarithm of `wait_seconds`.
+        subagents: fraction of sessions that start a subagent every tenth turn and wait for it. Subagents have their own
+            instructions and a fifth of the turns.
     """
 
     hash_block_size: int = option(512, 1, 2**16)
@@ -72,7 +89,6 @@ class Coding(Generator):
     subagents: float = option(0.44, 0.0, 1.0)
 
     def endless(self) -> Iterator[TraceRequest]:
-        """The requests, without end. Memory: the last prompts of the sessions at work, and of those that wait."""
         texts, *rest = streams(self.seed, 8)
         longest = self.max_prompt_tokens
         shared = SharedTexts(
@@ -91,7 +107,7 @@ class Coding(Generator):
 
 
 class _Sessions:
-    """Sessions by the time of their next request. O(log sessions + blocks of the prompt) a request."""
+    """Sessions ordered by the time of their next request. O(log sessions + blocks of the prompt) per request."""
 
     def __init__(self, options: Coding, texts: SharedTexts, draws: CodingDraws) -> None:
         self._options, self._texts, self._draws = options, texts, draws
@@ -127,7 +143,7 @@ class _Sessions:
             session.context_tokens = self._texts.tokens[session.kind]
             session.full_ids = self._texts.ids(session.kind)
         num_tokens = min(session.context_tokens + added, options.max_prompt_tokens)
-        ids = continued(session.full_ids, num_tokens, options.hash_block_size, self._next_id)
+        ids = extend_prefix(session.full_ids, num_tokens, options.hash_block_size, self._next_id)
         self._next_id += len(ids) - len(session.full_ids)
         num_output = next(self._draws.outputs)
         session.full_ids = ids[: num_tokens // options.hash_block_size]
@@ -136,7 +152,7 @@ class _Sessions:
         return TraceRequest(arrival, num_tokens, num_output, ids, None, session.name)
 
     def _next_of(self, session: Session) -> Session:
-        """Whose request is next: a subagent's, the session's own, the waiting one's, or a new session's."""
+        """Return the session to continue with: a subagent, the session itself, its waiting parent, or a new one."""
         if session.turns_left <= 0:
             return session.parent or self._begin(None)
         if session.spawns and session.turns_left % 10 == 0:

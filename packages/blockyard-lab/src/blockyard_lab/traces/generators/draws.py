@@ -1,9 +1,10 @@
-"""Random numbers, a batch at a time: numpy draws them, plain Python takes them one by one.
+"""Endless streams of random values, drawn by numpy in batches.
 
-Each stream has a generator of its own, so what one draws does not move another, and a longer trace begins as a shorter.
+Each stream has its own generator, so draws of one do not affect another, and a longer trace starts with the shorter
+one.
 
-Texts that many prompts begin with are drawn here too. A block that such a text fills alone has one id forever. The
-block in which it ends also holds what follows, so that one is new in each prompt: equal ids mean equal prefixes.
+`SharedTexts` are texts that many prompts start with. A block that such a text fills has a fixed id. The block in which
+the text ends also holds the tokens that follow, so its id is new in each prompt: equal ids mean equal prefixes.
 """
 
 from __future__ import annotations
@@ -13,43 +14,43 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fields import read_only
+from ..line_fields import read_only
 
 BATCH = 1024
 
 
 def streams(seed: int, count: int) -> list[np.random.Generator]:
-    """Make independent generators from one seed."""
+    """Return `count` independent random generators made from one seed."""
     return [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(count)]
 
 
 def lognormal(rng: np.random.Generator, median: float, spread: float, high: int, count: int) -> NDArray[np.int64]:
-    """(count,) lengths in tokens from 1 to high: exp of a normal of mean ln(median) and deviation `spread`."""
+    """Return (count,) lengths from 1 to `high`: exp of a normal with mean ln(median) and deviation `spread`."""
     logarithms = np.minimum(np.log(median) + spread * rng.standard_normal(count), 60.0)
     clipped: NDArray[np.float64] = np.clip(np.rint(np.exp(logarithms)), 1, high)
     return clipped.astype(np.int64)
 
 
 def lengths(rng: np.random.Generator, median: float, spread: float, high: int) -> Iterator[int]:
-    """Yield lengths without end, as `lognormal` draws them."""
+    """Yield lognormal lengths (see `lognormal`)."""
     while True:
         yield from lognormal(rng, median, spread, high, BATCH).tolist()
 
 
 def uniforms(rng: np.random.Generator) -> Iterator[float]:
-    """Yield numbers from 0 to below 1 without end."""
+    """Yield numbers from 0 up to, but not including, 1."""
     while True:
         yield from rng.random(BATCH).tolist()
 
 
 def numbers_below(rng: np.random.Generator, count: int) -> Iterator[int]:
-    """Yield integers from 0 to below count, each as likely, without end."""
+    """Yield uniform integers from 0 to count - 1."""
     while True:
         yield from rng.integers(0, count, BATCH).tolist()
 
 
 def zipf(rng: np.random.Generator, count: int, exponent: float) -> Iterator[int]:
-    """Yield integers from 0 to below count without end; number k is drawn in proportion to 1 / (k + 1)**exponent."""
+    """Yield integers from 0 to count - 1. Number k has a probability proportional to 1 / (k + 1)**exponent."""
     weights = np.cumsum(1.0 / np.arange(1, count + 1) ** exponent)
     while True:
         found = np.searchsorted(weights, rng.random(BATCH) * weights[-1], side="right")
@@ -57,7 +58,7 @@ def zipf(rng: np.random.Generator, count: int, exponent: float) -> Iterator[int]
 
 
 def geometric(rng: np.random.Generator, mean: float) -> Iterator[int]:
-    """Integers from 1 with the given mean (1 or more), without end."""
+    """Yield geometric integers from 1 with the given mean, 1 or more."""
     while True:
         yield from rng.geometric(1.0 / mean, BATCH).tolist()
 
@@ -65,10 +66,16 @@ def geometric(rng: np.random.Generator, mean: float) -> Iterator[int]:
 def arrivals(
     rng: np.random.Generator, rate: float, on_seconds: float, off_seconds: float
 ) -> Iterator[tuple[float, int]]:
-    """(seconds, burst) of arrivals without end, the first at 0; to the microsecond. burst: number of the on-phase.
+    """Yield (seconds, burst) of each arrival, the first at 0, rounded to microseconds.
 
-    Without off-phases a Poisson process of the given rate, and one burst. With them an on/off process: a Poisson
-    process during exponential on-phases, so much faster that the mean rate is the given one.
+    Without off-phases this is a Poisson process of the given rate, and `burst` is 0. With them, arrivals come only in
+    on-phases, at a rate raised so that the mean stays the same; `burst` numbers the on-phase.
+
+    Args:
+        rng: source of randomness.
+        rate: mean arrivals per second.
+        on_seconds: mean length of an on-phase (exponential).
+        off_seconds: mean length of an off-phase (exponential); 0 for none.
     """
     if off_seconds == 0:
         yield from ((seconds, 0) for seconds in _poisson(rng, rate))
@@ -93,9 +100,11 @@ def _poisson(rng: np.random.Generator, rate: float) -> Iterator[float]:
 
 
 class SharedTexts:
-    """`count` texts of fixed lengths. 16 bytes each; the ids are made when asked for.
+    """`count` texts of fixed lengths. Stores 16 bytes per text and computes the ids on demand.
 
-    tokens: (count,) their lengths. num_ids: how many ids they take, from 0.
+    Attributes:
+        tokens: (count,) length of each text.
+        num_ids: number of ids in use, from 0.
     """
 
     def __init__(
@@ -111,7 +120,7 @@ class SharedTexts:
         return np.arange(self._starts[text], self._starts[text + 1])
 
 
-def continued(prefix: NDArray[np.int64], num_tokens: int, block_size: int, next_id: int) -> NDArray[np.int64]:
-    """The ids of a prompt of num_tokens that begins with the full blocks `prefix`; the others are new, from next_id."""
+def extend_prefix(prefix: NDArray[np.int64], num_tokens: int, block_size: int, next_id: int) -> NDArray[np.int64]:
+    """Return the block ids of a prompt that starts with the full blocks `prefix`. Other ids are new, from `next_id`."""
     missing = -(-num_tokens // block_size) - len(prefix)
     return read_only(np.concatenate((prefix, np.arange(next_id, next_id + missing))))

@@ -1,4 +1,4 @@
-"""Loads made to break policies that learn: what they learned is wrong, or there is nothing to learn, or it changes."""
+"""Loads that mislead learning policies: the pattern reverses, keeps changing, or does not exist."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from itertools import count
 import numpy as np
 
 from ...trace import TraceRequest
-from ..fields import read_only
+from ..line_fields import read_only
+from .conversations import Agents, Chat
 from .draws import arrivals, lengths, numbers_below, streams, uniforms
-from .options import ID_BITS, LONGEST_PROMPT, Generator, option
+from .generator import ID_BITS, LONGEST_PROMPT, Generator, option
 from .rag import Rag
 from .scan import Scan
 from .system import System
-from .talks import Agents, Chat
 
 
 @dataclass(kw_only=True)
 class Documents(Generator):
-    """Requests for whole documents, each a prompt of its own.
+    """Base of the loads whose prompts are whole documents.
 
-    document_tokens, output_tokens: medians of lognormal lengths; spread: their deviation, of the logarithm.
+    Args:
+        document_tokens: median length of a document (lognormal).
+        output_tokens: median length of an answer (lognormal).
+        spread: deviation of the logarithm of both.
     """
 
     document_tokens: int = option(1000, 1, LONGEST_PROMPT)
@@ -30,7 +33,6 @@ class Documents(Generator):
     spread: float = option(0.5, 0.0, 5.0)
 
     def endless(self) -> Iterator[TraceRequest]:
-        """Yield the requests, without end. Memory: 16 bytes a document that can still be asked for."""
         lengths_of, when, inputs, draws = streams(self.seed, 4)
         tokens = lengths(lengths_of, self.document_tokens, self.spread, self.max_prompt_tokens)
         outputs = lengths(inputs, self.output_tokens, self.spread, self.max_prompt_tokens)
@@ -49,15 +51,19 @@ class Documents(Generator):
             yield TraceRequest(arrival, num_tokens, next(outputs), ids)
 
     def documents(self, draws: np.random.Generator) -> Iterator[tuple[int, bool]]:
-        """Return the number of the document of each request, and whether it is the last request for it."""
+        """Yield (document number, whether this is the document's last request) for each request."""
         raise NotImplementedError
 
 
 @dataclass(kw_only=True)
 class Trap(Documents):
-    """A trap after scans: `scans` requests read a collection of `collection` documents in order, again and again, so
-    that old documents return and young ones do not. From then on it is the other way round: a new document is asked for
-    `repeats` times, each time after about `window` requests, and never again.
+    """A trap after scans: first old documents return and new ones do not, then the opposite.
+
+    Args:
+        scans: number of requests that first read the collection in order, again and again.
+        collection: number of documents in it.
+        repeats: requests for each later document.
+        window: number of later documents in use at a time, so that one is requested about every `window` requests.
     """
 
     scans: int = option(900, 0, 10**9)
@@ -66,7 +72,7 @@ class Trap(Documents):
     window: int = option(12, 1, 10**5)
 
     def documents(self, draws: np.random.Generator) -> Iterator[tuple[int, bool]]:
-        """Yield the collection in order; then `window` open documents, of which a random one is asked for."""
+        """Yield the collection in order, then random ones of `window` open documents."""
         for number in range(self.scans):
             yield number % self.collection, number >= self.scans - self.collection
         fresh = count(self.collection)
@@ -79,15 +85,17 @@ class Trap(Documents):
 
 @dataclass(kw_only=True)
 class Memoryless(Documents):
-    """Nothing to learn: each request is for one of `collection` documents, all as likely, and with probability `ends`
-    it is the last one for that document, whatever came before; a new one takes its place.
+    """Requests without a pattern: every document in use is equally likely, whatever came before.
+
+    Args:
+        collection: number of documents in use at a time.
+        ends: probability that a request is the last one for its document; a new document then replaces it.
     """
 
     collection: int = option(200, 1, 10**6)
     ends: float = option(0.2, 0.0, 1.0)
 
     def documents(self, draws: np.random.Generator) -> Iterator[tuple[int, bool]]:
-        """Draws with replacement."""
         which, chances = draws.spawn(2)
         fresh = count(self.collection)
         opened = list(range(self.collection))
@@ -98,20 +106,23 @@ class Memoryless(Documents):
             yield document, chance < self.ends
 
 
-#: What takes turns.
+#: The loads that `Turns` rotates through.
 PARTS: tuple[type[Generator], ...] = (Chat, Scan, Rag, Agents, System)
 
 
 @dataclass(kw_only=True)
 class Turns(Generator):
-    """Chat, scan, rag, agents and system in turns of `turn` requests: what was learned in one turn is wrong in the
-    next. No block of one is one of another; each goes on where it stopped.
+    """Chat, scan, rag, agents and system in rotation, so that what a policy learned in one phase is wrong in the next.
+
+    The parts share no blocks, and each continues where it stopped.
+
+    Args:
+        turn: number of requests in a phase.
     """
 
     turn: int = option(40, 1, 10**9)
 
     def check_together(self) -> None:
-        """Raise `InvalidArgument` if a part could not be made, now and not when it is walked."""
         self._parts()
 
     def _parts(self) -> list[Generator]:
@@ -122,7 +133,6 @@ class Turns(Generator):
         ]
 
     def endless(self) -> Iterator[TraceRequest]:
-        """Yield the requests, without end. Memory: that of the parts."""
         (when,) = streams(self.seed, 1)
         walks = [part.endless() for part in self._parts()]
         for place, (arrival, _) in enumerate(arrivals(when, self.rate, self.on_seconds, self.off_seconds)):

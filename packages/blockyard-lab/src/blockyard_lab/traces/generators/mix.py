@@ -1,4 +1,4 @@
-"""A bit of everything, as one fleet sees it."""
+"""A mix of all kinds of load, as one fleet may see it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...trace import TraceRequest
-from ..fields import read_only
-from .options import ID_BITS, Generator
+from ..line_fields import read_only
+from .conversations import Agents, Chat
+from .generator import ID_BITS, Generator
 from .rag import Rag
 from .scan import Scan
 from .system import Bursts, System
-from .talks import Agents, Chat
 
 #: Each kind's share of the requests, in percent.
 SHARES: tuple[tuple[type[Generator], int], ...] = (
@@ -29,19 +29,19 @@ SHARES: tuple[tuple[type[Generator], int], ...] = (
 
 @dataclass(kw_only=True)
 class Mix(Generator):
-    """All kinds at once, each at its share of the rate: 40 % chat, 20 % agents, 15 % system, 15 % rag, 5 % scan, 5 %
-    bursts, with the options that they have by themselves. No block of one kind is one of another.
+    """All kinds of load at once: 40 % chat, 20 % agents, 15 % system, 15 % rag, 5 % scan, 5 % bursts.
+
+    Each kind has its default options and its share of the rate. They share no blocks.
     """
 
     def check_together(self) -> None:
-        """Raise `InvalidArgument` if a part could not be made, now and not when it is walked."""
         self._parts()
 
     def _parts(self) -> list[Generator]:
         return [self._part(number, kind, share) for number, (kind, share) in enumerate(SHARES)]
 
     def _part(self, number: int, kind: type[Generator], share: int) -> Generator:
-        # Bursts have phases of their own.
+        # Bursts keep their default phases.
         phases = Bursts if kind is Bursts else self
         return kind(
             seed=int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0]),
@@ -53,14 +53,12 @@ class Mix(Generator):
         )
 
     def endless(self) -> Iterator[TraceRequest]:
-        """Return the requests, without end, by arrival. Memory: that of the parts."""
-        walks = [_apart(number, part) for number, part in enumerate(self._parts())]
+        walks = [_separate_ids(number, part) for number, part in enumerate(self._parts())]
         return heapq.merge(*walks, key=lambda request: request.arrival)
 
 
-def _apart(number: int, part: Generator) -> Iterator[TraceRequest]:
-    """Yield the part's requests, with ids that no other part has."""
-    above = number << ID_BITS
+def _separate_ids(number: int, part: Generator) -> Iterator[TraceRequest]:
+    """Yield the part's requests with ids that no other part uses."""
     for request in part.endless():
         if request.hash_ids is not None:
-            yield replace(request, hash_ids=read_only(request.hash_ids + above))
+            yield replace(request, hash_ids=read_only(request.hash_ids + (number << ID_BITS)))

@@ -1,8 +1,8 @@
 """Retrieval: instructions, a few documents in the order in which they were found, and a question.
 
-The same document has other keys and values behind other documents, so a block's id must say which documents stand
-before it and in which order. It is computed, exactly and without a memory: the documents up to the block's last token
-are the digits of a number in base documents + 1, and the block's place in the prompt is added.
+A document's keys and values depend on the documents before it, so a block id must identify those and their order. The
+id is computed without a table: the documents up to the block's last token are the digits of a number in base
+documents + 1, and the block's position in the prompt is added.
 """
 
 from __future__ import annotations
@@ -16,19 +16,27 @@ from numpy.typing import NDArray
 from blockyard.errors import InvalidArgument
 
 from ...trace import TraceRequest
-from ..fields import read_only
+from ..line_fields import read_only
 from .draws import arrivals, lengths, lognormal, streams, zipf
-from .options import ID_BITS, LONGEST_PROMPT, Generator, option
+from .generator import ID_BITS, LONGEST_PROMPT, Generator, option
 
 
 @dataclass(kw_only=True)
 class Rag(Generator):
-    """Retrieval-augmented generation: shared instructions, documents in varying order, a question that comes once.
+    """Retrieval-augmented generation: shared instructions, documents in varying order, and a unique question.
 
-    documents: in the collection, popular by Zipf's law with exponent zipf. retrieved: different documents a request,
-    in the order drawn; only requests that begin with the same ones in the same order share their blocks.
-    instruction_tokens: exactly. document_tokens, question_tokens, output_tokens: medians of lognormal lengths; spread:
-    their deviation, of the logarithm. (documents + 1)**retrieved * blocks of the longest prompt must stay below 2**55.
+    Only requests that start with the same documents in the same order share their blocks.
+    (documents + 1)**retrieved * blocks of the longest prompt must stay below 2**55.
+
+    Args:
+        documents: number of documents in the collection.
+        retrieved: number of different documents in a prompt.
+        zipf: exponent of Zipf's law for the documents' popularity.
+        instruction_tokens: exact length of the instructions.
+        document_tokens: median length of a document (lognormal).
+        question_tokens: median length of a question (lognormal).
+        output_tokens: median length of an answer (lognormal).
+        spread: deviation of the logarithm of these lengths.
     """
 
     documents: int = option(1000, 1, 10**6)
@@ -41,7 +49,6 @@ class Rag(Generator):
     spread: float = option(0.5, 0.0, 5.0)
 
     def check_together(self) -> None:
-        """Raise `InvalidArgument` if the ids would not fit, or no question would."""
         paths = (self.documents + 1) ** self.retrieved * self._most_blocks()
         if paths >= 2 ** (ID_BITS - 1):
             raise InvalidArgument(
@@ -60,7 +67,6 @@ class Rag(Generator):
         return self.max_prompt_tokens // self.hash_block_size + 1
 
     def endless(self) -> Iterator[TraceRequest]:
-        """Yield the requests, without end. Memory: 8 bytes a document."""
         texts, when, which, inputs, outputs = streams(self.seed, 5)
         longest = self.max_prompt_tokens
         tokens = lognormal(texts, self.document_tokens, self.spread, longest, self.documents).tolist()
@@ -78,9 +84,9 @@ class Rag(Generator):
             yield TraceRequest(arrival, num_tokens, next(answers), read_only(np.concatenate(parts)))
 
     def _shared(self, found: list[int], tokens: list[int]) -> tuple[list[NDArray[np.int64]], int, int]:
-        """Return ids of what stands before the question, in parts; its tokens, and its full blocks.
+        """Return the ids before the question (as a list of arrays), the tokens there, and the full blocks.
 
-        Documents that would leave no token to the question are left out.
+        Stops before a document that would leave no token for the question.
         """
         path, end = 0, self.instruction_tokens
         num_full = end // self.hash_block_size
@@ -97,7 +103,7 @@ class Rag(Generator):
 
 
 def _different(popular: Iterator[int], count: int, documents: int) -> list[int]:
-    """`count` different draws in the order drawn. After many tries the most popular of the rest fill it up."""
+    """Return `count` different draws in drawn order. After many tries, the most popular of the rest are added."""
     found: dict[int, None] = {}
     for _ in range(20 * count):
         found[next(popular)] = None

@@ -1,4 +1,4 @@
-"""Whole collections read in order, again and again: what least-recently-used is worst at."""
+"""Whole collections read in order, again and again: the worst case of least recently used."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from dataclasses import dataclass
 from itertools import count
 
 from ...trace import TraceRequest
-from .draws import SharedTexts, arrivals, continued, lengths, streams
-from .options import LONGEST_PROMPT, Generator, option
+from .draws import SharedTexts, arrivals, extend_prefix, lengths, streams
+from .generator import LONGEST_PROMPT, Generator, option
 
 
 @dataclass(kw_only=True)
 class Scan(Generator):
-    """Scans: request number i is document i % documents and a question that comes once.
+    """Scans: request i is document i % documents and a unique question.
 
-    A cache smaller than the collection, evicting what is idle longest, never hits. documents: in the collection.
-    document_tokens, question_tokens, output_tokens: medians of lognormal lengths; spread: their deviation, of the
-    logarithm.
+    LRU never hits if the cache is smaller than the collection.
+
+    Args:
+        documents: number of documents in the collection.
+        document_tokens: median length of a document (lognormal).
+        question_tokens: median length of a question (lognormal).
+        output_tokens: median length of an answer (lognormal).
+        spread: deviation of the logarithm of these lengths.
     """
 
     documents: int = option(200, 1, 10**7)
@@ -27,7 +32,6 @@ class Scan(Generator):
     spread: float = option(0.5, 0.0, 5.0)
 
     def endless(self) -> Iterator[TraceRequest]:
-        """Yield the requests, without end. Memory: 16 bytes a document."""
         lengths_of, when, inputs, outputs = streams(self.seed, 4)
         longest, block_size = self.max_prompt_tokens, self.hash_block_size
         texts = SharedTexts(
@@ -41,6 +45,6 @@ class Scan(Generator):
         ):
             prefix = texts.ids(number % self.documents)
             num_tokens = min(texts.tokens[number % self.documents] + next(questions), longest)
-            ids = continued(prefix, num_tokens, block_size, next_id)
+            ids = extend_prefix(prefix, num_tokens, block_size, next_id)
             next_id += len(ids) - len(prefix)
             yield TraceRequest(arrival, num_tokens, next(answers), ids)

@@ -1,4 +1,4 @@
-"""Questions under system prompts that are shared: one after another, or in bursts of which most want the same thing."""
+"""Questions after shared system prompts: evenly mixed, or in bursts that prefer one system prompt."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...trace import TraceRequest
-from .draws import SharedTexts, arrivals, continued, lengths, streams, uniforms, zipf
-from .options import LONGEST_PROMPT, Generator, option
+from .draws import SharedTexts, arrivals, extend_prefix, lengths, streams, uniforms, zipf
+from .generator import LONGEST_PROMPT, Generator, option
 
 
 @dataclass(kw_only=True)
 class System(Generator):
-    """Shared system prompts: each request is one of them and a question that comes once.
+    """Shared system prompts, each followed by a unique question.
 
-    system_prompts: how many, popular by Zipf's law with exponent zipf. system_tokens, user_tokens, output_tokens:
-    medians of lognormal lengths; spread: their deviation, of the logarithm.
+    Args:
+        system_prompts: number of system prompts.
+        zipf: exponent of Zipf's law for their popularity.
+        system_tokens: median length of a system prompt (lognormal).
+        user_tokens: median length of a question (lognormal).
+        output_tokens: median length of an answer (lognormal).
+        spread: deviation of the logarithm of these lengths.
     """
 
     system_prompts: int = option(100, 1, 10**6)
@@ -28,7 +33,6 @@ class System(Generator):
     spread: float = option(0.8, 0.0, 5.0)
 
     def endless(self) -> Iterator[TraceRequest]:
-        """Return the requests, without end. Memory: 16 bytes a system prompt."""
         when, rest = self._streams()
         popular = zipf(rest.pop(), self.system_prompts, self.zipf)
         times = arrivals(when, self.rate, self.on_seconds, self.off_seconds)
@@ -38,7 +42,7 @@ class System(Generator):
         when, *rest = streams(self.seed, 5)
         return when, rest
 
-    def questions(self, asked: Iterator[tuple[float, int]], rest: list[np.random.Generator]) -> Iterator[TraceRequest]:
+    def questions(self, times: Iterator[tuple[float, int]], rest: list[np.random.Generator]) -> Iterator[TraceRequest]:
         """Yield a request for each (arrival, system prompt)."""
         longest, block_size = self.max_prompt_tokens, self.hash_block_size
         texts = SharedTexts(
@@ -47,34 +51,35 @@ class System(Generator):
         inputs = lengths(rest[1], self.user_tokens, self.spread, longest)
         outputs = lengths(rest[2], self.output_tokens, self.spread, longest)
         next_id = texts.num_ids
-        for arrival, text in asked:
+        for arrival, text in times:
             prefix = texts.ids(text)
             num_tokens = min(texts.tokens[text] + next(inputs), longest)
-            ids = continued(prefix, num_tokens, block_size, next_id)
+            ids = extend_prefix(prefix, num_tokens, block_size, next_id)
             next_id += len(ids) - len(prefix)
             yield TraceRequest(arrival, num_tokens, next(outputs), ids)
 
 
 @dataclass(kw_only=True)
 class Bursts(System):
-    """Bursts: shared system prompts as in `System`, in phases, with one favourite a phase.
+    """Shared system prompts that arrive in bursts, each with a favourite.
 
-    focus: share of a burst's requests that take its favourite. off_seconds is 40 unless it is given.
+    Args:
+        off_seconds: mean pause between bursts; 40 by default.
+        focus: fraction of a burst's requests that use its favourite system prompt.
     """
 
     off_seconds: float = option(40.0, 0.0, 1e6)
     focus: float = option(0.7, 0.0, 1.0)
 
     def endless(self) -> Iterator[TraceRequest]:
-        """Return the requests, without end. Memory: 16 bytes a system prompt."""
         when, rest = self._streams()
         popular = rest.pop()
         choices = uniforms(popular.spawn(1)[0])
         texts = zipf(popular, self.system_prompts, self.zipf)
         times = arrivals(when, self.rate, self.on_seconds, self.off_seconds)
-        return self.questions(self._asked(times, texts, choices), rest)
+        return self.questions(self._choose_texts(times, texts, choices), rest)
 
-    def _asked(
+    def _choose_texts(
         self, times: Iterator[tuple[float, int]], texts: Iterator[int], choices: Iterator[float]
     ) -> Iterator[tuple[float, int]]:
         current, favourite = -1, 0

@@ -1,4 +1,4 @@
-"""A generator's options: a dataclass, each with its limits, and a walk over the requests."""
+"""The base class of generators: a dataclass of options with limits that can be walked as a trace."""
 
 from __future__ import annotations
 
@@ -13,27 +13,32 @@ from blockyard.errors import InvalidArgument
 from ...trace import Skips, TraceRequest
 from ..lines import MAX_HASH_BLOCK_SIZE, MAX_REQUESTS
 
-#: Ids of one generator stay below; `mix` puts the number of the part above.
+#: A generator's ids stay below 2**ID_BITS; the bits above number the parts of `Mix` and `Turns`.
 ID_BITS = 56
-#: The longest prompt that a generator can make. A request's ids take 8 bytes a block.
+#: Upper limit of `max_prompt_tokens`. A request's ids take 8 bytes per block.
 LONGEST_PROMPT = 2**22
 
 
 def option(default: float, low: float, high: float) -> Any:
-    """Return a field with limits. An integer default wants integers."""
+    """Return a dataclass field with limits. If `default` is an int, only ints are accepted."""
     return field(default=default, metadata={"low": low, "high": high})
 
 
 @dataclass(kw_only=True)
 class Generator:
-    """What all generators share. Each is a `Trace`: every walk begins anew and gives the same requests.
+    """Base class of generators. Each is a `Trace` whose walks all give the same requests.
 
-    requests: how many, 1 to 10**12. seed: of everything random. hash_block_size: tokens that a hash id stands for.
-    rate: mean arrivals a second, a Poisson process. off_seconds: with more than 0, arrivals come in phases, on for
-    on_seconds and off for off_seconds, both means of exponential lengths; the mean rate stays. max_prompt_tokens: no
-    prompt is longer.
+    Args:
+        requests: number of requests, 1 to 10**12.
+        seed: seed of everything random.
+        hash_block_size: tokens per hash id.
+        rate: mean arrivals per second (Poisson).
+        on_seconds: mean length of an on-phase (exponential); used if off_seconds > 0.
+        off_seconds: mean length of an off-phase without arrivals (exponential); the mean rate stays the same.
+        max_prompt_tokens: upper limit of a prompt's length.
 
-    Raises `InvalidArgument` for an option outside its limits.
+    Raises:
+        InvalidArgument: for an option outside its limits.
     """
 
     requests: int = option(1000, 1, MAX_REQUESTS)
@@ -56,18 +61,22 @@ class Generator:
         self.check_together()
 
     def check_together(self) -> None:
-        """Raise `InvalidArgument` if options that are sound alone do not go together."""
+        """Check options that depend on each other.
+
+        Raises:
+            InvalidArgument: if their combination is impossible.
+        """
 
     def __iter__(self) -> Iterator[TraceRequest]:
         return islice(self.endless(), self.requests)
 
     def endless(self) -> Iterator[TraceRequest]:
-        """Return the requests, without end."""
+        """Yield requests without end."""
         raise NotImplementedError
 
 
 def require_in(name: str, value: object, low: float, high: float) -> float:
-    """Return a finite number within limits."""
+    """Return `value` if it is a finite number from `low` to `high`."""
     number = require_number(name, value)
     if not low <= number <= high:
         raise InvalidArgument(f"{name} is {number}; it must be from {low} to {high}")

@@ -1,4 +1,4 @@
-"""A trace in a file: walked line by line, in the memory of a line, each walk from the beginning."""
+"""Reads a trace file line by line. Each walk starts from the beginning and needs the memory of the longest line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from blockyard.errors import TraceError
 
 from ..trace import Skips, TraceRequest
-from .lines import CutShort, Line, LineProblem, numbered_lines
+from .lines import Line, LineProblem, TruncatedFile, numbered_lines
 
 
 class TraceLine(NamedTuple):
-    """What a line says. timestamp: in the format's unit, from any origin; the rest as in `TraceRequest`."""
+    """A parsed line. `timestamp` is in the format's unit, from any origin; the rest is as in `TraceRequest`."""
 
     timestamp: float
     num_prompt_tokens: int
@@ -28,38 +28,45 @@ class TraceLine(NamedTuple):
 
 
 class Parser(Protocol):
-    """From a line to a row, during one walk: it may remember what earlier lines said."""
+    """Parses the lines of one walk. It may keep state from earlier lines."""
 
     def row(self, line: Line) -> TraceLine | None:
-        """Return the row, or None for a line that holds no request by the format's own rules (a header).
+        """Return the request on `line`, or None if the format has none there (a header).
 
-        Raises `LineProblem`.
+        Raises:
+            LineProblem: if the line cannot be used.
         """
         ...
 
 
 class Format(Protocol):
-    """A kind of trace file. units_a_second: of its timestamps. hash_block_size: 0 if it has no hash_ids."""
+    """A trace file's format.
+
+    Attributes:
+        name: as in `FORMATS`.
+        units_a_second: timestamp units per second.
+        hash_block_size: tokens per hash id; 0 if the format has no hash_ids.
+    """
 
     name: str
     units_a_second: int
     hash_block_size: int
 
     def parser(self) -> Parser:
-        """Return a fresh parser, for one walk."""
+        """Return a parser for one walk."""
         ...
 
 
 @dataclass(slots=True)
 class _Clock:
-    """Arrivals out of timestamps: from the first one on, and never back."""
+    """Turns timestamps into arrivals that start at 0 and never decrease."""
 
     units_a_second: int
     first: float | None = None
     latest: float = 0.0
 
     def arrival(self, timestamp: float) -> tuple[float, bool]:
-        """Seconds since the first request, to the nanosecond, and whether the timestamp went back and was raised."""
+        """Return seconds since the first request, and whether `timestamp` went back (it is raised to the latest)."""
         if self.first is None:
             self.first = self.latest = timestamp
         went_back = timestamp < self.latest
@@ -68,10 +75,10 @@ class _Clock:
 
 
 class FileTrace:
-    """The requests of a file. See `open_trace`.
+    """The requests of a file, as `open_trace` returns it.
 
-    Lenient, it leaves out what it cannot use and counts it in `skips` by cause; strict, it raises `TraceError` at the
-    first. A walk that reaches the end without a single request raises in any case.
+    A lenient walk counts unusable lines in `skips` by cause; a strict one raises `TraceError` at the first. A walk that
+    ends without any request raises `TraceError` either way.
     """
 
     def __init__(self, path: Path, file_format: Format, strict: bool) -> None:
@@ -87,7 +94,10 @@ class FileTrace:
             found = True
             yield request
         if not found:
-            raise TraceError(f"{self.name} holds no request that can be read{_first_cause(skips)}")
+            text = f"{self.name} holds no readable request"
+            for cause, (count, where) in skips.causes.items():
+                raise TraceError(f"{text}; {skips.total} lines skipped, {count} of them for: {cause}; first: {where}")
+            raise TraceError(text)
 
     def _requests(self, skips: Skips) -> Iterator[TraceRequest]:
         parser, clock, number = self._format.parser(), _Clock(self._format.units_a_second), 0
@@ -104,7 +114,7 @@ class FileTrace:
                         text = f"timestamp is {row.timestamp}; it must not be before {clock.latest}, the latest so far"
                         self._leave_out(skips, "timestamp goes back (raised to the latest)", number, text)
                     yield TraceRequest(arrival, *row[1:])
-        except CutShort as error:
+        except TruncatedFile as error:
             self._leave_out(skips, "file cut short", number + 1, str(error))
 
     def _leave_out(self, skips: Skips, cause: str, number: int, text: str) -> None:
@@ -115,7 +125,7 @@ class FileTrace:
 
 
 class FirstRequests:
-    """The first `count` requests of another trace, and its name, block size and skips."""
+    """The first `count` requests of another trace, with its name, block size and skips."""
 
     def __init__(self, trace: FileTrace, count: int) -> None:
         self.name, self.hash_block_size, self.skips = trace.name, trace.hash_block_size, Skips()
@@ -129,9 +139,3 @@ class FirstRequests:
             if request is None:
                 return
             yield request
-
-
-def _first_cause(skips: Skips) -> str:
-    for cause, (count, where) in skips.causes.items():
-        return f"; {skips.total} lines were left out, {count} for: {cause}; the first: {where}"
-    return ""

@@ -1,8 +1,8 @@
-"""Conversations of people and of agents: a prompt is the one before, its answer, and something new.
+"""Conversations of people and of agents: each prompt is the previous prompt, its answer, and new tokens.
 
-`seats` conversations are live at a time, which bounds the memory. Each arrival is the next turn of a random seat, so a
-turn follows the one before after an exponential time of mean seats / rate seconds. When a conversation is over, its
-seat begins another.
+A fixed number of conversations (`seats`) is active at a time, which bounds memory. Each arrival is the next turn of a
+random seat, so turns of one seat are exponentially spaced with mean seats / rate seconds. When a conversation ends, a
+new one takes its seat.
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...trace import TraceRequest
-from .draws import SharedTexts, arrivals, continued, geometric, lengths, numbers_below, streams, uniforms, zipf
-from .options import LONGEST_PROMPT, Generator, option
+from .draws import SharedTexts, arrivals, extend_prefix, geometric, lengths, numbers_below, streams, uniforms, zipf
+from .generator import LONGEST_PROMPT, Generator, option
 
 
 @dataclass(slots=True)
 class Seat:
-    """A live conversation. context_tokens: all that was said. full_ids: ids of the blocks that its prompt filled."""
+    """An active conversation.
+
+    Attributes:
+        session: name in the trace.
+        context_tokens: tokens of the last prompt and its answer.
+        full_ids: ids of the last prompt's full blocks.
+        turns_left: requests still to come.
+    """
 
     session: str
     context_tokens: int
@@ -30,11 +37,8 @@ class Seat:
 
 
 @dataclass(slots=True)
-class TalkLengths:
-    """Streams without end: when and where a turn comes, and how long things are.
-
-    again: whether a turn repeats the last prompt as it was, because the answer was of no use.
-    """
+class ConversationDraws:
+    """Endless streams of random values. `again` tells whether a turn repeats the last prompt unchanged (a retry)."""
 
     arrivals: Iterator[tuple[float, int]]
     seats: Iterator[int]
@@ -45,17 +49,17 @@ class TalkLengths:
     again: Iterator[bool]
 
 
-class Talks:
-    """Requests of conversations without end. O(blocks of the prompt) a request."""
+class Conversations:
+    """Endless requests of conversations. O(blocks of the prompt) per request."""
 
     def __init__(
-        self, name: str, draws: TalkLengths, texts: SharedTexts, seats: int, block_size: int, longest: int
+        self, name: str, draws: ConversationDraws, texts: SharedTexts, seats: int, block_size: int, longest: int
     ) -> None:
         self._name, self._draws, self._texts = name, draws, texts
         self._seats: list[Seat | None] = [None] * seats
         self._last: list[TraceRequest | None] = [None] * seats
         self._block_size, self._longest = block_size, longest
-        self._next_id, self._num_talks = texts.num_ids, 0
+        self._next_id, self._num_conversations = texts.num_ids, 0
 
     def __iter__(self) -> Iterator[TraceRequest]:
         draws = self._draws
@@ -72,38 +76,41 @@ class Talks:
         seat = self._seats[number]
         if seat is None or seat.context_tokens + new_tokens > self._longest:
             seat = self._seats[number] = self._begin()
-        # A first turn may be too long by itself; what is shared stays, what is new is cut.
+        # A first turn alone may be too long: its new tokens are cut, the shared ones are not.
         num_tokens = min(seat.context_tokens + new_tokens, self._longest)
-        ids = continued(seat.full_ids, num_tokens, self._block_size, self._next_id)
+        ids = extend_prefix(seat.full_ids, num_tokens, self._block_size, self._next_id)
         self._next_id += len(ids) - len(seat.full_ids)
         request = TraceRequest(arrival, num_tokens, next(self._draws.outputs), ids, None, seat.session)
-        self._keep(number, seat, request, ids)
-        return request
-
-    def _keep(self, number: int, seat: Seat, request: TraceRequest, ids: NDArray[np.int64]) -> None:
         seat.turns_left -= 1
         if seat.turns_left == 0:
             self._seats[number] = self._last[number] = None
-            return
-        # The last block of the prompt was not full, or what follows would be in it: its content changes.
-        seat.full_ids = ids[: request.num_prompt_tokens // self._block_size]
-        seat.context_tokens = request.num_prompt_tokens + request.num_output_tokens
-        self._last[number] = request
+        else:
+            # A partly filled last block gets another id: in the next prompt it holds further tokens.
+            seat.full_ids = ids[: num_tokens // self._block_size]
+            seat.context_tokens = num_tokens + request.num_output_tokens
+            self._last[number] = request
+        return request
 
     def _begin(self) -> Seat:
         text = next(self._draws.texts)
-        self._num_talks += 1
-        session = f"{self._name}-{self._num_talks}"
+        self._num_conversations += 1
+        session = f"{self._name}-{self._num_conversations}"
         return Seat(session, self._texts.tokens[text], self._texts.ids(text), next(self._draws.turns))
 
 
 @dataclass(kw_only=True)
 class Chat(Generator):
-    """Multi-turn chat: a prompt is the prompt before, the answer to it, and what the user says next.
+    """Multi-turn chat: a prompt is the previous prompt, its answer, and the user's next message.
 
-    users: conversations that are live at a time; between turns pass users / rate seconds on average. turns: mean of a
-    conversation (geometric). system_prompts: how many, popular by Zipf's law with exponent zipf. system_tokens,
-    user_tokens, output_tokens: medians of lognormal lengths; spread: their deviation, of the logarithm.
+    Args:
+        users: number of active conversations; users / rate seconds pass between turns on average.
+        turns: mean number of turns in a conversation (geometric).
+        system_prompts: number of system prompts.
+        zipf: exponent of Zipf's law for their popularity.
+        system_tokens: median length of a system prompt (lognormal).
+        user_tokens: median length of a message (lognormal).
+        output_tokens: median length of an answer (lognormal).
+        spread: deviation of the logarithm of these lengths.
     """
 
     users: int = option(100, 1, 10**6)
@@ -116,14 +123,13 @@ class Chat(Generator):
     spread: float = option(0.8, 0.0, 5.0)
 
     def endless(self) -> Iterator[TraceRequest]:
-        """Return the requests, without end. Memory: the live conversations' last prompts."""
         texts, when, who, which, turns, inputs, outputs = streams(self.seed, 7)
         longest, block_size = self.max_prompt_tokens, self.hash_block_size
-        # Half of the longest prompt is left to what is not shared.
+        # At least half of the longest prompt is left for tokens that are not shared.
         shared = SharedTexts(
             texts, self.system_prompts, self.system_tokens, self.spread, max(longest // 2, 1), block_size
         )
-        draws = TalkLengths(
+        draws = ConversationDraws(
             arrivals(when, self.rate, self.on_seconds, self.off_seconds),
             numbers_below(who, self.users),
             zipf(which, self.system_prompts, self.zipf),
@@ -132,17 +138,23 @@ class Chat(Generator):
             lengths(outputs, self.output_tokens, self.spread, longest),
             repeat(False),
         )
-        return iter(Talks("chat", draws, shared, self.users, block_size, longest))
+        return iter(Conversations("chat", draws, shared, self.users, block_size, longest))
 
 
 @dataclass(kw_only=True)
 class Agents(Generator):
-    """Agents with tools: each step's prompt is the one before, the tool call, and the tool's result.
+    """Agents with tools: a prompt is the previous prompt, the tool call, and the tool's result.
 
-    agents: that work at a time; between steps pass agents / rate seconds on average. steps: mean of a task (geometric).
-    kinds: of agents, each with its own instructions and tool definitions, popular by Zipf's law with exponent zipf.
-    instruction_tokens, result_tokens, output_tokens: medians of lognormal lengths; spread: their deviation, of the
-    logarithm. retry: share of steps that send the last prompt again as it was.
+    Args:
+        agents: number of active agents; agents / rate seconds pass between steps on average.
+        steps: mean number of steps in a task (geometric).
+        kinds: number of agent types, each with its own instructions and tool definitions.
+        zipf: exponent of Zipf's law for their popularity.
+        instruction_tokens: median length of instructions (lognormal).
+        result_tokens: median length of a tool's result (lognormal).
+        output_tokens: median length of a tool call (lognormal).
+        spread: deviation of the logarithm of these lengths.
+        retry: fraction of steps that send the last prompt again unchanged.
     """
 
     agents: int = option(20, 1, 10**6)
@@ -156,11 +168,10 @@ class Agents(Generator):
     retry: float = option(0.05, 0.0, 1.0)
 
     def endless(self) -> Iterator[TraceRequest]:
-        """Return the requests, without end. Memory: the last prompts of the agents at work."""
         texts, when, who, which, turns, inputs, outputs, again = streams(self.seed, 8)
         longest, block_size = self.max_prompt_tokens, self.hash_block_size
         shared = SharedTexts(texts, self.kinds, self.instruction_tokens, self.spread, max(longest // 2, 1), block_size)
-        draws = TalkLengths(
+        draws = ConversationDraws(
             arrivals(when, self.rate, self.on_seconds, self.off_seconds),
             numbers_below(who, self.agents),
             zipf(which, self.kinds, self.zipf),
@@ -169,4 +180,4 @@ class Agents(Generator):
             lengths(outputs, self.output_tokens, self.spread, longest),
             (share < self.retry for share in uniforms(again)),
         )
-        return iter(Talks("agent", draws, shared, self.agents, block_size, longest))
+        return iter(Conversations("agent", draws, shared, self.agents, block_size, longest))
