@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from blockyard import CacheConfig, KVCacheManager
 from blockyard.events import KVEventPublisher
-from blockyard.routing import COSTS, Ask, Fleet, Router, make_cost
+from blockyard.routing import COSTS, Fleet, Router, RouteRequest, make_cost
 
 Prompt = NDArray[np.int32]
 BLOCK_SIZE = 16
@@ -57,7 +57,7 @@ class Replica:
 
 def filled_fleet(num_replicas: int, prompts: list[Prompt]) -> tuple[Fleet, list[Replica]]:
     """A fleet over real publishers, each with the prompts of its number: prompts begin alike for four replicas."""
-    fleet, replicas = Fleet(silence=3600.0), []
+    fleet, replicas = Fleet(heartbeat_timeout=3600.0), []
     num_blocks = (PROMPTS + 1) * len(prompts[0]) // BLOCK_SIZE
     for number in range(num_replicas):
         cache = KVCacheManager(CacheConfig(num_blocks, BLOCK_SIZE, enable_kv_cache_events=True))
@@ -67,7 +67,7 @@ def filled_fleet(num_replicas: int, prompts: list[Prompt]) -> tuple[Fleet, list[
             replicas[-1].compute(prompts[(number + place) % len(prompts)])
         fleet.follow(f"replica-{number}", publisher.endpoint, publisher.replay_endpoint)
     began, spent = time.monotonic(), time.process_time()
-    while not all(fleet.is_believed(name) for name in fleet.router.replicas) and time.monotonic() < began + 120:
+    while not all(fleet.is_trusted(name) for name in fleet.router.replicas) and time.monotonic() < began + 120:
         fleet.poll()
     spent = time.process_time() - spent
     print(
@@ -95,7 +95,7 @@ def measure_late_start(replicas: list[Replica], prompts: list[Prompt]) -> None:
     """Print how many choices of a fleet that has just been started are blind, while all replicas compute."""
     draw, choices, blind, last_blind = np.random.default_rng(3), [0, 0], [0, 0], 0.0
     began = time.monotonic()
-    with Fleet(silence=3600.0) as fleet:
+    with Fleet(heartbeat_timeout=3600.0) as fleet:
         for number, each in enumerate(replicas):
             fleet.follow(f"replica-{number}", each.publisher.endpoint, each.publisher.replay_endpoint)
         while (at := time.monotonic() - began) < WATCHED:
@@ -147,7 +147,9 @@ def measure_costs(num_replicas: int, num_blocks: int) -> None:
         hits, believed = np.zeros(num_replicas, np.int64), np.ones(num_replicas, np.bool_)
 
         def choose(number: int, router: Router = router, hits: object = hits, believed: object = believed) -> None:
-            asked = Ask(f"r{number}", 16 * num_blocks, 200, f"s{number % 99}", links[number % 16], 128, float(number))
+            asked = RouteRequest(
+                f"r{number}", 16 * num_blocks, 200, f"s{number % 99}", links[number % 16], 128, float(number)
+            )
             router.choose(asked, hits, hits, believed)  # type: ignore[arg-type]
 
         print(f"{name:26} {times(choose)}")

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from blockyard.routing import Ask, Candidates, Choice, Cost, Router
+from blockyard.routing import Candidates, Choice, Cost, Router, RouteRequest
 
 LINK = 16
 
 
-def ask(name: str = "request", num_tokens: int = 160, **more: Any) -> Ask:
+def ask(name: str = "request", num_tokens: int = 160, **more: Any) -> RouteRequest:
     """A request whose links are those of a prompt like no other, unless they are given."""
     more = {"links": [(name, place) for place in range(num_tokens // LINK)], "link_tokens": LINK} | more
-    return Ask(name, num_tokens, **more)
+    return RouteRequest(name, num_tokens, **more)
 
 
 def candidates(num_replicas: int = 3, **columns: list[float]) -> Candidates:
@@ -35,7 +35,7 @@ def router(cost: Cost, num_replicas: int = 3) -> Router:
     return made
 
 
-def choose(made: Router, asked: Ask, hits: list[int] | None = None, **more: Any) -> Choice:
+def choose(made: Router, asked: RouteRequest, hits: list[int] | None = None, **more: Any) -> Choice:
     """A choice where every replica is believed, and has nothing unless it is said."""
     count = len(made.replicas)
     known = np.array(hits or [0] * count, np.int64)

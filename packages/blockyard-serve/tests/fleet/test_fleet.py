@@ -79,7 +79,7 @@ def fleet(engines: list[Engine]) -> Iterator[Fleet]:
     with Fleet() as made:
         for number, engine in enumerate(engines):
             made.follow(f"engine-{number}", *engine.addresses)
-        until(made, lambda: all(made.is_believed(f"engine-{number}") for number in range(3)))
+        until(made, lambda: all(made.is_trusted(f"engine-{number}") for number in range(3)))
         yield made
 
 
@@ -108,14 +108,14 @@ def test_a_prompt_goes_where_its_tokens_are(fleet: Fleet, engines: list[Engine])
     why = {each.replica: each for each in choice.why}
     assert [why[f"engine-{number}"].num_tokens for number in range(3)] == [0, 320, 0]
     assert all(each.is_believed for each in choice.why)
-    booked = fleet.router.book.bookings["request"]
+    booked = fleet.router.load.assignments["request"]
     assert (booked.replica, booked.uncached, booked.held) == ("engine-1", 10, 350)
-    fleet.first_token("request")
-    fleet.done("request", "engine-0")
-    assert "request" in fleet.router.book.bookings, "a late word of another replica"
-    fleet.done("request", "engine-1")
-    fleet.done("request")
-    assert not fleet.router.book.sums.any()
+    fleet.record_first_token("request")
+    fleet.finish("request", "engine-0")
+    assert "request" in fleet.router.load.assignments, "a late word of another replica"
+    fleet.finish("request", "engine-1")
+    fleet.finish("request")
+    assert not fleet.router.load.sums.any()
     fleet.check()
 
 
@@ -124,7 +124,7 @@ def test_lists_and_arrays_of_any_integers_are_the_same_prompt(fleet: Fleet, engi
     until(fleet, knows(fleet, "engine-2", 320))
     for form in (PROMPT.tolist(), tuple(PROMPT.tolist()), PROMPT.astype(np.int64), PROMPT.astype(np.uint16)):
         assert fleet.choose("request", form).num_tokens == 320
-        fleet.done("request")
+        fleet.finish("request")
 
 
 def test_hit_of_a_whole_prompt_ends_before_the_block_of_its_last_token(fleet: Fleet, engines: list[Engine]) -> None:
@@ -137,7 +137,7 @@ def test_hit_of_a_whole_prompt_ends_before_the_block_of_its_last_token(fleet: Fl
         assert (choice.replica, choice.num_tokens, choice.problem) == (replica, 304, "")
         assert fleet.hits(PROMPT[:320], keys)[replica] == 304
         assert engines[int(replica[-1])].answer(PROMPT[:320], keys) == 304
-        fleet.done("whole")
+        fleet.finish("whole")
 
 
 WINDOW = (LayerGroup(4), LayerGroup(4, sliding_window=5))
@@ -157,7 +157,7 @@ def test_claim_is_what_windows_and_states_can_give(groups: tuple[LayerGroup, ...
     engine.answer(PROMPT[:length], num_new=num_new)
     with Fleet() as fleet:
         fleet.follow("engine", *engine.addresses)
-        until(fleet, lambda: fleet.is_believed("engine"))
+        until(fleet, lambda: fleet.is_trusted("engine"))
         for number in range(40):
             lengths = range(1, 33)
             expected = [int(cache.num_cached_tokens(prompt[:n])) for n in lengths]
@@ -180,18 +180,18 @@ def test_an_adapter_has_its_own_hits(fleet: Fleet, engines: list[Engine]) -> Non
 
 
 def test_a_replica_that_fell_silent_is_not_believed_and_takes_one_request(engines: list[Engine]) -> None:
-    with Fleet(silence=0.4) as fleet:
+    with Fleet(heartbeat_timeout=0.4) as fleet:
         for number, engine in enumerate(engines):
             fleet.follow(f"engine-{number}", *engine.addresses)
         engines[1].answer(PROMPT)
-        until(fleet, lambda: fleet.is_believed("engine-1") and knows(fleet, "engine-1", 320)())
+        until(fleet, lambda: fleet.is_trusted("engine-1") and knows(fleet, "engine-1", 320)())
         engines[1].publisher.close()  # as a process that is killed or stopped, to those who listen
-        until(fleet, lambda: not fleet.is_believed("engine-1"))
+        until(fleet, lambda: not fleet.is_trusted("engine-1"))
         choices = [fleet.choose(f"r{number}", PROMPT) for number in range(9)]
-        until(fleet, lambda: fleet.is_believed("engine-0") and fleet.is_believed("engine-2"))
+        until(fleet, lambda: fleet.is_trusted("engine-0") and fleet.is_trusted("engine-2"))
         assert [choice.num_tokens for choice in choices] == [0] * 9
         assert [choice.replica for choice in choices].count("engine-1") <= 1
-        alone = fleet.choose("alone", PROMPT, among=["engine-1"])
+        alone = fleet.choose("alone", PROMPT, allowed=["engine-1"])
         assert (alone.replica, alone.num_tokens) == ("engine-1", 0)
         fleet.check()
 
@@ -202,8 +202,8 @@ def test_who_sends_no_events_takes_requests_by_load() -> None:
             fleet.follow(name)
         took = [fleet.choose(f"r{number}", PROMPT + 1000 * number) for number in range(10)]
         assert sorted(choice.replica or "" for choice in took) == ["a"] * 5 + ["b"] * 5
-        assert not fleet.is_believed("a")
-        assert not fleet.is_believed("nobody")
+        assert not fleet.is_trusted("a")
+        assert not fleet.is_trusted("nobody")
 
 
 def test_a_dead_replica_leaves_with_its_requests(fleet: Fleet, engines: list[Engine]) -> None:
@@ -215,8 +215,8 @@ def test_a_dead_replica_leaves_with_its_requests(fleet: Fleet, engines: list[Eng
     again = fleet.choose("lost", PROMPT)
     assert again.replica in ("engine-0", "engine-2")
     assert again.num_tokens == 0
-    fleet.moved("lost", "engine-1")
-    assert fleet.router.book.bookings["lost"].replica == again.replica
+    fleet.reassign("lost", "engine-1")
+    assert fleet.router.load.assignments["lost"].replica == again.replica
     fleet.check()
 
 
@@ -228,13 +228,13 @@ def test_a_restart_under_a_new_name_begins_with_nothing(fleet: Fleet, engines: l
         others = {"engine-0": engines[0].addresses, "engine-2": engines[2].addresses}
         fleet.sync(others | {"engine-3": new.addresses})
         assert fleet.router.replicas == ["engine-0", "engine-2", "engine-3"]
-        until(fleet, lambda: fleet.is_believed("engine-3"))
+        until(fleet, lambda: fleet.is_trusted("engine-3"))
         assert fleet.choose("request", PROMPT).num_tokens == 0
         new.answer(PROMPT)
         until(fleet, knows(fleet, "engine-3", 320))
         assert fleet.choose("request", PROMPT).replica == "engine-3"
         fleet.sync(others | {"engine-3": new.addresses, "bad": ("no address", ""), "mute": None})
-        assert not fleet.is_believed("bad")
+        assert not fleet.is_trusted("bad")
         fleet.sync({})
         assert fleet.choose("request", PROMPT).replica is None
         fleet.check()
@@ -264,9 +264,9 @@ def test_bad_input_is_a_problem_and_no_error(tokens: Any, more: dict[str, Any]) 
         choice = fleet.choose("bad", tokens, **more)
         assert (choice.replica, choice.num_tokens) == ("a", 0)
         assert "load alone decided" in choice.problem
-        fleet.done("bad")
+        fleet.finish("bad")
         fleet.check()
-        assert not fleet.router.book.sums.any()
+        assert not fleet.router.load.sums.any()
 
 
 class Unhashable:
@@ -287,22 +287,22 @@ def test_what_cannot_be_a_name_is_an_unknown_one(name: Any) -> None:
         choice = fleet.choose(name, PROMPT)
         assert choice.replica is None
         assert choice.problem.startswith("request is ")
-        fleet.first_token(name)
-        fleet.done(name)
-        fleet.done("request", name)
-        fleet.moved(name, "a")
-        fleet.moved("request", name)
+        fleet.record_first_token(name)
+        fleet.finish(name)
+        fleet.finish("request", name)
+        fleet.reassign(name, "a")
+        fleet.reassign("request", name)
         assert fleet.drop(name) == []
-        assert not fleet.is_believed(name)
+        assert not fleet.is_trusted(name)
         fleet.check()
-        assert fleet.router.book.sums.any(), "the request is booked still"
+        assert fleet.router.load.sums.any(), "the request is booked still"
         assert fleet.choose("session", PROMPT, session=name).replica == "a"
-        assert fleet.choose("among", PROMPT, among=[name]).replica is None
-        assert fleet.choose("among", PROMPT, among=[name, "a"]).replica == "a"
+        assert fleet.choose("among", PROMPT, allowed=[name]).replica is None
+        assert fleet.choose("among", PROMPT, allowed=[name, "a"]).replica == "a"
         for request in ("request", "session", "among"):
-            fleet.done(request)
+            fleet.finish(request)
         fleet.check()
-        assert not fleet.router.book.sums.any()
+        assert not fleet.router.load.sums.any()
 
 
 def interrupted() -> Iterator[str]:
@@ -311,14 +311,14 @@ def interrupted() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("among", [5, object(), interrupted()])
-def test_an_among_that_cannot_be_read_lets_no_replica_take_it(among: Any) -> None:
+def test_unreadable_allowed_names_choose_no_replica(among: Any) -> None:
     with Fleet() as fleet:
         fleet.follow("a")
-        choice = fleet.choose("request", PROMPT, among=among)
+        choice = fleet.choose("request", PROMPT, allowed=among)
         assert choice.replica is None
-        assert choice.problem.startswith("among is ")
+        assert choice.problem.startswith("allowed is ")
         fleet.check()
-        assert not fleet.router.book.sums.any()
+        assert not fleet.router.load.sums.any()
 
 
 def test_an_empty_prompt_and_no_replicas() -> None:
@@ -330,11 +330,11 @@ def test_an_empty_prompt_and_no_replicas() -> None:
 
 
 def test_bad_set_ups_are_refused(engines: list[Engine]) -> None:
-    with pytest.raises(InvalidArgument, match=r"silence is -1\.0; it must be above 0"):
-        Fleet(silence=-1.0)
+    with pytest.raises(InvalidArgument, match=r"heartbeat_timeout is -1\.0; it must be above 0"):
+        Fleet(heartbeat_timeout=-1.0)
     with Fleet() as fleet:
         fleet.follow("a", *engines[0].addresses)
-        with pytest.raises(InvalidArgument, match=r"replica is 'a'; it is there already"):
+        with pytest.raises(InvalidArgument, match=r"replica is 'a'; a replica of this name exists"):
             fleet.follow("a")
         with pytest.raises(InvalidArgument, match="endpoint is 'no address'"):
             fleet.follow("b", "no address", "")
@@ -401,7 +401,7 @@ def test_every_choice_of_a_load_claims_what_the_engine_has(fleet: Fleet, engines
         num_claimed += choice.num_tokens
         engine = by_name[choice.replica]
         until(fleet, knows(fleet, choice.replica, engine.cache.num_cached_tokens(prompt), prompt))
-        fleet.done(f"r{number}")
+        fleet.finish(f"r{number}")
     assert num_claimed > 50 * 96
     assert any(engine.cache.stats().num_evicted_blocks for engine in engines)
 
@@ -417,7 +417,7 @@ def test_a_fleet_that_starts_late_is_never_blind_once_it_knows_all(engines: list
 
     for number in range(60):
         compute(number)
-    with Fleet(silence=3600.0) as late:
+    with Fleet(heartbeat_timeout=3600.0) as late:
         for number, engine in enumerate(engines):
             late.follow(f"engine-{number}", *engine.addresses)
         first, deadline = None, time.monotonic() + PATIENCE_SECONDS

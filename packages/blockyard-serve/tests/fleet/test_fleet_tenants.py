@@ -20,8 +20,8 @@ pytest.importorskip("zmq")
 
 from blockyard import CacheConfig, CacheSalt, InvalidArgument
 from blockyard.routing import Router, Shares, make_cost
-from blockyard.routing.book import ALL
 from blockyard.routing.costs import COSTS
+from blockyard.routing.load import ALL
 from blockyard.tenants import Tenant, TenantGroup
 from blockyard_engine import GenerationResult, SamplingParams
 from blockyard_engine.scheduling.limits import CacheLimits
@@ -83,11 +83,11 @@ def test_a_request_goes_where_its_tenant_waits_least(name: str) -> None:
         while running and draw.random() < 0.4:
             key = draw.choice(list(running))
             if draw.random() < 0.3:
-                made.moved(key, draw.choice(replicas))
+                made.reassign(key, draw.choice(replicas))
                 tenant, _, blocks = running[key]
-                running[key] = tenant, made.book.bookings[key].replica, blocks
+                running[key] = tenant, made.load.assignments[key].replica, blocks
             else:
-                made.done(key)
+                made.finish(key)
                 del running[key]
         tenant, tokens = draw.randrange(len(shares.roster.names)), draw.randrange(1, 600)
         needed = shares.num_blocks(tokens)
@@ -102,19 +102,19 @@ def test_a_request_goes_where_its_tenant_waits_least(name: str) -> None:
         }
         among = draw.sample(replicas, draw.randint(1, 3))
         asked = ask(f"r{number}", tokens, links=[], tenant=tenant)
-        choice = choose(made, asked, among=among)
+        choice = choose(made, asked, allowed=among)
         assert choice.replica is not None
         assert waits[choice.replica] == min(waits[each] for each in among)
         num_moved += waits[choice.replica] < max(waits[each] for each in among)
         running[asked.name] = tenant, choice.replica, needed
         made.check()
-        assert made.book.blocks[choice.replica, ALL] == sum(
+        assert made.load.blocks[choice.replica, ALL] == sum(
             blocks for _, where, blocks in running.values() if where == choice.replica
         )
     assert num_moved > 0
     for replica in replicas:
         made.drop(replica)
-    assert not made.book.blocks
+    assert not made.load.blocks
 
 
 class TenantWorld(World):

@@ -66,7 +66,7 @@ def routed(engines: list[Engine], name: str, act: Callable[[Any, list[Replica]],
         replicas = [Replica(f"r{number}", {"kv": list(each.addresses)}) for number, each in enumerate(engines)]
         router.update_replicas(replicas)
         fleet = router._shared.fleet
-        await arrives(lambda: all(fleet.is_believed(each.replica_id.unique_id) for each in replicas))
+        await arrives(lambda: all(fleet.is_trusted(each.replica_id.unique_id) for each in replicas))
         try:
             await act(router, replicas)
             fleet.check()
@@ -94,11 +94,11 @@ def test_a_request_goes_where_its_tokens_are_and_is_freed(engines: list[Engine])
         await arrives(lambda: bool(fleet.mirror.match(PROMPT)))
         chosen = await router._choose_replica_for_request(pending("a", request()))
         assert chosen is replicas[1]
-        assert fleet.router.book.bookings["a"].held == 350
+        assert fleet.router.load.assignments["a"].held == 350
         router.on_request_completed(replicas[0].replica_id, "a")
-        assert "a" in fleet.router.book.bookings
+        assert "a" in fleet.router.load.assignments
         router.on_request_completed(replicas[1].replica_id, "a")
-        assert not fleet.router.book.sums.any()
+        assert not fleet.router.load.sums.any()
 
     routed(engines, "freed", act)
 
@@ -112,7 +112,7 @@ def test_a_full_replica_passes_its_request_on(engines: list[Engine]) -> None:
         chosen = await router._choose_replica_for_request(pending("a", request()))
         assert chosen is replicas[0]
         router.on_request_routed(pending("a", request()), replicas[0].replica_id, None)
-        assert fleet.router.book.bookings["a"].replica == "r0"
+        assert fleet.router.load.assignments["a"].replica == "r0"
 
     routed(engines, "full", act)
 
@@ -139,10 +139,10 @@ def test_a_request_that_is_cancelled_while_it_waits_is_freed(engines: list[Engin
         for replica in replicas:
             replica.queue_len = 100
         waits = asyncio.ensure_future(router._choose_replica_for_request(pending("a", request())))
-        await arrives(lambda: "a" in router._shared.fleet.router.book.bookings)
+        await arrives(lambda: "a" in router._shared.fleet.router.load.assignments)
         waits.cancel()
         await asyncio.gather(waits, return_exceptions=True)
-        await arrives(lambda: not router._shared.fleet.router.book.bookings)
+        await arrives(lambda: not router._shared.fleet.router.load.assignments)
 
     routed(engines, "cancelled", act)
 

@@ -86,7 +86,7 @@ def test_the_first_who_names_a_cost_decides_until_there_are_replicas() -> None:
     assert early.fleet.router.replicas == ["a", "b"]
     with pytest.raises(InvalidArgument, match="no such"):
         shared_fleet("tests#never", "no such")
-    with pytest.raises(InvalidArgument, match="silence"):
+    with pytest.raises(InvalidArgument, match="heartbeat_timeout"):
         shared_fleet("tests#never", silence=0.0)
 
 

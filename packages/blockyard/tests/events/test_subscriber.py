@@ -149,11 +149,11 @@ def test_a_publisher_that_ended_is_silent(publishing: Publishing) -> None:
         assert until(subscriber, lambda: subscriber.mirror.trust("worker") is Trust.LIVE)
         began = time.monotonic()
         assert subscriber.poll(PATIENCE_SECONDS) > 0, "a heartbeat"
-        assert subscriber.silence("worker") <= time.monotonic() - began
+        assert subscriber.seconds_since_message("worker") <= time.monotonic() - began
         publisher.close()
-        assert until(subscriber, lambda: subscriber.silence("worker") > 0.3)
+        assert until(subscriber, lambda: subscriber.seconds_since_message("worker") > 0.3)
         with pytest.raises(InvalidArgument, match="not followed"):
-            subscriber.silence("other")
+            subscriber.seconds_since_message("other")
 
 
 def test_a_worker_that_is_followed_no_more_is_forgotten(publishing: Publishing) -> None:
@@ -169,9 +169,9 @@ def test_a_worker_that_is_followed_no_more_is_forgotten(publishing: Publishing) 
         assert mirror.trust("worker") is Trust.UNTRUSTED
         assert mirror.num_holdings() == 0
         assert subscriber.poll(0.2) == 0, "heartbeats of a worker that nobody follows"
-        for ask in (subscriber.unfollow, subscriber.silence):
+        for ask in (subscriber.unfollow, subscriber.seconds_since_message):
             with pytest.raises(InvalidArgument, match="worker is 'worker'; it is not followed"):
                 ask("worker")
         follow(subscriber, publisher)
         assert until(subscriber, lambda: tokens_of(mirror) == len(PROMPT))
-        assert subscriber.silence("worker") < PATIENCE_SECONDS
+        assert subscriber.seconds_since_message("worker") < PATIENCE_SECONDS

@@ -247,7 +247,7 @@ def test_two_engines_of_a_process_stand_side_by_side() -> None:
         return registry.get_sample_value("vllm:prefix_cache_queries_total", {"engine": engine, "model_name": "m"})
 
     assert (queries("0"), queries("1"), queries("2")) == (0, 30, None)
-    with pytest.raises(InvalidArgument, match="engine is '1'; there is a cache of that name"):
+    with pytest.raises(InvalidArgument, match="engine is '1'; a cache of this name exists"):
         collector.add(first, engine="1")
 
 

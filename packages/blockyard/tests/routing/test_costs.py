@@ -37,7 +37,7 @@ def drawn(draw: random.Random) -> Candidates:
 
 
 @every_cost
-def test_a_cost_is_a_number_for_each_and_changes_nothing(name: str) -> None:
+def test_costs_are_numbers_and_leave_their_arguments_unchanged(name: str) -> None:
     draw = random.Random(run_seed())
     cost = make_cost(name, 7)
     for number in range(draws(150, 50)):
@@ -51,9 +51,9 @@ def test_a_cost_is_a_number_for_each_and_changes_nothing(name: str) -> None:
         assert given.names == before.names
         for column in ("hits", "gpu_hits", "coming", "waiting", "uncached", "requests", "held", "work"):
             assert np.array_equal(getattr(given, column), getattr(before, column)), column
-        cost.sent(asked, given.names[int(found.argmin())])
+        cost.record(asked, given.names[int(found.argmin())])
         if number % 10 == 9:
-            cost.gone("replica-0")
+            cost.forget("replica-0")
 
 
 @every_cost
@@ -66,7 +66,7 @@ def test_the_same_seed_gives_the_same_choices(name: str) -> None:
 
 
 @every_cost
-def test_a_replica_that_is_gone_is_never_chosen(name: str) -> None:
+def test_removed_replica_is_never_chosen(name: str) -> None:
     made = router(make_cost(name))
     for number in range(6):
         choose(made, ask(f"r{number}", session="same", links=["a", "b"]))
@@ -76,7 +76,7 @@ def test_a_replica_that_is_gone_is_never_chosen(name: str) -> None:
     made.check()
 
 
-def test_another_name_is_refused_with_those_there_are() -> None:
+def test_unknown_cost_is_rejected_with_the_known_names() -> None:
     with pytest.raises(InvalidArgument, match=r"router is 'best'; it must be one of robust, dynamo"):
         make_cost("best")
 
@@ -102,7 +102,7 @@ def test_lmetric_multiplies_tokens_to_compute_with_requests() -> None:
     assert best("lmetric", candidates(2, hits=[900, 0], requests=[10, 0])) == 1
 
 
-def test_llmd_keeps_who_has_four_fifths_unless_far_behind() -> None:
+def test_llmd_keeps_replicas_with_four_fifths_of_the_prompt_unless_far_behind() -> None:
     assert best("llm-d", candidates(2, hits=[800, 799], held=[10**6, 0])) == 0
     assert best("llm-d", candidates(2, hits=[799, 0], held=[10**6, 0])) == 1
     late = candidates(2, hits=[800, 0], held=[10**6, 0], uncached=[180_801, 0])
@@ -115,19 +115,19 @@ def test_production_stack_weighs_the_matched_share_against_load_above_the_mean()
 
 
 @pytest.mark.parametrize("name", ["sglang", "ray-affinity", "aibrix", "preble"])
-def test_those_that_remember_send_the_same_prompt_to_the_same_place(name: str) -> None:
+def test_costs_with_history_send_equal_prompts_to_one_replica(name: str) -> None:
     made = router(make_cost(name))
     first = choose(made, ask("first")).replica
-    made.done("first")
+    made.finish("first")
     for number in range(3):
         assert choose(made, ask(f"r{number}", links=ask("first").links)).replica == first
-        made.done(f"r{number}")
+        made.finish(f"r{number}")
 
 
 def test_sglang_sends_a_short_match_to_the_smallest_tree_and_leaves_a_long_queue() -> None:
     cost = make_cost("sglang")
-    cost.sent(ask("long", 1600), "replica-0")
-    cost.sent(ask("short", 320), "replica-1")
+    cost.record(ask("long", 1600), "replica-0")
+    cost.record(ask("short", 320), "replica-1")
     new = ask("new", 320)
     assert cost.costs(new, candidates(2)).argmin() == 1
     known = ask("known", 1600, links=ask("long", 1600).links)
@@ -137,7 +137,7 @@ def test_sglang_sends_a_short_match_to_the_smallest_tree_and_leaves_a_long_queue
 
 def test_aibrix_leaves_a_match_that_is_a_deviation_above_the_mean() -> None:
     cost = make_cost("aibrix")
-    cost.sent(ask("first"), "replica-0")
+    cost.record(ask("first"), "replica-0")
     again = ask("again", links=ask("first").links)
     assert cost.costs(again, candidates(3, requests=[1, 1, 1])).argmin() == 0
     assert cost.costs(again, candidates(3, requests=[3, 0, 0])).argmin() == 1
@@ -146,22 +146,22 @@ def test_aibrix_leaves_a_match_that_is_a_deviation_above_the_mean() -> None:
 
 def test_preble_explores_by_the_load_of_three_minutes() -> None:
     cost = Preble()
-    cost.sent(ask("busy", 8000, now=0.0), "replica-0")
+    cost.record(ask("busy", 8000, now=0.0), "replica-0")
     half = ask("half", 160, links=[*ask("busy").links[:5], *"abcde"], now=1.0)
     assert cost.costs(half, candidates(2)).argmin() == 1, "half of it matches, which is not more than is missing"
     late = ask("late", 160, links=half.links, now=181.0)
     assert cost.costs(late, candidates(2)).argmin() == 0, "the load has left the window"
 
 
-def test_rays_affinity_gives_way_to_queues_where_a_threshold_is_set() -> None:
+def test_ray_affinity_ignores_matches_beyond_the_queue_threshold() -> None:
     cost = RayAffinity(0, 4)
-    cost.sent(ask("first"), "replica-0")
+    cost.record(ask("first"), "replica-0")
     again = ask("again", links=ask("first").links)
     assert cost.costs(again, candidates(2, requests=[4, 0])).argmin() == 0
     assert cost.costs(again, candidates(2, requests=[5, 0])).argmin() == 1
 
 
-def test_few_sessions_move_when_a_replica_goes() -> None:
+def test_few_sessions_move_when_a_replica_is_removed() -> None:
     cost = make_cost("session-hash")
 
     def places(names: int) -> list[int]:
@@ -201,10 +201,10 @@ def test_a_cold_burst_of_equal_prompts_stays_together() -> None:
     made = router(make_cost("robust"))
     took = [choose(made, ask(f"r{number}", 4000, links=ask("burst", 4000).links)).replica for number in range(10)]
     assert took == [took[0]] * 10
-    assert made.book.sums[1].sum() <= 4000 + 9 * LINK, "the others wait for the first one's blocks"
+    assert made.load.sums[1].sum() <= 4000 + 9 * LINK, "the others wait for the first one's blocks"
 
 
-def test_a_hot_prefix_is_copied_when_its_replica_has_had_its_share_and_not_before() -> None:
+def test_hot_prefix_is_copied_once_its_replica_has_had_its_share() -> None:
     made = router(make_cost("robust"))
     prefix = ask("hot", 800).links
     holders, took = {"replica-0"}, []
@@ -215,7 +215,7 @@ def test_a_hot_prefix_is_copied_when_its_replica_has_had_its_share_and_not_befor
         assert choice.replica is not None
         holders.add(choice.replica)
         took.append(choice.replica)
-        made.done(asked.name)
+        made.finish(asked.name)
     assert took[0] == "replica-0"
     assert holders == set(made.replicas)
     counts = [took.count(name) for name in made.replicas]
@@ -236,7 +236,7 @@ def test_no_replica_starves_and_a_slow_one_gets_less() -> None:
         seconds = length * (4e-4 if choice.replica == "replica-2" else 1e-4)
         begin = max(busy[choice.replica], now)
         busy[choice.replica] = begin + seconds
-        made.first_token(f"r{number}", begin + seconds)
-        made.done(f"r{number}", None, begin + seconds)
+        made.record_first_token(f"r{number}", begin + seconds)
+        made.finish(f"r{number}", None, begin + seconds)
         now += 0.2
     assert 0 < 2 * counts["replica-2"] < min(counts["replica-0"], counts["replica-1"])

@@ -1,4 +1,4 @@
-"""The book equals the truth after every call, whatever ends a request; choices explain themselves and never raise."""
+"""The tracked load equals a plain model after every call. Choices explain themselves and never raise."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from blockyard.errors import InvalidArgument
-from blockyard.routing import Ask, Candidates, PlainCost, Router, make_cost
-from blockyard.routing.asking import Floats
+from blockyard.routing import Candidates, Router, RouteRequest, StatelessCost, make_cost
+from blockyard.routing.cost import Floats
 from blockyard.routing.costs import COSTS
 from blockyard.routing.prefixes import Prefixes
 from blockyard_testing.fleet_asks import LINK, ask, choose, router
@@ -18,7 +18,7 @@ from blockyard_testing.seeds import draws, run_seed
 
 
 class Truth:
-    """What a router should have booked: plain dicts, written the slow way."""
+    """The requests in flight, in plain dicts."""
 
     def __init__(self) -> None:
         self.requests: dict[str, dict[str, Any]] = {}
@@ -31,13 +31,13 @@ class Truth:
 
 def agrees(made: Router, truth: Truth) -> None:
     made.check()
-    assert made.book.bookings.keys() == truth.requests.keys()
-    for replica, row in made.book.rows.items():
-        assert tuple(made.book.sums[:, row].tolist()) == truth.loads(replica), replica
+    assert made.load.assignments.keys() == truth.requests.keys()
+    for replica, row in made.load.rows.items():
+        assert tuple(made.load.sums[:, row].tolist()) == truth.loads(replica), replica
 
 
 @pytest.mark.parametrize("name", COSTS)
-def test_the_book_is_the_truth_after_every_call(name: str) -> None:
+def test_load_matches_the_model_after_every_call(name: str) -> None:
     draw = random.Random(f"{run_seed()} {name}")
     made, truth, alive, born = Router(make_cost(name, 1)), Truth(), [], 0
     for step in range(draws(300, 100)):
@@ -61,20 +61,20 @@ def test_the_book_is_the_truth_after_every_call(name: str) -> None:
                 "waits": True,
             }
         elif what == "first":
-            made.first_token(key, float(step))
+            made.record_first_token(key, float(step))
             if key in truth.requests:
                 truth.requests[key]["waits"] = False
         elif what == "done":
-            made.done(key, None, float(step))
+            made.finish(key, None, float(step))
             truth.requests.pop(key, None)
         elif what == "done late":
             replica = draw.choice([*alive, "elsewhere"])
-            made.done(key, replica, float(step))
+            made.finish(key, replica, float(step))
             if key in truth.requests and truth.requests[key]["replica"] == replica:
                 del truth.requests[key]
         elif what == "moved" and alive:
             replica = draw.choice([*alive, "elsewhere"])
-            made.moved(key, replica)
+            made.reassign(key, replica)
             if key in truth.requests and replica in alive:
                 truth.requests[key]["replica"] = replica
         elif what == "add" and len(alive) < 6:
@@ -88,13 +88,13 @@ def test_the_book_is_the_truth_after_every_call(name: str) -> None:
             truth.requests = {request: each for request, each in truth.requests.items() if request not in lost}
         agrees(made, truth)
     for key in list(truth.requests):
-        made.done(key)
-    assert not made.book.sums.any()
+        made.finish(key)
+    assert not made.load.sums.any()
     assert not made.in_flight.sizes or not any(made.in_flight.sizes.values())
     made.check()
 
 
-def test_a_choice_says_why() -> None:
+def test_choice_reports_hits_load_and_cost_of_all_candidates() -> None:
     made = router(make_cost("robust"))
     choose(made, ask("other", 320, max_tokens=10))
     choice = choose(made, ask("asked", 320), [0, 48, 160])
@@ -107,7 +107,7 @@ def test_a_choice_says_why() -> None:
     assert why["replica-2"].cost == min(each.cost for each in choice.why)
 
 
-def test_who_is_not_believed_has_no_hits() -> None:
+def test_untrusted_replica_gets_no_hits() -> None:
     made = router(make_cost("robust"))
     hits = np.array([320, 0, 0], np.int64)
     choice = made.choose(ask(num_tokens=320), hits, hits, np.array([False, True, True]))
@@ -116,39 +116,39 @@ def test_who_is_not_believed_has_no_hits() -> None:
     assert [each.is_believed for each in choice.why] == [False, True, True]
 
 
-def test_only_those_named_are_chosen_and_the_shunned_last() -> None:
+def test_only_allowed_replicas_are_chosen_and_avoided_ones_last() -> None:
     made = router(make_cost("robust"))
-    assert choose(made, ask("a"), [160, 0, 0], among=["replica-1", "replica-2", "nobody"]).replica != "replica-0"
-    assert choose(made, ask("b"), [160, 0, 0], shunned=["replica-0"]).order[-1] == "replica-0"
-    assert choose(made, ask("c"), among=["replica-1"], shunned=["replica-1"]).replica == "replica-1"
-    none = choose(made, ask("d"), among=["nobody"])
+    assert choose(made, ask("a"), [160, 0, 0], allowed=["replica-1", "replica-2", "nobody"]).replica != "replica-0"
+    assert choose(made, ask("b"), [160, 0, 0], avoid=["replica-0"]).order[-1] == "replica-0"
+    assert choose(made, ask("c"), allowed=["replica-1"], avoid=["replica-1"]).replica == "replica-1"
+    none = choose(made, ask("d"), allowed=["nobody"])
     assert (none.replica, none.order, none.why) == (None, [], [])
     assert "no replica" in none.problem
-    assert "d" not in made.book.bookings
+    assert "d" not in made.load.assignments
 
 
-class Broken(PlainCost):
-    """Fails in the way that it is told."""
+class Broken(StatelessCost):
+    """A cost that fails in the given way."""
 
     def __init__(self, way: str) -> None:
         self.way = way
 
-    def costs(self, asked: Ask, given: Candidates) -> Floats:
+    def costs(self, asked: RouteRequest, given: Candidates) -> Floats:
         if self.way == "raises":
             raise RuntimeError("no")
         return {"short": np.zeros(1), "nan": np.full(len(given.names), np.nan)}.get(
             self.way, np.zeros(len(given.names))
         )
 
-    def sent(self, asked: Ask, replica: str) -> None:
+    def record(self, asked: RouteRequest, replica: str) -> None:
         raise RuntimeError("no")
 
-    def gone(self, replica: str) -> None:
+    def forget(self, replica: str) -> None:
         raise RuntimeError("no")
 
 
 @pytest.mark.parametrize("way", ["raises", "short", "nan"])
-def test_a_cost_that_fails_leaves_the_choice_to_load(way: str) -> None:
+def test_failing_cost_leaves_the_choice_to_load(way: str) -> None:
     made = router(Broken(way))
     assert choose(made, ask("first")).replica == "replica-0"
     second = choose(made, ask("second"))
@@ -157,38 +157,38 @@ def test_a_cost_that_fails_leaves_the_choice_to_load(way: str) -> None:
     made.check()
 
 
-def test_a_cost_that_fails_to_take_note_does_no_harm() -> None:
+def test_cost_that_fails_to_record_is_ignored() -> None:
     made = router(Broken(""))
     assert choose(made, ask("first")).problem == ""
     assert made.drop("replica-0") == ["first"]
     made.check()
 
 
-def test_a_name_stands_once() -> None:
+def test_duplicate_replica_names_are_rejected() -> None:
     made = router(make_cost("robust"))
-    with pytest.raises(InvalidArgument, match=r"replica is 'replica-1'; it is there already"):
+    with pytest.raises(InvalidArgument, match=r"replica is 'replica-1'; a replica of this name exists"):
         made.add("replica-1")
     assert made.replicas == ["replica-0", "replica-1", "replica-2"]
     assert made.drop("nobody") == []
 
 
-def test_a_new_replica_is_neither_flooded_nor_left_out() -> None:
+def test_new_replica_is_neither_flooded_nor_starved() -> None:
     made = router(make_cost("robust"))
     for number in range(90):
         choose(made, ask(f"r{number}"))
-        made.done(f"r{number}")
+        made.finish(f"r{number}")
     made.add("new")
     took = []
     for number in range(80):
         took.append(choose(made, ask(f"s{number}")).replica)
-        made.done(f"s{number}")
+        made.finish(f"s{number}")
     assert 10 <= took.count("new") <= 30
 
 
 # ---------------------------------------------------------------- prefixes
 
 
-def test_prefixes_know_how_much_each_has() -> None:
+def test_prefixes_count_leading_links_by_replica() -> None:
     prefixes, rows = Prefixes(), {"a": 0, "b": 1, "c": 2}
     prefixes.add([1, 2, 3], "a")
     prefixes.add([1, 2], "a")
@@ -202,7 +202,7 @@ def test_prefixes_know_how_much_each_has() -> None:
     assert prefixes.lengths([], rows).tolist() == [0, 0, 0]
 
 
-def test_a_limit_drops_the_prompts_that_were_added_first() -> None:
+def test_limit_drops_the_least_recently_added_prompts() -> None:
     prefixes = Prefixes(limit=4)
     for prompt in ([1, 2], [3, 4], [1, 2], [5, 6]):
         prefixes.add(prompt, "a")

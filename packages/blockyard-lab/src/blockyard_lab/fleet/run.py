@@ -11,7 +11,7 @@ import numpy as np
 
 from blockyard.arguments import require_int
 from blockyard.errors import InvalidArgument
-from blockyard.routing import Ask, Cost, Router
+from blockyard.routing import Cost, Router, RouteRequest
 
 from .loads import Load
 from .replica import Engine, Pool, Speed, Turn, num_usable
@@ -135,7 +135,7 @@ class FleetRun:
         ids = job.ids[: turn.num_prompt // size]
         usable = ids[: num_usable(turn.num_prompt, size)]
         hits = np.array([self.engines[name].pool.num_seen(usable) for name in names], np.int64) * size
-        ask = Ask(str(turn.number), turn.num_prompt, turn.num_left, job.session, ids, size, now)
+        ask = RouteRequest(str(turn.number), turn.num_prompt, turn.num_left, job.session, ids, size, now)
         among = [name for name in names if name not in self._draining] if self._draining else None
         choice = self.router.choose(ask, hits, hits, np.ones(len(names), np.bool_), among)
         if choice.problem or choice.replica is None:
@@ -149,11 +149,11 @@ class FleetRun:
         engine = self.engines[name]
         computed, ended = engine.advance(max(now, engine.now))
         for turn in computed:
-            self.router.first_token(str(turn.number), now)
+            self.router.record_first_token(str(turn.number), now)
             if turn.first_token == engine.now:
                 self.outcome.first_tokens.append(engine.now - turn.arrived)
         for turn in ended:
-            self.router.done(str(turn.number), name, now)
+            self.router.finish(str(turn.number), name, now)
             self.outcome.seconds = now
             self._follow(turn.number, now)
         self.outcome.computed[name] = engine.num_computed
@@ -201,5 +201,5 @@ class FleetRun:
         self.router.check()
         for name, engine in self.engines.items():
             engine.pool.check()
-            booked = [key for key, booking in self.router.book.bookings.items() if booking.replica == name]
+            booked = [key for key, assignment in self.router.load.assignments.items() if assignment.replica == name]
             assert sorted(booked) == sorted(str(turn.number) for turn in engine.turns()), name

@@ -16,7 +16,7 @@ class SharedFleet:
     def __init__(self, cost: str, silence: float) -> None:
         self._lock = threading.Lock()
         self._made_of = cost, silence
-        self.fleet = Fleet(make_cost(cost), silence=silence)
+        self.fleet = Fleet(make_cost(cost), heartbeat_timeout=silence)
         #: Replicas that compute prompts for the others.
         self.prefills: frozenset[str] = frozenset()
 
@@ -31,7 +31,7 @@ class SharedFleet:
                 raise InvalidArgument(
                     f"cost and silence are {wanted}; those of this fleet's replicas are {self._made_of}"
                 )
-            made = Fleet(make_cost(wanted[0]), silence=wanted[1], shares=self.fleet.router.shares)
+            made = Fleet(make_cost(wanted[0]), heartbeat_timeout=wanted[1], shares=self.fleet.router.shares)
             self.fleet.close()
             self.fleet, self._made_of = made, wanted
 
@@ -59,22 +59,22 @@ class SharedFleet:
     def choose(self, request: str, token_ids: Any, among: Sequence[str], **more: Any) -> Choice:
         """Choose a replica and book the request there."""
         with self._lock:
-            return self.fleet.choose(request, token_ids, among=among, **more)
+            return self.fleet.choose(request, token_ids, allowed=among, **more)
 
     def moved(self, request: str, replica: str) -> None:
         """Take note that another replica has a request."""
         with self._lock:
-            self.fleet.moved(request, replica)
+            self.fleet.reassign(request, replica)
 
     def first_token(self, request: str) -> None:
         """Take note that a request's prompt is computed: only the ingress knows, and says so."""
         with self._lock:
-            self.fleet.first_token(request)
+            self.fleet.record_first_token(request)
 
     def done(self, request: str, replica: str | None = None) -> None:
         """Free a request."""
         with self._lock:
-            self.fleet.done(request, replica)
+            self.fleet.finish(request, replica)
 
     def poll(self) -> None:
         """Read what has arrived."""
@@ -84,7 +84,7 @@ class SharedFleet:
     @property
     def num_replicas(self) -> int:
         """Return how many replicas there are."""
-        return len(self.fleet.router.book.rows)
+        return len(self.fleet.router.load.rows)
 
     def status(self) -> list[ReplicaStatus]:
         """Return what is known of each replica."""

@@ -1,4 +1,4 @@
-"""What a cache tells Prometheus: `CacheCollector`, for any registry of prometheus_client.
+"""Prometheus metrics of a cache: `CacheCollector`, for any registry of prometheus_client.
 
     from blockyard.metrics import CacheCollector
 
@@ -6,12 +6,11 @@
 
 Read it in this order:
 
-    reading      the numbers of one cache at one moment
-    families     what each is called, and what it means
-    collector    what a registry asks
-    tenants      tokens by tenant, the largest few by name
-    publishing   a publisher of KV events
-    shipped      a dashboard for Grafana and alerts for Prometheus
+    reading      the numbers of a cache at one moment
+    families     names and help texts of the metrics
+    collector    collectors for a cache and for a publisher of KV events
+    tenants      tokens by tenant, the largest ones by name
+    data         a dashboard for Grafana and alert rules for Prometheus
 
 Needs prometheus_client: `pip install 'blockyard[metrics]'`.
 """
@@ -23,7 +22,7 @@ from pathlib import Path
 from ..errors import MissingExtra
 
 try:
-    import prometheus_client as _prometheus_client  # noqa: F401  # asked for here, so that its absence is one sentence
+    import prometheus_client as _prometheus_client  # noqa: F401  # so that a missing package is one clear error
 except ImportError as error:
     raise MissingExtra("blockyard.metrics needs prometheus_client: pip install 'blockyard[metrics]'") from error
 
@@ -51,10 +50,10 @@ _DATA = Path(__file__).parent / "data"
 
 
 def dashboard_path() -> Path:
-    """Return where the Grafana dashboard is, to import: of the cache, and of the requests of a server. O(1)."""
+    """Return the path of a Grafana dashboard for a cache and the requests of a server. O(1)."""
     return _DATA / "dashboard.json"
 
 
 def alert_rules_path() -> Path:
-    """Return where the alert rules are, for `rule_files` in the config of Prometheus. O(1)."""
+    """Return the path of the alert rules, for `rule_files` in Prometheus' config. O(1)."""
     return _DATA / "alerts.yml"

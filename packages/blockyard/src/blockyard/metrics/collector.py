@@ -1,4 +1,4 @@
-"""Answers a registry of prometheus_client: all metrics of the caches of a process, and of publishers of KV events."""
+"""Collectors for prometheus_client: of the caches of a process, and of a publisher of KV events."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ def _label(name: str, text: object) -> str:
     return require_unicode(name, require_str(name, text))
 
 
-#: A cache, a pool that is used without one, or what reads either.
+#: A manager, a pool without a manager, or a function that reads either.
 Source = KVCacheManager | LeasePool | Callable[[], CacheReading]
 
 
 class CacheCollector(Collector):
-    """Metrics of a `KVCacheManager` for any registry of prometheus_client, under the names of vLLM's dashboards.
+    """Metrics of a `KVCacheManager` for any registry of prometheus_client, with the names of vLLM's dashboards.
 
-    cache: the manager, which is read whenever the registry is scraped, in the scraping thread and without a lock; or a
-    function that returns a `CacheReading`, for a program with a lock or with a count of preemptions of its own. A
-    reading in the middle of another thread's call may see that call half-way, and nothing else goes wrong. Or a bare
-    pool: what needs sequences or tokens is left out.
-    engine: the label by which dashboards tell the engines of a process apart. model_name: a label too. info: further
-    labels of `vllm:cache_config_info`.
+    A scrape is O(num_blocks + max_num_seqs).
 
-    A scrape is O(num_blocks + max_num_seqs). Raises `InvalidArgument` for what is neither a manager, a pool nor a
-    function, and for text that is none.
+    Args:
+        cache: the manager, or a pool without one, whose metrics exclude those of sequences and tokens. It is read in
+            the scraping thread without a lock, so a scrape may see another thread's call half done, but never fails.
+            Or a function that returns a `CacheReading`, for programs that use a lock or count preemptions.
+        engine: label that distinguishes the engines of a process.
+        model_name: label of the model.
+        info: further labels of `vllm:cache_config_info`.
+
+    Raises:
+        InvalidArgument: `cache` is none of these, or a label is not a string.
 
     >>> from blockyard import CacheConfig, KVCacheManager
     >>> from prometheus_client import CollectorRegistry
@@ -55,12 +58,12 @@ class CacheCollector(Collector):
         self.add(cache, engine)
 
     def add(self, cache: Source, engine: str) -> None:
-        """Show another cache of the process too, under another `engine`: a registry takes each name once.
+        """Add another cache of the process, under another `engine`: a registry accepts each metric name once.
 
-        Raises `InvalidArgument` as the constructor does, and for an `engine` that is already there.
+        Raises `InvalidArgument` like the constructor, and if `engine` exists.
         """
         if _label("engine", engine) in self._sources:
-            raise InvalidArgument(f"engine is {engine!r}; there is a cache of that name already")
+            raise InvalidArgument(f"engine is {engine!r}; a cache of this name exists")
         if isinstance(cache, KVCacheManager):
             self._sources[engine] = partial(CacheReading.of, cache)
         elif isinstance(cache, LeasePool):
@@ -74,21 +77,21 @@ class CacheCollector(Collector):
             )
 
     def collect(self) -> Iterable[Metric]:
-        """Return all metrics, those of one cache from one moment. What a cache does not know is left out."""
+        """Return all metrics, without those that a cache does not know. Those of one cache are from one moment."""
         readings = [(self._labels(engine), read()) for engine, read in self._sources.items()]
         made = [family.metric(readings) for family in FAMILIES]
         made += [durations.metric(readings) for durations in RESIDENCY]
         return [metric for metric in [*made, self._config_info(readings)] if metric.samples]
 
     def describe(self) -> Iterable[Metric]:
-        """Return what a registry compares with the names that it has already."""
+        """Return the metrics, for the registry's check of duplicate names."""
         return self.collect()
 
     def _labels(self, engine: str) -> Labels:
         return (("engine", engine), ("model_name", self._model_name))
 
     def _config_info(self, readings: list[tuple[Labels, CacheReading]]) -> Metric:
-        """Return the config as labels, with the names of vLLM's, and the value 1."""
+        """Return a gauge of 1 with the config as labels, under vLLM's names."""
         rows = [{**dict(labels), **config_labels(reading), **self._info} for labels, reading in readings]
         names = list(dict.fromkeys(name for row in rows for name in row))
         metric = GaugeMetricFamily("vllm:cache_config_info", "The cache's config.", labels=names)
@@ -98,7 +101,7 @@ class CacheCollector(Collector):
 
 
 def config_labels(reading: CacheReading) -> dict[str, str]:
-    """Return what dashboards show of a config; the number of blocks is the one it was made with. O(1)."""
+    """Return the config as labels, with the initial number of blocks. O(1)."""
     config, pool = reading.config, reading.pool
     if config is None:
         return {
@@ -115,21 +118,21 @@ def config_labels(reading: CacheReading) -> dict[str, str]:
     }
 
 
-#: Name, text, and how it is read.
+#: Name, help text, and the function that reads it.
 _Row = tuple[str, str, Callable[[PublisherStats], float]]
 _GAUGES: tuple[_Row, ...] = (
-    ("running", "1 while the thread that publishes runs, else 0.", lambda seen: seen.is_running),
+    ("running", "1 while the publisher's thread runs, else 0.", lambda seen: seen.is_running),
     ("message_age_seconds", "Seconds since the last message.", lambda seen: seen.seconds_since_message),
-    ("waiting", "Hand-overs that wait for the thread.", lambda seen: seen.num_waiting),
+    ("waiting", "Batches queued for the thread.", lambda seen: seen.num_waiting),
 )
 _COUNTERS: tuple[_Row, ...] = (
-    ("messages", "Messages sent live, heartbeats among them.", lambda seen: seen.num_messages),
-    ("heartbeats", "Messages that said nothing.", lambda seen: seen.num_heartbeats),
+    ("messages", "Live messages sent, heartbeats included.", lambda seen: seen.num_messages),
+    ("heartbeats", "Messages without events.", lambda seen: seen.num_heartbeats),
     ("bytes", "Bytes of the payloads of live messages.", lambda seen: seen.num_bytes),
-    ("merged", "Hand-overs merged with the one before, because many waited.", lambda seen: seen.num_merged),
+    ("merged", "Batches merged into the one before because the queue was long.", lambda seen: seen.num_merged),
     ("snapshots", "Snapshots made for replays.", lambda seen: seen.num_snapshots),
-    ("subscribers_cut", "Connections cut off for their many topics.", lambda seen: seen.num_cut),
-    ("snapshot_bytes", "Their bytes.", lambda seen: seen.snapshot_bytes),
+    ("subscribers_cut", "Connections closed because of too many topics.", lambda seen: seen.num_cut),
+    ("snapshot_bytes", "Bytes of the snapshots.", lambda seen: seen.snapshot_bytes),
 )
 _OUTCOMES: tuple[tuple[str, Callable[[PublisherStats], float]], ...] = (
     ("answered", lambda seen: seen.num_replays),
@@ -143,8 +146,15 @@ class KVEventCollector(Collector):
 
         registry.register(KVEventCollector(publisher.stats))
 
-    read: returns the publisher's counts, from any thread. engine, model_name: labels, as `CacheCollector` has them.
-    A scrape is O(1). Raises `InvalidArgument` for what is no function, and for text that is none.
+    A scrape is O(1).
+
+    Args:
+        read: returns the publisher's counters; called in the scraping thread.
+        engine: label that distinguishes the engines of a process.
+        model_name: label of the model.
+
+    Raises:
+        InvalidArgument: `read` is not a function, or a label is not a string.
     """
 
     def __init__(self, read: Callable[[], PublisherStats], *, engine: str = "0", model_name: str = "") -> None:
@@ -157,7 +167,6 @@ class KVEventCollector(Collector):
         }
 
     def collect(self) -> Iterable[Metric]:
-        """Return all metrics, from one moment."""
         seen = self._read()
         names, values = list(self._labels), list(self._labels.values())
         made: list[Metric] = []

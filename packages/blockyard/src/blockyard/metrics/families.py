@@ -1,6 +1,6 @@
-"""What each number of a cache is called under /metrics, and what it means.
+"""Names and help texts of a cache's metrics.
 
-Names that begin with `vllm:` are those that vLLM's dashboards graph; what vLLM does not count is `blockyard:`.
+Names that begin with `vllm:` are those of vLLM's dashboards; metrics that vLLM does not have begin with `blockyard:`.
 Prometheus adds `_total` to the names of counters.
 """
 
@@ -15,19 +15,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from ..answers import CacheStats, Histogram, Residency, RetentionEnds, TenantUse
 from .reading import CacheReading, PoolCounts
 
-#: Tenants with a share that are shown by name, in the order of the config; the others are one.
+#: Most tenants shown by name, in the order of the config; the others are summed.
 MAX_SHARES = 100
 OTHER_SHARES = "(others)"
 
-#: One cache's labels, the same for all of its metrics: (name, value), in this order.
+#: Labels of a cache, the same for all its metrics: (name, value), in this order.
 Labels = tuple[tuple[str, str], ...]
-#: Values by the family's own label; "" is the key where it has none. None or {}: not known of this cache.
+#: Values by the family's own label; the key is "" if it has none. None or {} if the cache does not know them.
 Values = Mapping[str, float] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A gauge, or a counter, which only goes up. label: what it is split by; "" for nothing."""
+    """A gauge or counter, with one label of its own if `label` is not ""."""
 
     name: str
     text: str
@@ -36,7 +36,7 @@ class Family:
     is_counter: bool = False
 
     def metric(self, readings: list[tuple[Labels, CacheReading]]) -> Metric:
-        """Return the family with the samples of all caches. O(samples)."""
+        """Return the samples of all caches. O(samples)."""
         kind = CounterMetricFamily if self.is_counter else GaugeMetricFamily
         metric = kind(self.name, self.text, labels=label_names(readings, self.label))
         for labels, reading in readings:
@@ -54,7 +54,7 @@ class Durations:
     part: Callable[[Residency], Histogram]
 
     def metric(self, readings: list[tuple[Labels, CacheReading]]) -> Metric:
-        """Return the histogram of all caches that follow their blocks. O(buckets)."""
+        """Return the histogram of all caches that sample residency. O(buckets)."""
         metric = HistogramMetricFamily(self.name, self.text, labels=label_names(readings))
         for labels, reading in readings:
             if reading.residency is not None:
@@ -66,7 +66,7 @@ class Durations:
 
 
 def label_names(readings: list[tuple[Labels, CacheReading]], own: str = "") -> list[str]:
-    """Return the names of the labels of a family: those of the caches, and its own."""
+    """Return the names of a family's labels: those of the caches, and its own."""
     return [*(name for name, _ in (readings[0][0] if readings else ())), *([own] if own else [])]
 
 
@@ -75,7 +75,7 @@ def _of_pool(name: str, text: str, read: Callable[[PoolCounts], float], is_count
 
 
 def _of_stats(name: str, text: str, read: Callable[[CacheStats], float], is_counter: bool = False) -> Family:
-    """Read it of a cache with sequences; a bare pool has no such numbers."""
+    """Return a family that only a cache with sequences has; a bare pool has no such numbers."""
     return Family(name, text, lambda seen: None if seen.stats is None else {"": read(seen.stats)}, "", is_counter)
 
 
@@ -84,7 +84,7 @@ def _causes(seen: CacheReading) -> Values:
 
 
 def _sources(seen: CacheReading) -> Values:
-    """Count in vLLM's words; nothing comes from another machine here."""
+    """Return the prompt tokens by vLLM's sources. No external transfers are counted here."""
     if seen.stats is None:
         return None
     hit = seen.stats.num_hit_tokens
@@ -104,7 +104,6 @@ def _preemptions(seen: CacheReading) -> Values:
 
 
 def _retained(seen: CacheReading) -> Values:
-    """Read them where there is a budget of them."""
     if seen.stats is None or seen.config is None or not seen.config.retention_blocks:
         return None
     return {"": seen.stats.num_retained_blocks}
@@ -117,7 +116,6 @@ def _ended(seen: CacheReading) -> Values:
 
 
 def _states(seen: CacheReading) -> Values:
-    """Return what is counted where layers keep states."""
     stats = seen.stats
     if stats is None or seen.config is None or seen.config.state_group is None:
         return None
@@ -130,8 +128,7 @@ def _states(seen: CacheReading) -> Values:
 
 
 def _shares(read: Callable[[TenantUse], float]) -> Callable[[CacheReading], Values]:
-    """Return what is read of each tenant that has a share: of the first by name, of the others together."""
-
+    """Return a reader of a value of each tenant, the first ones by name and the others summed."""
     return lambda seen: None if seen.stats is None else _by_name(seen.stats.tenants, read)
 
 
@@ -142,18 +139,18 @@ def _by_name(uses: Sequence[TenantUse], read: Callable[[TenantUse], float]) -> d
     return values
 
 
-#: Gauges of a tenant that has a share: name, what it is, how it is read.
+#: Gauges of a tenant: name, help text, and the function that reads it.
 SHARES: tuple[tuple[str, str, Callable[[TenantUse], float]], ...] = (
     ("blockyard:share_blocks", "A tenant's share.", lambda use: use.share),
     ("blockyard:share_blocks_held", "Blocks that a tenant holds.", lambda use: use.num_held),
-    ("blockyard:share_blocks_idle", "Its idle blocks.", lambda use: use.num_idle),
-    ("blockyard:share_blocks_retained", "Its blocks that a wish keeps.", lambda use: use.num_retained),
-    ("blockyard:share_blocks_floor", "What it is sure of.", lambda use: use.min_blocks),
+    ("blockyard:share_blocks_idle", "Idle blocks of a tenant.", lambda use: use.num_idle),
+    ("blockyard:share_blocks_retained", "Retained blocks of a tenant.", lambda use: use.num_retained),
+    ("blockyard:share_blocks_floor", "Blocks guaranteed to a tenant.", lambda use: use.min_blocks),
 )
 
 
 def share_metrics(labels: Mapping[str, str], uses: Sequence[TenantUse]) -> Iterator[Metric]:
-    """Yield those gauges of tenants who share pools that are shown as one. O(tenants)."""
+    """Yield the tenants' gauges of several pools that are shown as one. O(tenants)."""
     for name, text, read in SHARES:
         metric = GaugeMetricFamily(name, text, labels=[*labels, "tenant"])
         for tenant, value in _by_name(uses, read).items():
@@ -162,7 +159,6 @@ def share_metrics(labels: Mapping[str, str], uses: Sequence[TenantUse]) -> Itera
 
 
 def _block_bytes(seen: CacheReading) -> Values:
-    """Return them where they are known."""
     return {"": seen.stats.block_bytes} if seen.stats is not None and seen.stats.block_bytes else None
 
 
@@ -188,27 +184,25 @@ FAMILIES: tuple[Family, ...] = (
     Family("blockyard:kv_blocks", "Blocks by state.", lambda seen: asdict(seen.blocks), "state"),
     Family("blockyard:cpu_kv_blocks", "Blocks of the CPU pool by state.", _cpu_states, "state"),
     _of_pool("blockyard:kv_blocks_used", "Blocks that are held.", lambda pool: pool.num_used),
-    _of_pool("blockyard:kv_blocks_free", "Blocks to be had, idle ones too.", lambda pool: pool.num_free),
+    _of_pool("blockyard:kv_blocks_free", "Free blocks, idle ones included.", lambda pool: pool.num_free),
     _of_pool("blockyard:kv_blocks_cached", "Blocks that can be hit.", lambda pool: pool.num_cached),
     _of_pool("blockyard:kv_blocks_used_peak", "Most blocks held at once.", lambda pool: pool.peak_used),
-    Family("blockyard:kv_blocks_retained", "Blocks that a wish keeps.", _retained),
+    Family("blockyard:kv_blocks_retained", "Blocks that `retain` protects.", _retained),
     Family("blockyard:kv_retentions_ended", "Blocks whose retention has ended, by cause.", _ended, "cause", True),
-    Family("blockyard:kv_states", "States of hybrid models, by what is done with them.", _states, "event", True),
+    Family("blockyard:kv_states", "States of hybrid models, by event.", _states, "event", True),
     *(Family(name, text, _shares(read), "tenant") for name, text, read in SHARES),
     Family("blockyard:kv_block_bytes", "Bytes of a block.", _block_bytes),
     Family(
         "blockyard:share_blocks_evicted",
-        "Cached blocks that a tenant lost.",
+        "Cached blocks of a tenant that were evicted.",
         _shares(lambda use: use.num_evicted_blocks),
         "tenant",
         True,
     ),
-    _of_stats("blockyard:kv_slots_wasted", "Slots held that no token fills.", lambda stats: stats.num_wasted_slots),
+    _of_stats("blockyard:kv_slots_wasted", "Slots held without a token.", lambda stats: stats.num_wasted_slots),
     _of_stats("blockyard:sequences_running", "Sequences with blocks.", lambda stats: stats.num_running_seqs),
     _of_pool("blockyard:kv_blocks_allocated", "Blocks taken.", lambda pool: pool.num_allocated, is_counter=True),
-    _of_pool(
-        "blockyard:kv_blocks_evicted", "Cached blocks taken for others.", lambda pool: pool.num_evicted, is_counter=True
-    ),
+    _of_pool("blockyard:kv_blocks_evicted", "Cached blocks evicted.", lambda pool: pool.num_evicted, is_counter=True),
     _of_stats(
         "blockyard:kv_blocks_copied", "Blocks copied on write.", lambda stats: stats.num_copied_blocks, is_counter=True
     ),
@@ -216,15 +210,18 @@ FAMILIES: tuple[Family, ...] = (
     Family("blockyard:missed_tokens", "Prompt tokens not found, by cause.", _causes, "cause", True),
     _of_stats(
         "blockyard:resumed_tokens",
-        "Tokens looked up for preempted sequences that came back.",
+        "Prompt tokens of preempted sequences that were resumed.",
         lambda stats: stats.num_resumed_tokens,
         is_counter=True,
     ),
     _of_stats(
-        "blockyard:resumed_hit_tokens", "Those found.", lambda stats: stats.num_resumed_hit_tokens, is_counter=True
+        "blockyard:resumed_hit_tokens",
+        "Resumed prompt tokens found.",
+        lambda stats: stats.num_resumed_hit_tokens,
+        is_counter=True,
     ),
 )
-#: Of the blocks that `residency_sample` follows.
+#: Histograms of the blocks that `residency_sample` selects.
 RESIDENCY: tuple[Durations, ...] = (
     Durations("vllm:kv_block_lifetime_seconds", "From taking a block to evicting it.", lambda seen: seen.lifetime),
     Durations(

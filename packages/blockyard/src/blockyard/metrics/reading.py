@@ -1,4 +1,4 @@
-"""The numbers of one cache at one moment, made where the cache may be asked and read anywhere."""
+"""The numbers of a cache at one moment. Made where the cache may be called, read anywhere."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from ..core.pools.lease_pool import LeasePool
 
 @dataclass(frozen=True, slots=True)
 class BlockStates:
-    """How many blocks of a pool are in each state; together they are the usable blocks, and those beyond its end.
+    """Number of blocks of a pool in each state. They add up to the usable blocks and those beyond the pool's end.
 
-    private: held and not cached, also where only a step in flight keeps it. shared: held and cached, also where it is
-    still to be computed. idle: cached and held by none. free: neither. retiring: held beyond the end of a pool that
-    shrank, gone when freed.
+    Attributes:
+        private: held and not cached, including blocks that only a step in flight keeps.
+        shared: held and cached, including blocks still to be computed.
+        idle: cached and not held.
+        free: neither.
+        retiring: held beyond the end of a pool that shrank; removed when freed.
     """
 
     private: int
@@ -42,10 +45,19 @@ class BlockStates:
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """What every pool counts by itself.
+    """Size and counters of a pool.
 
-    num_blocks, block_size, enable_prefix_caching: what it is. usage: share of the usable blocks that is held, 0 to 1.
-    num_used, num_free, num_cached: blocks now. peak_used: most held at once. num_allocated, num_evicted: so far.
+    Attributes:
+        num_blocks: blocks of the pool.
+        block_size: tokens per block.
+        enable_prefix_caching: whether it caches prefixes.
+        usage: fraction of the usable blocks that is held, 0 to 1.
+        num_used: held blocks now.
+        num_free: free blocks now, idle ones included.
+        num_cached: cached blocks now.
+        peak_used: most blocks held at once.
+        num_allocated: blocks allocated so far.
+        num_evicted: blocks evicted so far.
     """
 
     num_blocks: int
@@ -61,7 +73,7 @@ class PoolCounts:
 
     @classmethod
     def of(cls, pool: LeasePool) -> PoolCounts:
-        """Read them. O(1)."""
+        """Read them from a pool. O(1)."""
         return cls(
             num_blocks=pool.num_blocks,
             block_size=pool.block_size,
@@ -78,13 +90,19 @@ class PoolCounts:
 
 @dataclass(frozen=True, slots=True)
 class CacheReading:
-    """What `CacheCollector` shows of one cache.
+    """The numbers that `CacheCollector` shows of a cache.
 
-    config, stats: None of a bare pool, which has no sequences and counts no tokens. cpu_blocks: None without a CPU
-    pool. residency, misses: None where the cache does not follow them (`residency_sample`, `track_misses`).
-    ended_retentions: None without a budget of them (`retention_blocks`).
-    num_preemptions: sequences preempted so far; None where nothing counts them. num_cpu_hit_tokens: those of
-    `stats.num_hit_tokens` that lay in the CPU pool; None where nothing counts them and there is such a pool.
+    Attributes:
+        pool: size and counters of the pool.
+        blocks: its blocks by state.
+        config: None for a bare pool, which has no sequences and counts no tokens.
+        stats: None for a bare pool.
+        cpu_blocks: blocks of the CPU pool; None without one.
+        residency: None if not recorded (`residency_sample`).
+        misses: None if not recorded (`track_misses`).
+        ended_retentions: None without a budget (`retention_blocks`).
+        num_preemptions: sequences preempted so far; None if unknown.
+        num_cpu_hit_tokens: tokens of `stats.num_hit_tokens` found in the CPU pool; None if unknown.
     """
 
     pool: PoolCounts
@@ -102,7 +120,7 @@ class CacheReading:
     def of(
         cls, cache: KVCacheManager, num_preemptions: int | None = None, num_cpu_hit_tokens: int | None = None
     ) -> CacheReading:
-        """Read a cache, and add what only its engine counts. O(num_blocks + max_num_seqs). It changes nothing."""
+        """Read a manager, and add the numbers that only its engine counts. O(num_blocks + max_num_seqs)."""
         config, cpu_pool = cache.config, cache.cpu_pool
         return cls(
             pool=PoolCounts.of(cache.pool),
@@ -119,12 +137,12 @@ class CacheReading:
 
     @classmethod
     def of_pool(cls, pool: LeasePool) -> CacheReading:
-        """Read a pool that is used without a manager, or that of a manager alone. O(num_blocks). It changes nothing."""
+        """Read a pool. O(num_blocks)."""
         return cls(pool=PoolCounts.of(pool), blocks=BlockStates.of(pool))
 
     @property
     def hit_tokens(self) -> tuple[int, int] | None:
-        """Count the hit tokens that lay in the pool, and in the CPU pool; None where nothing tells them apart."""
+        """Return the hit tokens found in the pool and in the CPU pool; None if unknown."""
         if self.stats is None or self.num_cpu_hit_tokens is None:
             return None
         from_cpu = min(self.num_cpu_hit_tokens, self.stats.num_hit_tokens)

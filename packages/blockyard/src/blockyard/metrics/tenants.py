@@ -1,4 +1,4 @@
-"""Whose prompts hit: tokens by tenant, the largest few by name and all others together."""
+"""Prompt tokens and hits by tenant: the largest tenants by name, the others together."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from ..answers import MissCauses
 from ..arguments import require_int, require_str, require_unicode
 from ..keys import CacheSalt, ExtraKey, LoRA
 
-#: Largest number of tenants that are shown by name.
+#: Most tenants shown by name.
 MAX_SHOWN = 100
-#: Candidates that are followed for each tenant that is shown.
+#: Candidates tracked per tenant shown.
 _FOLLOWED_EACH = 8
-#: How much larger a tenant must be than the smallest that is shown, to take its place.
+#: How many times the tokens of the smallest tenant shown a candidate needs to replace it.
 _MARGIN = 2
 OTHER = "other"
-#: Prompt tokens, and those of them that the cache had.
+#: Prompt tokens, and how many of them were cached.
 Tokens = tuple[int, int]
 
 
 def tenant_of(extra_keys: Iterable[ExtraKey]) -> str:
-    """Return a name for those who share blocks: of the adapter and the salt; "none" without them. O(keys).
+    """Return a label for requests that share blocks, from their adapter and salt; "none" without them. O(keys).
 
-    A salt is a secret, so its name is a BLAKE2b digest of it, of 6 bytes. A reader who has the salt, or
-    guesses it, can tell which it is.
+    A salt is a secret, so a 6-byte BLAKE2b digest of it is shown. Whoever knows or guesses the salt can recognise it.
     """
     names = []
     for key in extra_keys:
@@ -44,14 +43,19 @@ def _digest(secret: str) -> str:
 
 
 class TenantTokens(Collector):
-    """Counts prompt tokens by tenant and shows them to a registry; register it beside a `CacheCollector`.
+    """Counts prompt tokens by tenant. Register it beside a `CacheCollector`.
 
-    most: tenants that are shown by name, 1 to 100; the others are one, "other". labels: of all samples, by name.
+    The first tenants are shown at once. A later one replaces the smallest when it has reached more than twice its
+    tokens, and is counted from then on. However many names clients invent, a place changes hands at most 63 times,
+    memory is bounded, and no counter decreases. Candidates are tracked by the space-saving algorithm (Metwally et al.,
+    2005).
 
-    The first tenants are shown at once. A later one takes the place of the smallest when it has come to more than twice
-    its tokens, and is counted from then on. However many names clients make up, a place changes hands at most 63 times,
-    memory is bounded, and no counter goes back. Candidates are followed by the space-saving algorithm (Metwally et al.,
-    2005). Raises `InvalidArgument` for a number outside its limits.
+    Args:
+        most: tenants shown by name, 1 to 100; the others are summed as "other".
+        labels: labels of all samples.
+
+    Raises:
+        InvalidArgument: a value is outside its limits.
     """
 
     def __init__(self, most: int = 20, labels: Mapping[str, str] | None = None) -> None:
@@ -61,18 +65,22 @@ class TenantTokens(Collector):
             for name, text in (labels or {}).items()
         }
         self._shown: dict[str, Tokens] = {}
-        #: Tokens not found of those shown and of the others, by cause; empty where no causes are told.
+        #: Missed tokens by cause, of the tenants shown and of the others; empty if causes are unknown.
         self._missed: dict[str, Counter[str]] = {}
-        #: Tokens of those shown, what they had before included.
+        #: Tokens of the tenants shown, including those before they were shown.
         self._weight: dict[str, int] = {}
         self._others: Tokens = (0, 0)
-        #: Tokens of a tenant that is not shown, and how many of them may have been another's.
+        #: Tokens of the tenants tracked but not shown, and how many of them may be another tenant's.
         self._candidates: dict[str, Tokens] = {}
 
     def count(self, tenant: str, num_prompt_tokens: int, num_hit_tokens: int, misses: MissCauses | None = None) -> None:
-        """Count a prompt of a tenant. misses: why it had no more, where that is known (`miss_causes`).
+        """Count a prompt. O(1) for a tenant that is shown, O(most) for others.
 
-        O(1) for one that is shown, O(most) for others.
+        Args:
+            tenant: label of the tenant.
+            num_prompt_tokens: tokens of the prompt.
+            num_hit_tokens: tokens of it that were cached.
+            misses: causes of the misses, if known (`miss_causes`).
         """
         if tenant not in self._shown and len(self._shown) < self._most:
             self._show(tenant, 0)
@@ -86,22 +94,19 @@ class TenantTokens(Collector):
             self._follow(tenant, num_prompt_tokens)
 
     def tokens(self) -> dict[str, Tokens]:
-        """(prompt tokens, hit tokens) of each tenant that is shown, and of the others if there are any. O(most)."""
+        """Return (prompt tokens, hit tokens) of each tenant shown, and of the others if there are any. O(most)."""
         found = dict(self._shown)
         return {**found, OTHER: self._others} if any(self._others) else found
 
     def missed(self) -> dict[str, dict[str, int]]:
-        """Tokens not found of each tenant that is shown, and of the others, by cause; {} where no causes were told.
-
-        The causes are those of `MissCauses.missed`. O(most).
-        """
+        """Return the missed tokens by tenant and cause (`MissCauses.missed`); {} if causes are unknown. O(most)."""
         return {tenant: dict(causes) for tenant, causes in dict(self._missed).items()}
 
     def collect(self) -> Iterable[Metric]:
-        """Yield two counters, and a third one by cause where causes were told."""
+        """Return two counters, and a third by cause if causes are known."""
         names = [*self._labels, "tenant"]
         asked = CounterMetricFamily("blockyard:tenant_prompt_tokens", "Prompt tokens by tenant.", labels=names)
-        found = CounterMetricFamily("blockyard:tenant_hit_tokens", "Those that the cache had.", labels=names)
+        found = CounterMetricFamily("blockyard:tenant_hit_tokens", "Prompt tokens found, by tenant.", labels=names)
         for tenant, (num_prompt, num_hit) in self.tokens().items():
             asked.add_metric([*self._labels.values(), tenant], num_prompt)
             found.add_metric([*self._labels.values(), tenant], num_hit)
@@ -109,7 +114,7 @@ class TenantTokens(Collector):
 
     def _by_cause(self) -> list[Metric]:
         names = [*self._labels, "cause", "tenant"]
-        missed = CounterMetricFamily("blockyard:tenant_missed_tokens", "Those that it had not, by cause.", labels=names)
+        missed = CounterMetricFamily("blockyard:tenant_missed_tokens", "Prompt tokens missed, by cause.", labels=names)
         for tenant, causes in self.missed().items():
             for cause, number in causes.items():
                 missed.add_metric([*self._labels.values(), cause, tenant], number)
@@ -120,7 +125,7 @@ class TenantTokens(Collector):
         self._weight[tenant] = weight
 
     def _follow(self, tenant: str, num_tokens: int) -> None:
-        """Count a candidate; where it has certainly twice the tokens of the smallest that is shown, they change."""
+        """Count a candidate. It replaces the smallest tenant shown once it certainly has twice its tokens."""
         candidates = self._candidates
         if tenant not in candidates:
             least = 0

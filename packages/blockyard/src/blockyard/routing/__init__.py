@@ -1,23 +1,23 @@
-"""A fleet's router says which replica takes a request, by what each one holds, and why (`Fleet`: extra `events`).
+"""Request routing: choose the replica of a fleet that holds most of the prompt (`Fleet` needs the extra `events`).
 
 Read it in this order:
 
-    asking       what a cost is asked: a request, and the candidates as arrays
-    costs        ways to choose; `robust` is ours
-    book         load in tokens, by request and replica; speeds
-    prefixes     beginnings of prompts, and who was sent them
-    shares       what tenants may hold of each replica's pool
-    router       a choice, booked; knows no sockets
-    state        the same over replicas that are followed by their KV events
+    cost         interface of a cost: a request, and the candidates as arrays
+    costs        the cost functions; `robust` is the default
+    load         requests in flight, load in tokens, measured speeds
+    prefixes     which replica was sent which beginnings of prompts
+    shares       tenants' shares of each replica's pool
+    router       choices and bookkeeping, without sockets
+    state        `Fleet`: a router over replicas that are followed by their KV events
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .asking import Ask, Candidates, Cost, PlainCost
+from .cost import Candidates, Cost, RouteRequest, StatelessCost
 from .costs import make_cost
-from .router import Choice, Router, Why
+from .router import CandidateScore, Choice, Router
 from .shares import Shares
 
 if TYPE_CHECKING:
@@ -28,22 +28,22 @@ from .costs import COSTS
 __all__ = [
     "COSTS",
     "Addresses",
-    "Ask",
+    "CandidateScore",
     "Candidates",
     "Choice",
     "Cost",
     "Fleet",
-    "PlainCost",
     "ReplicaStatus",
+    "RouteRequest",
     "Router",
     "Shares",
-    "Why",
+    "StatelessCost",
     "make_cost",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what follows replicas by their events when it is first used: it needs the extra `events`."""
+    """Import the classes that need the extra `events` on first use."""
     if name not in ("Addresses", "Fleet", "ReplicaStatus"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from . import state

@@ -1,4 +1,4 @@
-"""This table says who has the beginnings of which prompts, as links without tokens."""
+"""Which replica was sent which beginnings of prompts, by links instead of tokens."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from .asking import Ints
+from .cost import Ints
 
 Links = Sequence[Hashable]
 
 
 class Prefixes:
-    """Counts for each link of a prompt how often it was added for each replica; a link names all tokens up to its own.
+    """Counts how often each link of a prompt was added for each replica. A link identifies all tokens up to its end.
 
-    limit: links that are kept for one replica, the prompts that were added last; None keeps all until they are removed.
+    Args:
+        limit: most links per replica; the least recently added prompts are dropped. None for no limit.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
         self._holders: dict[Hashable, dict[str, int]] = {}
-        #: With a limit: by replica its prompts, oldest first.
+        #: With a limit: prompts by replica, oldest first.
         self._prompts: dict[str, OrderedDict[Hashable, Links]] = {}
-        #: By replica how many links are counted for it.
+        #: Number of links by replica.
         self.sizes: dict[str, int] = {}
 
     def add(self, links: Links, replica: str) -> None:
-        """Count a prompt for a replica. O(links), amortized."""
+        """Add a prompt of a replica. O(links), amortized."""
         if not links:
             return
         if self._limit is not None:
@@ -49,7 +50,7 @@ class Prefixes:
         self.sizes[replica] = self.sizes.get(replica, 0) + num_new
 
     def remove(self, links: Links, replica: str) -> None:
-        """Take back one `add` of the same prompt and replica. O(links)."""
+        """Undo one `add` of the same prompt and replica. O(links)."""
         num_gone = 0
         for link in links:
             holders = self._holders[link]
@@ -63,7 +64,7 @@ class Prefixes:
             self.sizes[replica] -= num_gone
 
     def forget(self, replica: str) -> None:
-        """Drop all that was added for a replica. O(links)."""
+        """Remove all links of a replica. O(links)."""
         self._prompts.pop(replica, None)
         if self.sizes.pop(replica, 0):
             for link in [link for link, holders in self._holders.items() if holders.pop(replica, 0)]:
@@ -71,7 +72,7 @@ class Prefixes:
                     del self._holders[link]
 
     def lengths(self, links: Links, rows: dict[str, int]) -> Ints:
-        """Return for each replica how many leading links of a prompt it has: int64 (rows,). O(links + replicas)."""
+        """Return the number of leading links that each replica has, int64 (rows,). O(links + replicas)."""
         found: Ints = np.zeros(len(rows), np.int64)
         path = []
         for link in links:
@@ -90,7 +91,7 @@ class Prefixes:
         return found
 
     def check(self) -> None:
-        """Raise `AssertionError` unless each size is the number of links, and no count is below 1."""
+        """Raise `AssertionError` unless the sizes match the links and no count is below 1."""
         sizes: dict[str, int] = {}
         for holders in self._holders.values():
             assert min(holders.values(), default=0) > 0, holders

@@ -127,7 +127,7 @@ class Subscriber:
         source.close()
         self.mirror.forget(worker)
 
-    def silence(self, worker: str) -> float:
+    def seconds_since_message(self, worker: str) -> float:
         """Seconds since `poll` read a message of a worker, or since it is followed: a heartbeat is one too. O(1)."""
         source = self._sources.get(require_str("worker", worker))
         if source is None:

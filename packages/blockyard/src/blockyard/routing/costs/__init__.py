@@ -1,6 +1,6 @@
-"""Costs by name, each as its owner defines it.
+"""Cost functions by name: the default `robust`, and those of other routers.
 
-Read `robust` first: it is ours, and the default. `asking.Cost` says what a new one has to have.
+`cost.Cost` is the interface of a new one.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...errors import InvalidArgument
-from ..asking import Cost
+from ..cost import Cost
 from .blind import PowerOfTwo, RoundRobin, SessionHash
 from .by_hits import Dynamo, LlmD, LMetric, ProductionStack
 from .by_trees import AIBrix, Preble, RayAffinity, SGLang
 from .robust import Robust
 
-#: Costs that `make_cost` knows, by name.
+#: All costs by name.
 COSTS: dict[str, Callable[..., Cost]] = {
     "robust": Robust,
     "dynamo": Dynamo,
@@ -33,9 +33,14 @@ _DRAWING = {"ray-affinity", "power-of-two"}
 
 
 def make_cost(name: str, seed: int = 0) -> Cost:
-    """Make a cost by its name, one of `COSTS`, as its owner sets it up; the seed is for those that draw.
+    """Return a new cost by name, one of `COSTS`, with its project's default settings.
 
-    Raises `InvalidArgument` for another name.
+    Args:
+        name: name of the cost.
+        seed: seed for costs that draw random numbers.
+
+    Raises:
+        InvalidArgument: the name is unknown.
     """
     if name not in COSTS:
         raise InvalidArgument(f"router is {name!r}; it must be one of {', '.join(COSTS)}")

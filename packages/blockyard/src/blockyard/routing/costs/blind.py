@@ -1,4 +1,4 @@
-"""Costs that know nothing of what replicas have cached."""
+"""Costs that ignore what replicas have cached."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from hashlib import blake2b
 
 import numpy as np
 
-from ..asking import Ask, Bools, Candidates, Floats, PlainCost
+from ..cost import Bools, Candidates, Floats, RouteRequest, StatelessCost
 
 
 def two_choices(draw: np.random.Generator, candidates: Candidates, is_meant: Bools) -> Floats:
-    """Return the requests of two drawn from those meant, inf for others."""
+    """Draw two of the replicas in `is_meant`; return their number of requests, inf for all others."""
     costs: Floats = np.full(len(candidates.names), np.inf)
     meant = np.flatnonzero(is_meant)
     drawn = draw.choice(meant, min(2, len(meant)), replace=False)
@@ -18,47 +18,42 @@ def two_choices(draw: np.random.Generator, candidates: Candidates, is_meant: Boo
     return costs
 
 
-class PowerOfTwo(PlainCost):
-    """Draws two replicas and takes the one with fewer requests (Mitzenmacher, 2001); Ray Serve's default."""
+class PowerOfTwo(StatelessCost):
+    """The less busy of two random replicas (Mitzenmacher, 2001); Ray Serve's default."""
 
     def __init__(self, seed: int = 0) -> None:
         self._draw = np.random.default_rng(seed)
 
-    def costs(self, ask: Ask, candidates: Candidates) -> Floats:  # noqa: ARG002
-        """Return requests of the two drawn, inf for others."""
+    def costs(self, request: RouteRequest, candidates: Candidates) -> Floats:  # noqa: ARG002
         return two_choices(self._draw, candidates, np.ones(len(candidates.names), np.bool_))
 
 
-class RoundRobin(PlainCost):
-    """Takes the replica whose turn is the longest ago."""
+class RoundRobin(StatelessCost):
+    """The replica that got its last request the longest ago."""
 
     def __init__(self) -> None:
         self._turns: dict[str, int] = {}
         self._turn = 0
 
-    def costs(self, ask: Ask, candidates: Candidates) -> Floats:  # noqa: ARG002
-        """Return the number of each one's last turn."""
+    def costs(self, request: RouteRequest, candidates: Candidates) -> Floats:  # noqa: ARG002
         return np.array([self._turns.get(name, 0) for name in candidates.names], np.float64)
 
-    def sent(self, ask: Ask, replica: str) -> None:  # noqa: ARG002
-        """Its turn is over."""
+    def record(self, request: RouteRequest, replica: str) -> None:  # noqa: ARG002
         self._turn += 1
         self._turns[replica] = self._turn
 
-    def gone(self, replica: str) -> None:
-        """Its turn comes no more."""
+    def forget(self, replica: str) -> None:
         self._turns.pop(replica, None)
 
 
-class SessionHash(PlainCost):
-    """Takes the replica whose hash with the session is least; a request without one is its own session.
+class SessionHash(StatelessCost):
+    """The replica whose hash with the session is lowest; a request without a session is its own.
 
-    Few sessions move when replicas come and go: rendezvous hashing (Thaler and Ravishankar, 1998).
+    By rendezvous hashing (Thaler and Ravishankar, 1998), few sessions move when replicas are added or removed.
     """
 
-    def costs(self, ask: Ask, candidates: Candidates) -> Floats:
-        """Return the hashes."""
-        who = ask.session or ask.name
+    def costs(self, request: RouteRequest, candidates: Candidates) -> Floats:
+        who = request.session or request.name
         return np.array([_hash(f"{who}\n{name}") for name in candidates.names], np.float64)
 
 

@@ -1,4 +1,4 @@
-"""Costs of others that remember what they sent, and match a prompt with that."""
+"""Costs of other routers that match a prompt with the prompts they sent before."""
 
 from __future__ import annotations
 
@@ -7,37 +7,35 @@ from collections import deque
 
 import numpy as np
 
-from ..asking import Ask, Candidates, Floats, Ints
+from ..cost import Candidates, Floats, Ints, RouteRequest
 from ..prefixes import Prefixes
 from .blind import two_choices
 
 
 class SentTree:
-    """Keeps a tree of the prompts that each replica was sent, of `limit` links each."""
+    """A tree of the prompts that each replica was sent, with at most `limit` links per replica."""
 
     def __init__(self, limit: int = 2**20) -> None:
         self._tree = Prefixes(limit)
 
-    def matches(self, ask: Ask, candidates: Candidates) -> Ints:
-        """Return how many leading tokens of the prompt each was sent before. O(links)."""
+    def matches(self, request: RouteRequest, candidates: Candidates) -> Ints:
+        """Return how many leading tokens of the prompt each candidate was sent before. O(links)."""
         rows = {name: row for row, name in enumerate(candidates.names)}
-        return self._tree.lengths(ask.links, rows) * ask.link_tokens
+        return self._tree.lengths(request.links, rows) * request.link_tokens
 
     def sizes(self, candidates: Candidates) -> Floats:
-        """Return the size of each one's tree."""
+        """Return the size of each candidate's tree."""
         return np.array([self._tree.sizes.get(name, 0) for name in candidates.names], np.float64)
 
-    def sent(self, ask: Ask, replica: str) -> None:
-        """Put the prompt into the tree."""
-        self._tree.add(ask.links, replica)
+    def record(self, request: RouteRequest, replica: str) -> None:
+        self._tree.add(request.links, replica)
 
-    def gone(self, replica: str) -> None:
-        """Drop its tree."""
+    def forget(self, replica: str) -> None:
         self._tree.forget(replica)
 
 
 class SGLang(SentTree):
-    """Takes the longest match above 0.3 of the prompt, else the smallest tree; the shortest queue if out of balance.
+    """Longest match above 0.3 of the prompt, else the smallest tree; the shortest queue if queues are out of balance.
 
     SGLang's gateway (`cache_aware`, its defaults, 2026).
     """
@@ -48,30 +46,29 @@ class SGLang(SentTree):
     def __init__(self) -> None:
         super().__init__(2**26)
 
-    def costs(self, ask: Ask, candidates: Candidates) -> Floats:
-        """Return requests, sizes of trees, or matches with their sign turned."""
+    def costs(self, request: RouteRequest, candidates: Candidates) -> Floats:
         most, least = candidates.requests.max(), candidates.requests.min()
         if most - least > self.BALANCE_ABSOLUTE and most > self.BALANCE_RELATIVE * least:
             return candidates.requests.astype(np.float64)
-        matches = self.matches(ask, candidates)
-        if matches.max() > self.MATCH_THRESHOLD * ask.num_tokens:
+        matches = self.matches(request, candidates)
+        if matches.max() > self.MATCH_THRESHOLD * request.num_tokens:
             return -matches.astype(np.float64)
         return self.sizes(candidates)
 
 
 class AIBrix(SentTree):
-    """Takes the longest match whose requests are within the mean and a deviation; else the fewest requests.
+    """Longest match if the replica's requests are within one standard deviation of the mean, else the fewest requests.
 
-    AIBrix' `prefix-cache`, a table behind a gate on requests (its defaults, 2026).
+    AIBrix' `prefix-cache` (its defaults, 2026).
     """
 
-    #: The gate closes when the most requests are above twice the mean plus one, and 8 above the least.
+    #: Matches count only if the most requests are at most twice the mean plus one, or less than 8 above the fewest.
     IMBALANCE_FACTOR, IMBALANCE_GAP = 2.0, 8
 
-    def costs(self, ask: Ask, candidates: Candidates) -> Floats:
-        """Return requests, less the prompt's whole length for each token that matches where a match counts."""
+    def costs(self, request: RouteRequest, candidates: Candidates) -> Floats:
+        """Return the requests, minus the matched tokens times more than any difference in requests."""
         requests = candidates.requests.astype(np.float64)
-        matches = self.matches(ask, candidates)
+        matches = self.matches(request, candidates)
         most, least = requests.max(), requests.min()
         if most - least >= self.IMBALANCE_GAP and most > self.IMBALANCE_FACTOR * (requests.mean() + 1):
             matches[requests > least] = 0
@@ -81,10 +78,14 @@ class AIBrix(SentTree):
 
 
 class RayAffinity(SentTree):
-    """Takes the longest match from 0.1 of the prompt on, else the smallest tree.
+    """Longest match from 0.1 of the prompt on, else the smallest tree, by the power of two choices among equals.
 
-    Ray's `PrefixCacheAffinityRouter` (2.60), which then takes power of two.
-    imbalanced_threshold: requests that the longest queue may be above the shortest; beyond, queues alone decide.
+    Ray's `PrefixCacheAffinityRouter` (2.60).
+
+    Args:
+        seed: seed of the random choices.
+        imbalanced_threshold: largest difference between the longest and the shortest queue; beyond it only queues
+            decide.
     """
 
     MATCH_RATE = 0.1
@@ -94,12 +95,11 @@ class RayAffinity(SentTree):
         self._draw = np.random.default_rng(seed)
         self._threshold = imbalanced_threshold
 
-    def costs(self, ask: Ask, candidates: Candidates) -> Floats:
-        """Return 0 for the replica taken, inf for others."""
+    def costs(self, request: RouteRequest, candidates: Candidates) -> Floats:
         is_meant = np.ones(len(candidates.names), np.bool_)
         if candidates.requests.max() - candidates.requests.min() <= self._threshold:
-            matches = self.matches(ask, candidates)
-            if matches.max() >= self.MATCH_RATE * ask.num_tokens:
+            matches = self.matches(request, candidates)
+            if matches.max() >= self.MATCH_RATE * request.num_tokens:
                 is_meant = matches == matches.max()
             else:
                 sizes = self.sizes(candidates)
@@ -108,16 +108,15 @@ class RayAffinity(SentTree):
 
 
 class Preble(SentTree):
-    """Exploits where more of the prompt matches than is missing; else takes the least load of three minutes.
+    """The longest match if more of the prompt matches than not, else the lowest load of the last three minutes.
 
-    The load is in seconds: what was computed there in the window, and what this request would have to compute. What an
-    eviction costs is left out: it takes each replica's capacity, which this router is not told. E2 of Srivatsa et al.
-    (ICLR 2025).
+    The load is in seconds: tokens computed there in the window, and those that this request would compute. The cost of
+    evictions is omitted because the router does not know the replicas' capacity. E2 of Srivatsa et al. (ICLR 2025).
     """
 
     #: Seconds of the past that count as load.
     WINDOW = 180.0
-    #: A match is given up where its replica's load is this many times the least one. The value is ours.
+    #: A match is ignored if its replica's load is this many times the lowest. The value is our choice.
     MOST_IMBALANCE = 2.0
 
     def __init__(self) -> None:
@@ -126,29 +125,28 @@ class Preble(SentTree):
         self._loads: dict[str, int] = {}
         self._missing: dict[str, int] = {}
 
-    def costs(self, ask: Ask, candidates: Candidates) -> Floats:
-        """Return seconds; inf for replicas that an exploited match leaves out."""
-        while self._window and self._window[0][0] < ask.now - self.WINDOW:
+    def costs(self, request: RouteRequest, candidates: Candidates) -> Floats:
+        while self._window and self._window[0][0] < request.now - self.WINDOW:
             _, name, tokens = self._window.popleft()
             self._loads[name] = self._loads.get(name, 0) - tokens
-        matches = np.minimum(self.matches(ask, candidates), ask.num_tokens)
-        self._missing = dict(zip(candidates.names, (ask.num_tokens - matches).tolist(), strict=True))
+        matches = np.minimum(self.matches(request, candidates), request.num_tokens)
+        self._missing = dict(zip(candidates.names, (request.num_tokens - matches).tolist(), strict=True))
         loads = np.array([self._loads.get(name, 0) for name in candidates.names], np.float64)
-        costs: Floats = candidates.seconds_a_token * (loads + ask.num_tokens - matches)
+        costs: Floats = candidates.seconds_a_token * (loads + request.num_tokens - matches)
         is_best = matches == matches.max()
-        if 2 * matches.max() > ask.num_tokens and loads[is_best].min() <= self.MOST_IMBALANCE * max(loads.min(), 1.0):
+        if 2 * matches.max() > request.num_tokens and loads[is_best].min() <= self.MOST_IMBALANCE * max(
+            loads.min(), 1.0
+        ):
             costs[~is_best] = np.inf
         return costs
 
-    def sent(self, ask: Ask, replica: str) -> None:
-        """Put the prompt into the tree, and its missing part into the window."""
-        missing = self._missing.get(replica, ask.num_tokens)
-        self._window.append((ask.now, replica, missing))
+    def record(self, request: RouteRequest, replica: str) -> None:
+        missing = self._missing.get(replica, request.num_tokens)
+        self._window.append((request.now, replica, missing))
         self._loads[replica] = self._loads.get(replica, 0) + missing
-        super().sent(ask, replica)
+        super().record(request, replica)
 
-    def gone(self, replica: str) -> None:
-        """Drop its tree and its load."""
-        super().gone(replica)
+    def forget(self, replica: str) -> None:
+        super().forget(replica)
         self._loads.pop(replica, None)
         self._window = deque(entry for entry in self._window if entry[1] != replica)
