@@ -39,7 +39,7 @@ class PoolEngine:
         lease = self._pool.get_cached_blocks(prompt[:-1])
         hit = lease.block_ids
         self._pool.extend(lease, -(-len(prompt) // BLOCK_SIZE) - len(hit))
-        self._pool.cache_full_blocks(lease, prompt, len(hit))
+        self._pool.cache_full_blocks(lease, prompt, num_cached_blocks=len(hit))
         return (lease, len(prompt) // BLOCK_SIZE, np.concatenate([prompt, request.output()])), hit
 
     def grow(self, sequence: Sequence) -> None:
@@ -47,7 +47,7 @@ class PoolEngine:
 
     def end(self, sequence: Sequence) -> None:
         lease, num_cached, tokens = sequence
-        self._pool.cache_full_blocks(lease, tokens, num_cached)
+        self._pool.cache_full_blocks(lease, tokens, num_cached_blocks=num_cached)
         self._pool.free_blocks(lease)
 
 

@@ -213,7 +213,7 @@ def in_flight_figures(num_seqs: int = 1024, num_tokens: int = 100) -> Iterator[F
             times = nanoseconds_an_item(_repeated(_decode(cache, seqs[:size], depth, plans), 16), ROUNDS)
             yield figure(f"decode step with {depth} in flight", f"{size} seqs", times, "us", "", 1e-3)
             for plan in plans:
-                cache.commit(seqs[:size], plan.num_scheduled, np.full(size, 7), plan.step)
+                cache.commit(seqs[:size], plan.num_scheduled, np.full(size, 7), step=plan.step)
                 cache.end_step(plan.step)
 
 
@@ -227,7 +227,7 @@ def _decode(
         plans.append(cache.reserve(seqs, ones))
         if len(plans) == depth:
             number = plans.popleft().step
-            cache.commit(seqs, ones, sampled, number)
+            cache.commit(seqs, ones, sampled, step=number)
             if depth > 1:
                 cache.end_step(number)
 
@@ -244,7 +244,7 @@ def _decoding(num_seqs: int, num_tokens: int, depth: int) -> tuple[KVCacheManage
     prompts = rng.integers(0, 128_000, (num_seqs, num_tokens), dtype=np.int32)
     seqs = np.array([cache.allocate(prompt) for prompt in prompts])
     plan = cache.reserve(seqs)
-    cache.commit(seqs, plan.num_scheduled, np.full(num_seqs, 7), plan.step)
+    cache.commit(seqs, plan.num_scheduled, np.full(num_seqs, 7), step=plan.step)
     if depth > 1:
         cache.end_step(plan.step)
     return cache, seqs

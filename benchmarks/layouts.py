@@ -55,12 +55,12 @@ def attacked_pool(size: int, prompts: list[np.ndarray]) -> BlockPool:
         lease = pool.get_new_blocks(0)
         for end in range(BLOCK_SIZE, len(prompt) + 1, BLOCK_SIZE):
             pool.extend(lease, 1)
-            pool.cache_full_blocks(lease, prompt[:end], end // BLOCK_SIZE - 1)
+            pool.cache_full_blocks(lease, prompt[:end], num_cached_blocks=end // BLOCK_SIZE - 1)
             other = prompt[: end + BLOCK_SIZE].copy()
             other[-1] ^= 1
             beside = pool.get_cached_blocks(other)
             pool.extend(beside, 1)
-            pool.cache_full_blocks(beside, other, len(beside) - 1)
+            pool.cache_full_blocks(beside, other, num_cached_blocks=len(beside) - 1)
             pool.free_blocks(beside)
         pool.free_blocks(lease)
     return pool

@@ -47,7 +47,7 @@ def one_more_block(num_tokens: int) -> Iterator[Figure]:
     yield figure("extend by a block", f"{num_tokens} tokens", nanoseconds_an_item(extend, ROUNDS), "us", "", 1e-3)
     for name, form in (("int32 array", tokens), ("list", tokens.tolist())):
         for step in (cache_next_blocks, cache_full_blocks):
-            lease = pool.touch(grown, "", 0, num_tokens // BLOCK_SIZE)
+            lease = pool.touch(grown, holder="", start=0, stop=num_tokens // BLOCK_SIZE)
             calls = CALLS if step is cache_next_blocks else FEW
             pool.extend(lease, calls * (ROUNDS + 1))
             samples = nanoseconds_an_item(_block_by_block(step, pool, lease, form, calls), ROUNDS)
@@ -73,7 +73,7 @@ def cache_next_blocks(pool: BlockPool, lease: BlockLease, tokens: Any, num_cache
 
 def cache_full_blocks(pool: BlockPool, lease: BlockLease, tokens: Any, num_cached: int) -> None:
     """One more block, by the whole prompt up to its end."""
-    pool.cache_full_blocks(lease, tokens[: (num_cached + 1) * BLOCK_SIZE], num_cached)
+    pool.cache_full_blocks(lease, tokens[: (num_cached + 1) * BLOCK_SIZE], num_cached_blocks=num_cached)
 
 
 def _repeated(step: Callable[[], object], calls: int) -> Callable[[], int]:

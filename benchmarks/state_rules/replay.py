@@ -97,7 +97,7 @@ class StateReplay:
         self._compute(seq, hit, tokens, num_prompt, num_total // self.block_size * self.block_size)
         self.cache.free(seq)
         if self.room > 0:
-            self.cache.pool.free_blocks(self.cache.pool.get_new_blocks(self.room, "ballast"))
+            self.cache.pool.free_blocks(self.cache.pool.get_new_blocks(self.room, holder="ballast"))
         return hit
 
     def over(self, session: int) -> None:

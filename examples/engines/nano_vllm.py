@@ -87,7 +87,7 @@ class BlockManager:
             found = self._find(seq)
         self._found = None
         num_new = seq.num_blocks - num_cached_blocks
-        lease = self.pool.hold(found, f"seq {seq.seq_id}", num_blocks=num_cached_blocks, extend_by=num_new)
+        lease = self.pool.hold(found, holder=f"seq {seq.seq_id}", num_blocks=num_cached_blocks, extend_by=num_new)
         self._leases[seq.seq_id] = lease
         seq.block_table.extend((lease.block_ids - _FIRST).tolist())
         seq.num_cached_tokens = num_cached_blocks * self.block_size

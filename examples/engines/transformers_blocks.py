@@ -158,7 +158,7 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
         """Hold the first of what was found last. Raises `StaleBlocks` if they are no longer there."""
         if self._found is None or self._numbered(self._found.block_ids) != block_ids:
             raise InvalidArgument(f"block_ids has {len(block_ids)} blocks that match_prefix_blocks did not find")
-        lease = self.blocks.hold(self._found, request_id, num_blocks=prefix_len // self.tokens_per_page)
+        lease = self.blocks.hold(self._found, holder=request_id, num_blocks=prefix_len // self.tokens_per_page)
         self._begin(request_id, lease)
 
     def mark_complete_blocks(self, request_id: str, token_ids: list[int], new_new_blocks: int) -> None:
@@ -193,7 +193,7 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
         copied = self._numbered(source.block_ids[num_shared:])
         self._children.append(dest_request_id)
         try:
-            self._begin(dest_request_id, self.blocks.touch(source, dest_request_id, stop=num_shared))
+            self._begin(dest_request_id, self.blocks.touch(source, holder=dest_request_id, stop=num_shared))
             self._extend(dest_request_id, len(copied))
         except BaseException:
             self.forget_children()
@@ -216,7 +216,7 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
     def _extend(self, request_id: str, num_blocks: int) -> None:
         lease = self._leases.get(request_id)
         if lease is None:
-            self._begin(request_id, self.blocks.get_new_blocks(num_blocks, request_id))
+            self._begin(request_id, self.blocks.get_new_blocks(num_blocks, holder=request_id))
         else:
             self.block_table[request_id] += self._numbered(self.blocks.extend(lease, num_blocks))
 

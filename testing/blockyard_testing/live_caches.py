@@ -31,7 +31,7 @@ def at_work(cache: KVCacheManager, seed: int, num_steps: int) -> Iterator[None]:
         running = list(cache.running())
         if rng.random() < 0.6:
             start = rng.randrange(3) * 100
-            cache.try_allocate(list(range(start, start + rng.randint(1, 30))), f"request {rng.randrange(99)}")
+            cache.try_allocate(list(range(start, start + rng.randint(1, 30))), holder=f"request {rng.randrange(99)}")
         if running and rng.random() < 0.2:
             cache.free([rng.choice(running)])
         if rng.random() < 0.1:

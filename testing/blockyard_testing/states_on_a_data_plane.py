@@ -126,14 +126,14 @@ class StatesOnADataPlane(World):
         seq = self.one()
         if seq is not None:
             count = self.random.randint(0, len(seq.tokens))
-            self.cache.skip_states(seq.handle, count, self.random.choice((0, self.random.randint(0, count))))
+            self.cache.skip_states(seq.handle, count, kept=self.random.choice((0, self.random.randint(0, count))))
 
     def bring(self) -> int:
         """A prompt whose state is to come from outside: in one of its steps, or never."""
         earlier = self.earlier()
         tokens, keys = self.prompt(earlier), self.keys(earlier)
         brought = self.random.randint(0, len(tokens))
-        without = self.cache.num_cached_tokens(tokens, keys)
+        without = self.cache.num_cached_tokens(tokens, extra_keys=keys)
         seq = Seq(
             self.cache.allocate(tokens, extra_keys=keys, brought=brought), tokens, keys, (), self.cache.generation
         )
@@ -169,7 +169,7 @@ class StatesOnADataPlane(World):
         if seq is None or seq.spans or seq.generation != self.cache.generation:
             return
         count = self.random.randint(1, len(seq.tokens))
-        found = self.cache.state_blocks(seq.tokens[:count], seq.keys).tolist()
+        found = self.cache.state_blocks(seq.tokens[:count], extra_keys=seq.keys).tolist()
         name = self.names(seq, seq.tokens)[count - 1]
         assert [self.parts[block] for block in found] == [(name, part) for part in range(len(found))]
         self.counts["states found"] += len(found) > 0

@@ -136,7 +136,7 @@ class World:
             is_whole = count > 0 and starts[seq] + count == known and not self._is_flying(seq)
             new.append(self.draw.randrange(3) if is_whole and self.draw.random() < 0.8 else -1)
         saves = self._saves(plan)
-        self.cache.commit(live, counts, new, step)
+        self.cache.commit(live, counts, new, step=step)
         for seq, count, token in zip(live, counts, new, strict=True):
             computed = starts[seq] + count
             if seq in fell_short:
@@ -156,7 +156,7 @@ class World:
         lying = {}
         for seq in set(seqs) & rolling.keys():
             salt, tokens = rolling[seq]
-            blocks = self.cache.state_blocks(list(tokens), (CacheSalt(str(salt)),) if salt else ())
+            blocks = self.cache.state_blocks(list(tokens), extra_keys=(CacheSalt(str(salt)),) if salt else ())
             lying[seq] = sorted(blocks.tolist())
         return lying
 
@@ -221,7 +221,7 @@ class World:
 
     def retain(self) -> None:
         try:
-            self.cache.retain(self.draw.choice(self.texts), self.draw.randint(0, 3))
+            self.cache.retain(self.draw.choice(self.texts), priority=self.draw.randint(0, 3))
         except BlockyardError:
             return
 

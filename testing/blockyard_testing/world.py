@@ -262,10 +262,12 @@ class World(DataPlane):
         spans = self.spans(tokens, earlier)
         num_seqs = min(self.random.choice((1, 1, 1, 1, 2, 3)), self.config.max_num_seqs)
         given = self.given(tokens)
-        answer = self.cache.can_allocate(given, keys + spans, num_seqs).name
+        answer = self.cache.can_allocate(given, extra_keys=keys + spans, num_seqs=num_seqs).name
         self.require_hope(answer)
         try:
-            handle = self.cache.allocate(given, "someone", keys + spans, num_seqs, session=self.session())
+            handle = self.cache.allocate(
+                given, holder="someone", extra_keys=keys + spans, num_seqs=num_seqs, session=self.session()
+            )
         except self.package.CapacityError:
             assert answer != "OK"
             raise
@@ -320,7 +322,7 @@ class World(DataPlane):
             else:
                 tail = self.prompt(None)[: self.random.randint(0, 5)]
                 prompts.append(first[: self.random.randint(1, len(first))] + tail)
-        answer = self.cache.can_allocate_batch(prompts, keys).name
+        answer = self.cache.can_allocate_batch(prompts, extra_keys=keys).name
         self.require_hope(answer)
         try:
             handles = self.cache.allocate_batch(prompts, extra_keys=keys)
@@ -515,7 +517,9 @@ class World(DataPlane):
         expires_at = self.random.choice((None, self.now + self.random.random()))
         earlier = self.earlier()
         tokens, keys = self.prompt(earlier), self.keys(earlier)
-        return int(self.cache.retain(tokens, self.random.choice((0, 1, 1, 5)), expires_at, keys))
+        return int(
+            self.cache.retain(tokens, priority=self.random.choice((0, 1, 1, 5)), expires_at=expires_at, extra_keys=keys)
+        )
 
     def advance_time(self) -> None:
         self.now += self.random.random()

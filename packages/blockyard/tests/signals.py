@@ -101,10 +101,10 @@ class Program:
         return self.draw.sample(self.seqs, self.draw.randint(0, len(self.seqs)))
 
     def allocate(self) -> None:
-        self.seqs.append(self.cache.allocate(self.prompt(), "somebody", self.keys))
+        self.seqs.append(self.cache.allocate(self.prompt(), holder="somebody", extra_keys=self.keys))
 
     def batch(self) -> None:
-        self.seqs += self.cache.allocate_batch([self.prompt(), self.prompt()], (), self.keys)
+        self.seqs += self.cache.allocate_batch([self.prompt(), self.prompt()], holders=(), extra_keys=self.keys)
 
     def step(self) -> None:
         seqs = self.some()
@@ -114,12 +114,12 @@ class Program:
         plan = self.cache.reserve(seqs, counts)
         done = [seq for seq, fits in zip(seqs, plan.fits.tolist(), strict=True) if fits]
         computed = [count for seq, count in zip(seqs, counts, strict=True) if seq in done]
-        self.cache.commit(done, computed, [1] * len(done), plan.step or None)
+        self.cache.commit(done, computed, [1] * len(done), step=plan.step or None)
 
     def land(self) -> None:
         """End the steps in flight; what an interruption left open has failed."""
         for step in self.cache.steps_in_flight:
-            self.cache.commit(self.seqs, 0, None, step)
+            self.cache.commit(self.seqs, 0, None, step=step)
             self.cache.end_step(step)
 
     def fork(self) -> None:
@@ -139,11 +139,11 @@ class Program:
 
     def lease(self) -> None:
         if self.draw.random() < 0.5 or self.cache.config.is_mapped:
-            self.leases.append(self.pool.get_new_blocks(self.draw.randint(0, 3), "somebody"))
+            self.leases.append(self.pool.get_new_blocks(self.draw.randint(0, 3), holder="somebody"))
         elif self.leases and self.draw.random() < 0.5:
             self.pool.extend(self.draw.choice(self.leases), 1)
         else:
-            self.leases.append(self.cache.hold_cached(self.prompt(), self.keys, "somebody"))
+            self.leases.append(self.cache.hold_cached(self.prompt(), extra_keys=self.keys, holder="somebody"))
 
     def free_lease(self) -> None:
         if self.leases:
@@ -152,7 +152,7 @@ class Program:
             self.leases.remove(lease)
 
     def retain(self) -> None:
-        self.cache.retain(self.prompt(), self.draw.randint(0, 2), None, self.keys)
+        self.cache.retain(self.prompt(), priority=self.draw.randint(0, 2), expires_at=None, extra_keys=self.keys)
 
     def resize(self) -> None:
         self.cache.resize(self.draw.randint(20, 50))

@@ -103,7 +103,7 @@ def stub(source: Path) -> str:
                 imports.append(f"{module}import {names}")
     if used & HINTS:
         depth = "." * len(source.relative_to(PACKAGE_DIR).parts)
-        imports.append(f"from {depth}hints import {', '.join(sorted(used & HINTS))}")
+        imports.append(f"from {depth}argument_types import {', '.join(sorted(used & HINTS))}")
     head = f'"""For type checkers, who read it instead of {source.name}. Written by `python -m tests.stubs`."""'
     return "\n".join([head, "", *imports, "", *classes]) + "\n"
 

@@ -88,7 +88,7 @@ class Compared:
         """The tokens of a prompt that the cache has, by its own structures and lookups; pending blocks left out."""
         size = self.config.hash_block_size
         if self.config.is_mapped:  # a lookup leaves the last token out
-            return self.cache.num_cached_tokens([*prompt, 0], keys) // size * size
+            return self.cache.num_cached_tokens([*prompt, 0], extra_keys=keys) // size * size
         index = self.cache._parts.token_blocks.index
         names = {block: name for name, block in contents_of(index, size).items()}
         name = index.known_root(plain(keys))

@@ -330,9 +330,9 @@ class Engine:
     def retain(
         self,
         token_ids: Sequence[int],
+        *,
         priority: int = 1,
         seconds: float | None = None,
-        *,
         extra_keys: Sequence[ExtraKey] = (),
     ) -> int:
         """Ask that the cached blocks `token_ids` begins with be evicted last, for `seconds` by the engine's clock.
@@ -342,12 +342,17 @@ class Engine:
         """
         now = self._clock()
         self.cache.advance_time(now)
-        return self.cache.retain(token_ids, priority, None if seconds is None else now + seconds, tuple(extra_keys))
+        return self.cache.retain(
+            token_ids,
+            priority=priority,
+            expires_at=None if seconds is None else now + seconds,
+            extra_keys=tuple(extra_keys),
+        )
 
     def num_retained_of(self, token_ids: Sequence[int], *, extra_keys: Sequence[ExtraKey] = ()) -> int:
         """Count the cached blocks `token_ids` begins with that `retain` keeps now, by the engine's clock."""
         self.cache.advance_time(self._clock())
-        return self.cache.num_retained_of(token_ids, tuple(extra_keys))
+        return self.cache.num_retained_of(token_ids, extra_keys=tuple(extra_keys))
 
     def max_new_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
         """Return the largest max_tokens that `add_request` takes for such a prompt; 0 if none."""

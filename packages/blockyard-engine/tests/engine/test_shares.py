@@ -171,7 +171,7 @@ class Flood:
             salts = self.draw.choice(((), (CacheSalt("flood"),), (CacheSalt(str(self.draw.random())),)))
             arguments: dict[str, Any] = {"priority": self.draw.choice((-(2**20), 0)), "extra_keys": salts}
             self.ids.add(self.engine.add_request(prompt, wanted, tenant=self.draw.choice(names), **arguments))
-            self.engine.retain(prompt, 9, None, extra_keys=salts)
+            self.engine.retain(prompt, priority=9, extra_keys=salts)
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])

@@ -373,7 +373,7 @@ def test_extra_keys_go_along(pair: Pair) -> None:
     assert offer.extra_keys == keys
     got = pair.receiver.finish(pair.receiver.accept(offer, 0), 0)
     assert pair.decode.num_cached_tokens([*PROMPT, 1]) == 0
-    assert pair.decode.num_cached_tokens([*PROMPT, 1], keys) == 36
+    assert pair.decode.num_cached_tokens([*PROMPT, 1], extra_keys=keys) == 36
     pair.decode.free(got)
     pair.prefill.free(seq)
 

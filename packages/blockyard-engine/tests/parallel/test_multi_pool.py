@@ -75,7 +75,7 @@ def test_block_ids_have_their_device_in_the_order_of_the_request() -> None:
 
 def test_too_many_change_nothing() -> None:
     pool = pool_of(3, 5)
-    lease = pool.get_new_blocks(2, "first")
+    lease = pool.get_new_blocks(2, holder="first")
     before = state(pool)
     for ask in (lambda: pool.get_new_blocks(7), lambda: pool.extend(lease, 7)):
         with pytest.raises(OutOfBlocks, match="num_blocks is 7; only 6 blocks are free in 2 pools") as caught:
@@ -88,8 +88,8 @@ def test_too_many_change_nothing() -> None:
 
 def test_double_and_foreign_frees_are_caught() -> None:
     pool, other = pool_of(4, 4), pool_of(4, 4)
-    lease = pool.get_new_blocks(4, "request")
-    foreign = other.get_new_blocks(4, "stranger")
+    lease = pool.get_new_blocks(4, holder="request")
+    foreign = other.get_new_blocks(4, holder="stranger")
     with pytest.raises(ForeignBlock, match="'stranger' was handed out by another pool"):
         pool.free_blocks(foreign)
     pool.free_blocks(lease)
@@ -276,7 +276,7 @@ def test_bad_counts(count: Any) -> None:
         with pytest.raises(InvalidArgument, match="num_blocks is"):
             call(count)
     with pytest.raises(InvalidArgument, match="holder is"):
-        pool.get_new_blocks(1, 5)  # type: ignore[arg-type]
+        pool.get_new_blocks(1, holder=5)  # type: ignore[arg-type]
     assert pool.num_used_blocks == 1
 
 

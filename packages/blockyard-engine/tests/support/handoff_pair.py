@@ -29,7 +29,7 @@ class Pair:
         self.receiver.connect(peer)
 
     def compute(self, tokens: list[int] = PROMPT, extra_keys: tuple[Any, ...] = ()) -> int:
-        seq = self.prefill.allocate(tokens, "request", extra_keys)
+        seq = self.prefill.allocate(tokens, holder="request", extra_keys=extra_keys)
         self.prefill.reserve([seq])
         self.prefill.commit([seq], len(tokens) - self.prefill.num_computed_tokens(seq), [7])
         return int(seq)

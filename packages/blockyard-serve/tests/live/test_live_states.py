@@ -65,7 +65,7 @@ def test_counts_are_in_the_cells_and_the_totals() -> None:
 
 def test_a_snapshot_does_not_follow_the_cache() -> None:
     cache = live_cache("plain")
-    seq = cache.allocate(list(range(20)), "one")
+    seq = cache.allocate(list(range(20)), holder="one")
     snapshot = take_snapshot(cache, Surroundings())
     before = Frame.of(snapshot, 1)
     cache.free(seq)
@@ -138,7 +138,7 @@ def test_tenants_are_those_who_have_most_and_the_rest_together(num_tenants: int)
         cache.commit([seq], cache.reserve([seq]).num_scheduled)
         if number % 3 == 0:
             cache.free([seq])
-    cache.retain(list(range(9)), 1, None, (CacheSalt("t2"),))
+    cache.retain(list(range(9)), priority=1, expires_at=None, extra_keys=(CacheSalt("t2"),))
     lines, uses = Frame.of(take_snapshot(cache, Surroundings()), 1).totals["tenants"], cache.stats().tenants
     assert len(lines) == min(num_tenants + 1, MAX_TENANTS + 1)
     told = ("num_held", "num_idle", "num_retained", "min_blocks", "share")

@@ -91,7 +91,7 @@ def test_the_tree_is_what_the_cache_has(monkeypatch: pytest.MonkeyPatch) -> None
         assert len(held) == tree.num_cached == len({tuple(cache.contents.identities(b, b + 1)[0]) for b in cached})
         for tokens, keys in prompts:
             if not any(isinstance(key, Span) for key in keys):
-                assert depth_of(tree, tokens, keys) == cache.num_cached_tokens([*tokens, 9], keys) // SIZE
+                assert depth_of(tree, tokens, keys) == cache.num_cached_tokens([*tokens, 9], extra_keys=keys) // SIZE
 
 
 def depth_of(tree: Tree, tokens: list[int], keys: tuple[Any, ...]) -> int:
@@ -143,7 +143,7 @@ def test_a_branch_counts_the_latest_prompts_that_got_into_it() -> None:
     for _ in range(80):
         tokens = [draw.randrange(2) for _ in range(draw.randint(4, 40))]
         keys = (CacheSalt(str(draw.randrange(2))),) if draw.random() < 0.5 else ()
-        hit = cache.num_cached_tokens(tokens, keys)
+        hit = cache.num_cached_tokens(tokens, extra_keys=keys)
         compute(cache, tokens, keys)
         log.note(tokens, hit, keys)
         kept.append((tokens, hit, keys))

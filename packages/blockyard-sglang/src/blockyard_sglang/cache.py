@@ -168,7 +168,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
 
     def _find(self, key: Any) -> Node:
         tokens = self._tokens(key)
-        return Node(self.pool, self.pool.find_cached_blocks(tokens, _keys(key)) if len(tokens) > 0 else None)
+        return Node(self.pool, self.pool.find_cached_blocks(tokens, extra_keys=_keys(key)) if len(tokens) > 0 else None)
 
     def _touch(self, node: Node) -> None:
         if self.eviction_policy == "lru" and len(node) > 0:
@@ -202,7 +202,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
             raise InvalidArgument(f"value has fewer slots than key has tokens, {len(tokens)}")
         if len(tokens) == 0:
             return InsertResult(prefix_len=0, last_device_node=Node(self.pool, None))
-        found = self.pool.find_cached_blocks(tokens, keys)
+        found = self.pool.find_cached_blocks(tokens, extra_keys=keys)
         prefix_len = found.num_tokens
         fresh = self._fresh(params.value[prefix_len : len(tokens)])
         lease = self.pool.hold(found)
@@ -210,7 +210,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
             self._append(lease, fresh, tokens, keys)
         finally:
             self.pool.free_blocks(lease)
-        node = Node(self.pool, self.pool.find_cached_blocks(tokens, keys))
+        node = Node(self.pool, self.pool.find_cached_blocks(tokens, extra_keys=keys))
         return InsertResult(prefix_len=prefix_len, total_len=len(tokens), last_device_node=node)
 
     def checkpoint(self, req: Any, *, up_to: int) -> None:
@@ -232,7 +232,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         """Return the lock of a request that has computed `tokens`, in the place of its lock on `held`."""
         row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
         first = len(held) * self.page_size
-        found = self.pool.find_cached_blocks(tokens, keys)
+        found = self.pool.find_cached_blocks(tokens, extra_keys=keys)
         merged_len = found.num_tokens
         fresh = self._fresh(row[max(first, merged_len) : len(tokens)])
         lease = self._merged(held, found)
@@ -272,7 +272,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         start = first * self.page_size
         if self.pool.extend(lease, len(pages)).tolist() != pages.tolist():
             raise InvariantError("the pool gives other pages than those that the allocator handed out")
-        self.pool.cache_next_blocks(lease, tokens[start:], first, keys if start == 0 else ())
+        self.pool.cache_next_blocks(lease, tokens[start:], first, extra_keys=keys if start == 0 else ())
 
     # Eviction.
 

@@ -146,7 +146,7 @@ class Loader:
     ) -> None:
         """Ask the tiers for what the pool does not have, and begin to load it, or join a load of the same blocks."""
         names, usable = prompt.chain.names, (len(token_ids) - 1) // self._block_size
-        cached = self._cache.num_cached_tokens(token_ids, extra_keys) // self._block_size
+        cached = self._cache.num_cached_tokens(token_ids, extra_keys=extra_keys) // self._block_size
         if cached >= usable:
             prompt.needs_turn = True  # until then the pool may evict them
             return
@@ -212,13 +212,13 @@ class Loader:
         if will_start:
             return True
         self._num_rechecks -= 1
-        return self._num_rechecks >= 0 and bool(self._cache.can_allocate(token_ids, extra_keys))
+        return self._num_rechecks >= 0 and bool(self._cache.can_allocate(token_ids, extra_keys=extra_keys))
 
     def _offer(self, prompt: Prompt, load: Load, token_ids: Sequence[int], extra_keys: tuple[ExtraKey, ...]) -> None:
         """Note that a request may start with what was loaded. Drop it if the pool has evicted what is before it."""
         if load.offered_at and load.first and not prompt.is_over and self._num_rechecks > 0:
             self._num_rechecks -= 1
-            if self._cache.num_cached_tokens(token_ids, extra_keys) < load.first * self._block_size:
+            if self._cache.num_cached_tokens(token_ids, extra_keys=extra_keys) < load.first * self._block_size:
                 self._drop_load(load)
         load.offered_at = self._num_turns
 

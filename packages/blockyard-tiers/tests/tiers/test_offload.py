@@ -376,7 +376,7 @@ def snapshot_of(folder: Path, *prompts: list[int], write: str = "back") -> Path:
 
 
 def cached(cache: KVCacheManager, tokens: list[int]) -> int:
-    return cache.num_cached_tokens([*tokens, 0], (CacheSalt("a"),) if tokens[0] % 2 else ())
+    return cache.num_cached_tokens([*tokens, 0], extra_keys=(CacheSalt("a"),) if tokens[0] % 2 else ())
 
 
 def test_a_snapshot_makes_a_new_process_warm(tmp_path: Path) -> None:

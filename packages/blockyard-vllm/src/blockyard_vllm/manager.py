@@ -96,7 +96,7 @@ class KVCacheManager(stock.KVCacheManager):
         self.pool = BlockPool(
             self.num_blocks,
             self.block_size,
-            enable_caching,
+            enable_prefix_caching=enable_caching,
             eviction_policy=options.eviction_policy,
             residency_sample=options.residency_sample,
             retention_blocks=options.retention_blocks,
@@ -155,7 +155,7 @@ class KVCacheManager(stock.KVCacheManager):
         limit -= limit % self.block_size
         if limit <= 0:
             return self.empty_kv_cache_blocks, 0, 0
-        found = self.pool.find_cached_blocks(tokens_of(request, 0, limit), self._keys(request))
+        found = self.pool.find_cached_blocks(tokens_of(request, 0, limit), extra_keys=self._keys(request))
         found = self.block_pool.first_agreed(found, request.block_hashes)
         if self.use_eagle and len(found):
             found = found.first(len(found) - 1)
@@ -289,13 +289,13 @@ class KVCacheManager(stock.KVCacheManager):
 
     def _hold(self, request: Any, hits: BlockIds, missing: int) -> BlockLease:
         if not hits.ids:
-            return self.pool.get_new_blocks(missing, request.request_id)
+            return self.pool.get_new_blocks(missing, holder=request.request_id)
         found = hits.found
         if found is None:
             tokens = tokens_of(request, 0, len(hits.ids) * self.block_size)
-            found = self.pool.find_cached_blocks(tokens, self._keys(request))
+            found = self.pool.find_cached_blocks(tokens, extra_keys=self._keys(request))
             assert found.block_ids.tolist() == hits.ids, "the hit is not what the request's tokens are cached in"
-        return self.pool.hold(found, request.request_id, extend_by=missing)
+        return self.pool.hold(found, holder=request.request_id, extend_by=missing)
 
     # Caching: vLLM says so when slots are given, before anything is computed.
 

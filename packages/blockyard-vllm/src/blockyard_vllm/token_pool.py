@@ -192,7 +192,7 @@ class TokenPool(EnginePool):
         full = min(full, len(hashes))
         if first >= full:
             return
-        self.pool.cache_next_blocks(lease, tokens_of(request, first * size, full * size), first, keys)
+        self.pool.cache_next_blocks(lease, tokens_of(request, first * size, full * size), first, extra_keys=keys)
         for position in range(first, full):
             name = make_block_hash_with_group_id(hashes[position], 0)
             self.names[lease[position]] = (name, (position + 1) * size)

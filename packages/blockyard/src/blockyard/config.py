@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from bisect import bisect_right
-from dataclasses import InitVar, dataclass, field, fields
+from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
 
 from .arguments import require_bool, require_int, shown
 from .errors import InvalidArgument
@@ -138,6 +138,7 @@ class CacheConfig:
 
     num_blocks: int = field(default=0, metadata=_about("blocks in the pool", 2, MAX_BLOCKS))
     block_size: int = field(default=_Unset(16), metadata=_about("tokens in a block", 1, MAX_BLOCK_SIZE))
+    _: KW_ONLY
     max_num_seqs: int = field(default=256, metadata=_about("sequences that run at once", 1, MAX_SEQS))
     max_model_len: int = field(default=8192, metadata=_about("tokens of the longest sequence", 1, MAX_MODEL_LEN))
     enable_prefix_caching: bool = field(default=True, metadata=_about("index full blocks, for later prompts to hit"))

@@ -6,7 +6,7 @@ still needs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from .arguments import require_int, require_str, shown
 from .errors import InvalidArgument
@@ -40,6 +40,7 @@ class LayerGroup:
 
     block_size: int = 16
     sliding_window: int = 0
+    _: KW_ONLY
     name: str = ""
     shards: int = 1
     interleave: int = 1

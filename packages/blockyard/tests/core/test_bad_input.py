@@ -112,7 +112,7 @@ def test_a_refused_request_forgets_no_other_tenant() -> None:
     cache.commit([seq], 2)
     cache.free(seq)
     for number in range(20):
-        assert cache.can_allocate([1, 2], (CacheSalt(str(number)),)).name == "OK"
+        assert cache.can_allocate([1, 2], extra_keys=(CacheSalt(str(number)),)).name == "OK"
         with pytest.raises(NeverFits):
             cache.allocate([1, 2, 3, 4], extra_keys=(CacheSalt(str(number)),))
     assert cache.num_computed_tokens(cache.allocate([1, 2, 3])) == 2
@@ -313,7 +313,7 @@ def test_forks_and_cuts_before_their_time(scene: Scene, name: str) -> None:
 
 @pytest.mark.parametrize("holder", [None, 1, b"x", ["x"]])
 def test_holders(scene: Scene, holder: Any) -> None:
-    scene.refused(InvalidArgument, lambda: scene.cache.allocate([1], holder), "holder")
+    scene.refused(InvalidArgument, lambda: scene.cache.allocate([1], holder=holder), "holder")
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_holders(scene: Scene, holder: Any) -> None:
 )
 def test_extra_keys(scene: Scene, keys: Any) -> None:
     scene.refused(InvalidArgument, lambda: scene.cache.allocate([1], extra_keys=keys), "extra_keys")
-    scene.refused(InvalidArgument, lambda: scene.cache.can_allocate([1], keys), "extra_keys")
+    scene.refused(InvalidArgument, lambda: scene.cache.can_allocate([1], extra_keys=keys), "extra_keys")
 
 
 @pytest.mark.parametrize("name", [None, 1, ["a"], b"a"])
@@ -360,10 +360,10 @@ def refused_by_pool(pool: BlockPool, error: type[BlockyardError], call: Callable
 
 def test_a_pool_refuses_and_keeps_its_state() -> None:
     pool, other = BlockPool(8, 4), BlockPool(8, 4)
-    lease = pool.get_new_blocks(2, "first")
-    gone = pool.get_new_blocks(1, "second")
+    lease = pool.get_new_blocks(2, holder="first")
+    gone = pool.get_new_blocks(1, holder="second")
     pool.free_blocks(gone)
-    foreign = other.get_new_blocks(1, "third")
+    foreign = other.get_new_blocks(1, holder="third")
 
     def refuses(error: type[BlockyardError], call: Callable[[], object], match: str) -> None:
         refused_by_pool(pool, error, call, match)
@@ -371,20 +371,28 @@ def test_a_pool_refuses_and_keeps_its_state() -> None:
     refuses(OutOfBlocks, lambda: pool.get_new_blocks(6), r"num_blocks is 6; only 5 of 7 blocks are free")
     refuses(InvalidArgument, lambda: pool.get_new_blocks(-1), r"num_blocks is -1")
     refuses(InvalidArgument, lambda: pool.get_new_blocks(1.0), r"num_blocks is 1.0")  # type: ignore[arg-type]
-    refuses(InvalidArgument, lambda: pool.get_new_blocks(1, 5), r"holder is 5")  # type: ignore[arg-type]
+    refuses(InvalidArgument, lambda: pool.get_new_blocks(1, holder=5), r"holder is 5")  # type: ignore[arg-type]
     for call in (pool.free_blocks, pool.touch):
         refuses(DoubleFree, lambda call=call: call(gone), r"'second' on blocks \[3\]")
         refuses(ForeignBlock, lambda call=call: call(foreign), r"'third'")
         for what in (None, 1, [1], "lease"):
             refuses(InvalidArgument, lambda call=call, what=what: call(what), r"lease is")
     refuses(InvalidArgument, lambda: pool.cache_full_blocks(lease, [1] * 12), r"token_ids fill 3 blocks.* 2")
-    refuses(InvalidArgument, lambda: pool.cache_full_blocks(lease, [1] * 8, 1), r"num_cached_blocks is 1")
-    refuses(InvalidArgument, lambda: pool.cache_full_blocks(lease, [1] * 8, -1), r"num_cached_blocks is -1")
-    refuses(InvalidArgument, lambda: pool.cache_full_blocks(lease, [1] * 8, 3), r"num_cached_blocks is 3")
+    refuses(
+        InvalidArgument, lambda: pool.cache_full_blocks(lease, [1] * 8, num_cached_blocks=1), r"num_cached_blocks is 1"
+    )
+    refuses(
+        InvalidArgument,
+        lambda: pool.cache_full_blocks(lease, [1] * 8, num_cached_blocks=-1),
+        r"num_cached_blocks is -1",
+    )
+    refuses(
+        InvalidArgument, lambda: pool.cache_full_blocks(lease, [1] * 8, num_cached_blocks=3), r"num_cached_blocks is 3"
+    )
     refuses(InvalidArgument, lambda: pool.cache_full_blocks(lease, []), r"token_ids is empty")
     pool.cache_full_blocks(lease, [1] * 8)
     refuses(InvalidArgument, lambda: pool.cache_full_blocks(lease, [1] * 8), r"already cached")
-    refuses(InvalidArgument, lambda: pool.cache_full_blocks(lease, [2] * 8, 2), r"token_ids differ")
+    refuses(InvalidArgument, lambda: pool.cache_full_blocks(lease, [2] * 8, num_cached_blocks=2), r"token_ids differ")
     refuses(InvalidArgument, lambda: pool.get_cached_blocks([-1]), r"token_ids\[0\] is -1")
     refuses(InvalidArgument, lambda: pool.get_cached_block([]), r"token_ids is empty")
     for number in (-1, 8, 2**70, 1.5, None):
@@ -394,9 +402,9 @@ def test_a_pool_refuses_and_keeps_its_state() -> None:
 def test_a_stale_lease_after_its_block_was_reused() -> None:
     """The block has a new holder by the time of the second free: the free is caught all the same (I8)."""
     pool = BlockPool(2, 4)
-    first = pool.get_new_blocks(1, "first")
+    first = pool.get_new_blocks(1, holder="first")
     pool.free_blocks(first)
-    second = pool.get_new_blocks(1, "second")
+    second = pool.get_new_blocks(1, holder="second")
     assert list(first) == list(second)
     refused_by_pool(pool, DoubleFree, lambda: pool.free_blocks(first), r"'first' on blocks \[1\] was already freed")
     assert pool.ref_counts().tolist() == [0, 1]

@@ -71,7 +71,7 @@ def test_group_of_answers_is_preempted_and_readmitted_as_one(num_cpu_blocks: int
 
 def test_the_names_go_with_the_prompts() -> None:
     cache = Checked()
-    seqs = cache.allocate_batch([prompt(1, 3), prompt(2, 3)], ["a", "b"])
+    seqs = cache.allocate_batch([prompt(1, 3), prompt(2, 3)], holders=["a", "b"])
     assert cache.running() == dict(zip(seqs, ["a", "b"], strict=True))
     seqs = cache.allocate_batch((prompt(1, 3),), extra_keys=(LoRA("x"),))
     assert cache.running()[seqs[0]] == ""
@@ -123,7 +123,7 @@ def test_what_is_no_list_of_prompts(prompts: Any) -> None:
 def test_what_are_no_names(holders: Any) -> None:
     cache = Checked()
     with refused(cache.cache, InvalidArgument, match="holders"):
-        cache.allocate_batch([prompt(1, 3), prompt(2, 3)], holders)
+        cache.allocate_batch([prompt(1, 3), prompt(2, 3)], holders=holders)
 
 
 def test_a_hit_that_the_batch_itself_evicts() -> None:

@@ -146,14 +146,14 @@ def test_forks_have_names_of_their_own() -> None:
     cache = KVCacheManager(CacheConfig(num_blocks=20, block_size=4, max_model_len=64, max_num_seqs=8))
     first = cache.allocate([1, 2, 3], holder="chat")
     cache.commit([first], cache.reserve([first], [3]).num_scheduled)
-    named = cache.fork(first, 2, ["chat, second", "chat, third"])
+    named = cache.fork(first, 2, holders=["chat, second", "chat, third"])
     unnamed = cache.fork(first)
     assert cache.running() == dict(
         zip([first, *named, *unnamed], ["chat", "chat, second", "chat, third", "chat"], strict=True)
     )
     for holders in (["one"], "ab", [1, 2], None):
         with pytest.raises(InvalidArgument, match="holders"):
-            cache.fork(first, 2, holders)
+            cache.fork(first, 2, holders=holders)
     assert len(cache.running()) == 4
     cache.check()
 
@@ -186,7 +186,7 @@ def test_blocks_of_rejected_drafts_are_not_shared() -> None:
 
 def test_a_child_is_named_after_its_parent() -> None:
     cache = Checked()
-    parent = cache.allocate(prompt(1, 4), "request 5")
+    parent = cache.allocate(prompt(1, 4), holder="request 5")
     cache.compute(parent)
     children = cache.fork(parent, 2)
     assert cache.running() == dict.fromkeys([parent, *children], "request 5")

@@ -12,12 +12,12 @@ from ..support.checked import Checked, prompt
 
 def test_a_stale_handle_is_known_though_its_row_has_a_new_tenant() -> None:
     cache = Checked()
-    old = cache.allocate([1], "old")
+    old = cache.allocate([1], holder="old")
     cache.free(old)
     message = rf"^sequence {old} \(row 0\) has finished: it was freed already; row 0 is now empty$"
     with pytest.raises(UnknownSequence, match=message):
         cache.free(old)
-    new = cache.allocate([2], "new")
+    new = cache.allocate([2], holder="new")
     assert old & ROW_MASK == new & ROW_MASK == 0
     assert old != new
     message = rf"^sequence {old} \(row 0\) .*; row 0 is now held by sequence {new} 'new'$"
@@ -47,7 +47,7 @@ def test_rows_are_given_out_in_order_and_the_last_freed_first() -> None:
 
 def test_the_leak_report_names_who_still_runs() -> None:
     cache = Checked()
-    first, second = cache.allocate([1], "first"), cache.allocate([2])
+    first, second = cache.allocate([1], holder="first"), cache.allocate([2])
     assert cache.running() == {first: "first", second: ""}
     assert cache.block(1).holders == [f"sequence {first} 'first'"]
     assert cache.block(2).holders == [f"sequence {second}"]
@@ -58,7 +58,7 @@ def test_the_leak_report_names_who_still_runs() -> None:
 
 def test_a_block_shows_what_it_holds_and_whether_it_is_computed() -> None:
     cache = Checked()
-    seq = cache.allocate(prompt(1, 5), "me")
+    seq = cache.allocate(prompt(1, 5), holder="me")
     block = cache.block(1)
     assert (block.token_ids, block.is_cached, block.is_computed) == (prompt(1, 4), True, False)
     cache.compute(seq)

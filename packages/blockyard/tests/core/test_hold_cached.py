@@ -54,16 +54,16 @@ def test_parts_of_the_lease_end_one_by_one(kind: str) -> None:
 def test_nothing_cached_is_an_empty_lease_and_keys_count() -> None:
     cache = Checked()
     cache.free(cache.prefilled(SYSTEM))
-    assert len(cache.hold_cached(prompt(2, 9))) == len(cache.hold_cached(SYSTEM, (LoRA("other"),))) == 0
+    assert len(cache.hold_cached(prompt(2, 9))) == len(cache.hold_cached(SYSTEM, extra_keys=(LoRA("other"),))) == 0
     assert len(cache.hold_cached(SYSTEM[:7])) == 1
 
 
 def test_bad_arguments_change_nothing() -> None:
     cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=4))
     before = snapshot(cache)
-    for arguments in (([],), ("text",), ([1.5],), ([1], "keys"), ([1], (), 3)):
+    for tokens, named in (([], {}), ("text", {}), ([1.5], {}), ([1], {"extra_keys": "keys"}), ([1], {"holder": 3})):
         with pytest.raises(InvalidArgument):
-            cache.hold_cached(*arguments)
+            cache.hold_cached(tokens, **named)
         assert snapshot(cache) == before
 
 

@@ -124,7 +124,7 @@ class Shelf:
             self.pool.free_blocks(lease)
             return
         self.forget_lost()
-        self.pool.cache_full_blocks(lease, prompt, num_hit)
+        self.pool.cache_full_blocks(lease, prompt, num_cached_blocks=num_hit)
         self.held.append(Held(lease, self.cache(self.root, chunks, list(lease)), self.root, 0))
 
     def cache(self, content: Content, chunks: list[tuple[int, ...]], blocks: list[int]) -> list[Content]:
@@ -394,12 +394,12 @@ def test_what_stands_under_a_span_is_not_what_follows_without_it() -> None:
     plain = pool.get_new_blocks(3)
     pool.cache_full_blocks(plain, tokens)
     image = (Span("image", 2, 2),)
-    lease = pool.get_cached_blocks(tokens, image)
+    lease = pool.get_cached_blocks(tokens, extra_keys=image)
     assert list(lease) == list(plain)[:1]
     pool.extend(lease, 2)
-    pool.cache_full_blocks(lease, tokens, 1, image)
+    pool.cache_full_blocks(lease, tokens, num_cached_blocks=1, extra_keys=image)
     pool.check()
-    assert list(pool.get_cached_blocks(tokens, image)) == list(lease)
+    assert list(pool.get_cached_blocks(tokens, extra_keys=image)) == list(lease)
     assert list(pool.get_cached_blocks(tokens)) == list(plain)
 
 

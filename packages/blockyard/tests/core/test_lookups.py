@@ -36,7 +36,7 @@ def test_one_lookup_an_allocation(settings: dict[str, object]) -> None:
 @pytest.mark.parametrize("settings", CONFIGS.values(), ids=CONFIGS)
 def test_try_allocate_answers_a_handle_or_why_not(settings: dict[str, object]) -> None:
     cache = Checked(12, max_num_seqs=2, **settings)
-    first = cache.try_allocate(prompt(1, 17), "first")
+    first = cache.try_allocate(prompt(1, 17), holder="first")
     assert isinstance(first, int)
     assert cache.running() == {first: "first"}
     before = snapshot(cache.cache)

@@ -35,7 +35,7 @@ SCHEDULED, WAITS = SeqStatus.SCHEDULED, SeqStatus.WAITS_FOR_PREFIX
 
 def test_a_life_from_prompt_to_end() -> None:
     cache = Checked()
-    seq = cache.allocate(prompt(1, 6), "request 1")
+    seq = cache.allocate(prompt(1, 6), holder="request 1")
     assert cache.row(seq) == [1, 2]
     assert cache.state(seq) == (6, 0)
     plan = cache.reserve([seq], 6)

@@ -61,7 +61,7 @@ def test_weak_references_work(name: str) -> None:
 @pytest.mark.parametrize("name", ["serial", "holder", "block_ids"])
 def test_a_lease_is_read_only(name: str) -> None:
     pool = BlockPool(10)
-    lease = pool.get_new_blocks(3, "me")
+    lease = pool.get_new_blocks(3, holder="me")
     with pytest.raises(AttributeError):
         setattr(lease, name, getattr(lease, name))
     with pytest.raises(AttributeError):
@@ -118,11 +118,11 @@ def test_arrays_are_no_extra_keys_and_no_holders(bad: Any) -> None:
     with pytest.raises(InvalidArgument, match="extra_keys"):
         cache.allocate_batch([[1, 2]], extra_keys=bad)
     with pytest.raises(InvalidArgument, match="extra_keys"):
-        cache.hold_cached([1, 2], bad)
+        cache.hold_cached([1, 2], extra_keys=bad)
     with pytest.raises(InvalidArgument, match="holders"):
-        cache.allocate_batch([[1, 2], [3]], bad)
+        cache.allocate_batch([[1, 2], [3]], holders=bad)
     with pytest.raises(InvalidArgument, match="holder"):
-        cache.allocate([1, 2], bad)
+        cache.allocate([1, 2], holder=bad)
     cache.check()
 
 

@@ -118,7 +118,7 @@ class Held:
         self.is_inside = threading.Event()
         self.may_end = threading.Event()
         self.outcomes: list[Any] = []
-        call = tried(lambda: site.cache.allocate(prompt(self._wait), "the thread"), self.outcomes)
+        call = tried(lambda: site.cache.allocate(prompt(self._wait), holder="the thread"), self.outcomes)
         self.thread = threading.Thread(target=call, daemon=True)
         self.thread.start()
         assert self.is_inside.wait(PATIENCE_SECONDS)

@@ -32,7 +32,7 @@ def partial(num_blocks: int = 20, block_size: int = 4, **settings: Any) -> Check
 
 def hit(cache: Checked, tokens: list[int], keys: tuple[Any, ...] = ()) -> tuple[int, list[list[int]]]:
     """Allocate, compute and free a prompt: how much of it was hit, and what was copied for it."""
-    seq = cache.allocate(tokens, "", keys)
+    seq = cache.allocate(tokens, holder="", extra_keys=keys)
     found = cache.num_computed_tokens(seq)
     plan = cache.reserve([seq], len(tokens) - found)
     assert plan.all_fit
@@ -274,7 +274,7 @@ def test_before_the_copy_it_cannot_branch_or_be_cut(is_mapped: bool) -> None:
     """All but the last token count as computed, but the block does not hold them yet."""
     cache = partial(num_cpu_blocks=8 if is_mapped else 0)
     cache.free(cache.prefilled([1, 2, 3, 4]))
-    seq = cache.allocate([1, 2, 3, 9], "early", num_seqs=2)
+    seq = cache.allocate([1, 2, 3, 9], holder="early", num_seqs=2)
     assert cache.num_computed_tokens(seq) == 3
     calls = [lambda: cache.fork(seq), lambda: cache.truncate(seq, 2), lambda: cache.regroup([seq], [0, 0])]
     before = snapshot(cache.cache)
@@ -327,7 +327,7 @@ def test_the_copy_waits_for_the_step_that_serves_it() -> None:
 def test_it_shows_who_holds_the_source() -> None:
     cache = partial()
     cache.free(cache.prefilled([1, 2, 3, 4]))
-    seq = cache.allocate([1, 2, 3, 9], "copying")
+    seq = cache.allocate([1, 2, 3, 9], holder="copying")
     assert [holding.block_ids for holding in cache.leak_report()] == [[*cache.row(seq), 1]]
     assert cache.block(1).holders == [f"sequence {seq} 'copying'"]
     # Preempting it would free its own block and the source.
@@ -447,7 +447,7 @@ def test_every_hit_is_as_long_as_brute_force_finds_it(size: int, num_blocks: int
             tokens = [generator.choice((1, 1, 2, 3)) for _ in range(generator.randint(1, 5 * size))]
             keys = generator.choice(((), (), (LoRA("a"),)))
             expected = longest(cache, tokens, keys, known, size)
-            seq = cache.allocate(tokens, "", keys)
+            seq = cache.allocate(tokens, holder="", extra_keys=keys)
             assert cache.num_computed_tokens(seq) == expected, (tokens, keys)
             inside += expected % size != 0
             shadow.step(seq, keys)

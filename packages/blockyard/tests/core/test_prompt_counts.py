@@ -36,7 +36,7 @@ def step(cache: Checked, seq: int, count: int | None = None) -> None:
     """Reserve and commit, whatever the number of steps in flight."""
     plan = cache.reserve([seq], count)
     assert plan.all_fit
-    cache.commit([seq], plan.num_scheduled, None, plan.step or None)
+    cache.commit([seq], plan.num_scheduled, None, step=plan.step or None)
     if plan.step:
         cache.end_step(plan.step)
 

@@ -228,8 +228,8 @@ def test_images_in_a_pool_used_alone() -> None:
     pool = BlockPool(20, 4)
     lease = pool.get_new_blocks(4)
     pool.cache_full_blocks(lease, SAME, extra_keys=(Span("cat", 5, 6),))
-    assert pool.num_cached_tokens(SAME, (Span("cat", 5, 6),)) == 16
-    assert pool.num_cached_tokens(SAME, (Span("dog", 5, 6),)) == 4
+    assert pool.num_cached_tokens(SAME, extra_keys=(Span("cat", 5, 6),)) == 16
+    assert pool.num_cached_tokens(SAME, extra_keys=(Span("dog", 5, 6),)) == 4
     assert pool.num_cached_tokens(SAME) == 4
-    assert list(pool.get_cached_blocks(SAME, (Span("cat", 5, 6),))) == list(lease)
+    assert list(pool.get_cached_blocks(SAME, extra_keys=(Span("cat", 5, 6),))) == list(lease)
     pool.check()

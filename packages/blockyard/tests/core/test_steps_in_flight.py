@@ -46,7 +46,7 @@ def test_chunks_of_one_prompt_are_reserved_before_the_first_is_committed() -> No
     assert [plan.num_scheduled.tolist() for plan in plans] == [[4], [4], [2]]
     for plan, count in zip(plans, (4, 4, 2), strict=True):
         assert [cache.cache.block(block).is_computed for block in (1, 2)] == [plan.step > 1, plan.step > 2]
-        cache.commit([seq], count, [9] if count == 2 else None, plan.step)
+        cache.commit([seq], count, [9] if count == 2 else None, step=plan.step)
         cache.end_step(plan.step)
     assert cache.state(seq) == (11, 10)
 
@@ -60,13 +60,13 @@ def test_the_next_decode_is_planned_before_its_token_is_sampled() -> None:
     assert second.input_ids.tolist() == [-1, -1]
     assert second.positions.tolist() == [4, 4]
     assert second.slot_mapping.tolist() == [12, 16]
-    cache.commit(seqs, 4, [7, 8], first.step)
+    cache.commit(seqs, 4, [7, 8], step=first.step)
     cache.end_step(first.step)
     third = cache.reserve(seqs, 1)
     assert third.input_ids.tolist() == [-1, -1]
-    cache.commit(seqs, 1, [17, 18], second.step)
+    cache.commit(seqs, 1, [17, 18], step=second.step)
     assert [cache.tokens(seq)[4:] for seq in seqs] == [[7, 17], [8, 18]]
-    cache.commit(seqs, 1, [27, 28], third.step)
+    cache.commit(seqs, 1, [27, 28], step=third.step)
     assert [cache.state(seq) for seq in seqs] == [(7, 6), (7, 6)]
 
 
@@ -83,14 +83,14 @@ def test_rejected_drafts_end_the_reservations_behind_them() -> None:
     cache = flying()
     seq = cache.allocate(prompt(1, 5))
     steps = [cache.reserve([seq], count).step for count in (8, 1, 1)]
-    cache.commit([seq], 6, [[9, 10]], steps[0])
+    cache.commit([seq], 6, [[9, 10]], step=steps[0])
     assert cache.state(seq) == (7, 6)
-    refuse(cache, InvalidArgument, "nothing is reserved in step 2", lambda: cache.cache.commit([seq], 1, [3], 2))
+    refuse(cache, InvalidArgument, "nothing is reserved in step 2", lambda: cache.cache.commit([seq], 1, [3], step=2))
     cache.commit([seq], 0, step=steps[1])
     cache.end_step(steps[0])
     assert cache.reserve([seq]).num_computed.tolist() == [6]
     cache.end_step(steps[2])
-    cache.commit([seq], 1, [4], 4)
+    cache.commit([seq], 1, [4], step=4)
     assert cache.state(seq) == (8, 7)
 
 
@@ -117,7 +117,7 @@ def test_a_failed_step_ends_the_later_ones_of_its_sequences_alone() -> None:
     for _ in range(2):
         cache.reserve(seqs, 4)
     cache.commit(seqs, [0, 4], step=1)
-    refuse(cache, InvalidArgument, "nothing is reserved in step 2", lambda: cache.cache.commit(seqs, 4, None, 2))
+    refuse(cache, InvalidArgument, "nothing is reserved in step 2", lambda: cache.cache.commit(seqs, 4, None, step=2))
     cache.commit(seqs, [0, 4], step=2)
     assert [cache.state(seq) for seq in seqs] == [(8, 0), (8, 8)]
 
@@ -129,7 +129,7 @@ def test_a_step_is_committed_in_parts_and_others_out_of_order() -> None:
     cache.reserve([a, b], 4)
     cache.reserve([b, c], 4)
     cache.commit([c], 4, step=2)
-    refuse(cache, SequenceNotReady, "comes before step 2", lambda: cache.cache.commit([b], 4, None, 2))
+    refuse(cache, SequenceNotReady, "comes before step 2", lambda: cache.cache.commit([b], 4, None, step=2))
     refuse(cache, SequenceNotReady, "2 reservations of step 1", lambda: cache.cache.end_step(1))
     cache.commit([b], 4, step=1)
     cache.commit([b], 4, step=2)
@@ -145,8 +145,8 @@ def test_one_that_gets_no_blocks_keeps_what_it_has_in_flight() -> None:
     cache.reserve([seq])
     plan = cache.reserve([seq, other], [1, 8])
     assert plan.status.tolist() == [SeqStatus.NO_BLOCKS, SeqStatus.SCHEDULED]
-    cache.commit([seq, other], [0, 8], [-1, 5], plan.step)
-    cache.commit([seq], 4, [6], 1)
+    cache.commit([seq, other], [0, 8], [-1, 5], step=plan.step)
+    cache.commit([seq], 4, [6], step=1)
     assert cache.state(seq) == (5, 4)
 
 
@@ -159,7 +159,7 @@ def test_a_joiner_waits_until_its_prefix_is_committed() -> None:
     plan = cache.reserve([owner, joiner], [4, 1])
     assert plan.status.tolist() == [SeqStatus.SCHEDULED, SeqStatus.WAITS_FOR_PREFIX]
     cache.commit([owner], 4, step=1)
-    cache.commit([owner, joiner], [4, 0], [6, -1], 2)
+    cache.commit([owner, joiner], [4, 0], [6, -1], step=2)
     assert cache.reserve([joiner]).all_fit
     second = flying()
     owner, joiner = second.allocate(prompt(1, 9)), second.allocate(prompt(1, 9))
@@ -173,14 +173,14 @@ def test_freed_owner_ends_the_step_of_its_joiner_and_no_other() -> None:
     assert cache.reserve([joiner, other], 1).status.tolist() == [SeqStatus.WAITS_FOR_PREFIX, SeqStatus.SCHEDULED]
     cache.free(owner)
     assert cache.reserve([joiner], 9).num_computed.tolist() == [0]
-    assert cache.commit([joiner, other], [1, 3], [3, 4], 1) == (joiner,)
+    assert cache.commit([joiner, other], [1, 3], [3, 4], step=1) == (joiner,)
     assert [cache.state(seq) for seq in (joiner, other)] == [(9, 0), (4, 3)]
     for step in (1, 2):
         words = f"nothing is reserved in step {step}: it was not SCHEDULED in it"
-        refuse(cache, InvalidArgument, words, lambda step=step: cache.cache.commit([joiner], 1, [3], step))
-    assert cache.commit([joiner, other], [0, 1], [-1, 6], 2) == ()
+        refuse(cache, InvalidArgument, words, lambda step=step: cache.cache.commit([joiner], 1, [3], step=step))
+    assert cache.commit([joiner, other], [0, 1], [-1, 6], step=2) == ()
     cache.end_step(2)
-    assert cache.commit([joiner], 9, [3], 3) == ()
+    assert cache.commit([joiner], 9, [3], step=3) == ()
     cache.end_step(3)
     assert cache.state(joiner) == (10, 9)
 
@@ -191,7 +191,7 @@ def test_reservation_that_ended_with_a_freed_owner_is_named() -> None:
     cache.reserve([owner, joiner], [9, 1])
     cache.free(owner)
     words = f"reservation of 1 tokens ended when sequence {owner}, whose prefix it joined, was freed"
-    refuse(cache, InvalidArgument, words, lambda: cache.cache.commit([joiner], 2, [3], 1))
+    refuse(cache, InvalidArgument, words, lambda: cache.cache.commit([joiner], 2, [3], step=1))
 
 
 # ---------------------------------------------------------------------- the fence
@@ -232,7 +232,7 @@ def test_what_waits_can_be_hit() -> None:
     cache = flying()
     seq = cache.allocate(prompt(1, 9))
     cache.reserve([seq])
-    cache.commit([seq], 9, [5], 1)
+    cache.commit([seq], 9, [5], step=1)
     cache.free(seq)
     again = cache.allocate(prompt(1, 9))
     assert cache.num_computed_tokens(again) == 8
@@ -248,7 +248,7 @@ def test_they_are_given_back_as_they_would_have_been() -> None:
         cache = flying(depth)
         seqs = [cache.allocate(prompt(number, 10)) for number in (1, 2)]
         plan = cache.reserve(seqs)
-        cache.commit(seqs, 10, [5, 6], plan.step or None)
+        cache.commit(seqs, 10, [5, 6], step=plan.step or None)
         for seq in seqs:
             cache.free(seq)
         if depth > 1:
@@ -273,7 +273,7 @@ def test_truncate_and_a_window_keep_blocks_for_steps_in_flight() -> None:
     seq = plain.allocate(prompt(1, 16))
     plain.reserve([seq])
     refuse(plain, SequenceNotReady, "reserved tokens", lambda: plain.cache.truncate(seq, 6))
-    plain.commit([seq], 16, [5], 1)
+    plain.commit([seq], 16, [5], step=1)
     plain.truncate(seq, 6)
     assert plain.num_fenced_blocks == 2
     plain.end_step(1)
@@ -285,7 +285,7 @@ def test_a_swap_keeps_blocks_for_steps_in_flight() -> None:
     seq = cache.allocate(prompt(1, 8))
     cache.reserve([seq])
     refuse(cache, SequenceNotReady, "reserved tokens", lambda: cache.cache.swap_out([seq]))
-    cache.commit([seq], 8, [5], 1)
+    cache.commit([seq], 8, [5], step=1)
     cache.swap_out([seq])
     assert cache.num_fenced_blocks == 2
     cache.swap_in([seq])
@@ -310,7 +310,7 @@ def test_a_block_that_is_given_back_again_waits_for_the_later_step() -> None:
     cache = flying(num_blocks=6)
     first = cache.allocate(prompt(1, 5))
     cache.reserve([first])
-    cache.commit([first], 5, [7], 1)
+    cache.commit([first], 5, [7], step=1)
     second = cache.allocate([*prompt(1, 4), 8])
     cache.reserve([second])
     cache.free([first, second])
@@ -340,12 +340,12 @@ def test_no_more_steps_than_the_config_says() -> None:
 def test_a_step_that_is_none_is_refused(step: Any) -> None:
     cache = flying()
     seq = cache.allocate(prompt(1, 4))
-    refuse(cache, InvalidArgument, "step is", lambda: cache.cache.commit([seq], 0, None, 1))
+    refuse(cache, InvalidArgument, "step is", lambda: cache.cache.commit([seq], 0, None, step=1))
     refuse(cache, InvalidArgument, "step is", lambda: cache.cache.end_step(1))
     cache.reserve([seq])
-    refuse(cache, InvalidArgument, "step is", lambda: cache.cache.commit([seq], 4, [5], step))
+    refuse(cache, InvalidArgument, "step is", lambda: cache.cache.commit([seq], 4, [5], step=step))
     refuse(cache, InvalidArgument, "step is", lambda: cache.cache.end_step(step))
-    cache.commit([seq], np.array([4]), [5], np.int64(1))
+    cache.commit([seq], np.array([4]), [5], step=np.int64(1))
     cache.end_step(np.int32(1))
     refuse(cache, InvalidArgument, "no step is in flight", lambda: cache.cache.end_step(1))
 
@@ -356,9 +356,9 @@ def test_one_step_in_flight_has_no_number() -> None:
     plan = cache.reserve([seq])
     assert plan.step == 0
     assert list(cache.steps_in_flight) == []
-    refuse(cache, InvalidArgument, "max_steps_in_flight 1", lambda: cache.cache.commit([seq], 4, [5], 1))
+    refuse(cache, InvalidArgument, "max_steps_in_flight 1", lambda: cache.cache.commit([seq], 4, [5], step=1))
     refuse(cache, InvalidArgument, "max_steps_in_flight is 1", lambda: cache.cache.end_step(1))
-    cache.commit([seq], 4, [5], plan.step)
+    cache.commit([seq], 4, [5], step=plan.step)
     assert cache.state(seq) == (5, 4)
 
 
@@ -373,7 +373,7 @@ def test_what_needs_a_settled_sequence_is_refused_while_a_step_of_it_is_open() -
         lambda: cache.cache.truncate(seq, 4),
         lambda: cache.cache.regroup([seq], [0, 0]),
         lambda: cache.cache.append([seq], [5]),
-        lambda: cache.cache.commit([seq], 0, [5], 1),
+        lambda: cache.cache.commit([seq], 0, [5], step=1),
     ):
         refuse(cache, SequenceNotReady, "reserved|commit", call)
 

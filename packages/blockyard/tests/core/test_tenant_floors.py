@@ -110,7 +110,9 @@ class Adversary:
     def allocate(self) -> None:
         session = self.random.choice((None, "s", "t"))
         num_seqs = self.random.choice((1, 1, 1, 4))
-        self.seqs.append(self.cache.allocate(self.tokens(), "", self.keys(), num_seqs, session=session))
+        self.seqs.append(
+            self.cache.allocate(self.tokens(), holder="", extra_keys=self.keys(), num_seqs=num_seqs, session=session)
+        )
         if session is not None:
             self.cache.hint(session, **self.random.choice(({}, {"over": True})))
 
@@ -152,7 +154,7 @@ class Adversary:
             seqs, done, step = self.plans.pop(0)
             for seq, count in zip(seqs, done, strict=True):
                 if seq == self.guest:
-                    self.cache.commit([seq], count, None, *self.step_of(step))
+                    self.cache.commit([seq], count, None, step=self.step_of(step))
                 elif seq in self.seqs and not self.committed(seq, count, step):
                     self.seqs.remove(seq)
                     self.cache.free([seq])
@@ -164,12 +166,12 @@ class Adversary:
         left = self.cache.num_tokens(seq) - self.cache.num_computed_tokens(seq)
         for num_computed, tokens in ((min(count, left), [[1]]), (min(count, left), None), (0, None)):
             with suppress(InvalidArgument, SequenceNotReady):
-                self.cache.commit([seq], num_computed, tokens, *self.step_of(step))
+                self.cache.commit([seq], num_computed, tokens, step=self.step_of(step))
                 return True
         return False
 
-    def step_of(self, step: int) -> tuple[int, ...]:
-        return (step,) if self.cache.config.max_steps_in_flight > 1 else ()
+    def step_of(self, step: int) -> int | None:
+        return step if self.cache.config.max_steps_in_flight > 1 else None
 
     def fork(self) -> None:
         for seq in self.running()[:2]:
@@ -177,14 +179,14 @@ class Adversary:
                 self.seqs += self.cache.fork(seq, self.random.randint(1, 4))
 
     def hold(self) -> None:
-        self.leases.append(self.cache.hold_cached(self.tokens(), self.keys()))
+        self.leases.append(self.cache.hold_cached(self.tokens(), extra_keys=self.keys()))
 
     def lease(self) -> None:
         self.leases.append(self.cache.pool.get_new_blocks(self.random.randint(1, 60)))
 
     def retain(self) -> None:
         if self.cache.config.retention_blocks:
-            self.cache.retain(self.tokens(), 9, None, self.keys())
+            self.cache.retain(self.tokens(), priority=9, expires_at=None, extra_keys=self.keys())
 
     def swap(self) -> None:
         if self.cache.config.num_cpu_blocks:
@@ -238,8 +240,8 @@ class Victim:
     def come(self) -> int:
         """Take the floor, compute it among all that run, and return the sequence."""
         cache = self.cache
-        assert cache.num_cached_tokens(self.prompt, self.keys) == self.num_known
-        assert cache.can_allocate(self.prompt, self.keys) is Admission.OK
+        assert cache.num_cached_tokens(self.prompt, extra_keys=self.keys) == self.num_known
+        assert cache.can_allocate(self.prompt, extra_keys=self.keys) is Admission.OK
         seq = int(cache.allocate(self.prompt, extra_keys=self.keys))
         assert cache.num_computed_tokens(seq) == self.num_known
         cache.check()

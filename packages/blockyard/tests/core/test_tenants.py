@@ -100,7 +100,7 @@ def test_a_member_within_its_floor_gives_nothing_though_its_group_is_far_above()
     cache = Checked(num_blocks=21, tenants=(pair, Tenant("c"), Tenant("d")))
     take(cache, "big", 12)
     full_of(cache, {"kept": 4, "c": 4})
-    assert cache.can_allocate([1] * 20, (CacheSalt("d"),)) is Admission.LATER
+    assert cache.can_allocate([1] * 20, extra_keys=(CacheSalt("d"),)) is Admission.LATER
     take(cache, "d", 4)
     assert idle_of(cache) == {"*": 0, "kept": 4, "big": 0, "c": 0, "d": 0}
 
@@ -208,9 +208,9 @@ def test_retained_blocks_go_when_their_tenant_has_no_other() -> None:
     cache = Checked(num_blocks=13, retention_blocks=20, tenants=(Tenant("a", min_blocks=4), Tenant("b"), Tenant("c")))
     full_of(cache, {"a": 4, "c": 8})
     for block in range(8):
-        cache.retain(prompt(100 + block, 4), 9 - block, None, (CacheSalt("c"),))
+        cache.retain(prompt(100 + block, 4), priority=9 - block, expires_at=None, extra_keys=(CacheSalt("c"),))
     take(cache, "b", 3)
-    left = [cache.num_cached_tokens([*prompt(100 + block, 4), 1], (CacheSalt("c"),)) for block in range(8)]
+    left = [cache.num_cached_tokens([*prompt(100 + block, 4), 1], extra_keys=(CacheSalt("c"),)) for block in range(8)]
     assert left == [4] * 5 + [0] * 3
     assert idle_of(cache) == {"*": 0, "a": 4, "b": 0, "c": 5}
     assert cache.ended_retentions.num_evicted == 3
@@ -225,21 +225,21 @@ def test_the_limits_and_what_they_say() -> None:
     with pytest.raises(NeverFits, match=r"^token_ids needs 6 blocks; the share of tenant 'a' is at most 5$"):
         take(cache, "a", 6)
     seq = prefilled(cache, "a", prompt(1, 16))
-    assert cache.can_allocate([1] * 8, (CacheSalt("a"),)) is Admission.LATER
+    assert cache.can_allocate([1] * 8, extra_keys=(CacheSalt("a"),)) is Admission.LATER
     message = r"^token_ids needs 2 .*; tenant 'a' holds 4 blocks of at most 5; 16 are free, of which 3 are kept for the"
     with pytest.raises(OutOfBlocks, match=message) as caught:
         take(cache, "a", 2)
     assert (caught.value.num_needed, caught.value.num_free) == (2, 1)
     with pytest.raises(OverBudget, match=r"^retain: 4 more .* for tenant 'a'; 0 of 2 are already$"):
-        cache.retain(prompt(1, 16), 1, None, (CacheSalt("a"),))
-    assert cache.retain(prompt(1, 8), 1, None, (CacheSalt("a"),)) == 2
+        cache.retain(prompt(1, 16), priority=1, expires_at=None, extra_keys=(CacheSalt("a"),))
+    assert cache.retain(prompt(1, 8), priority=1, expires_at=None, extra_keys=(CacheSalt("a"),)) == 2
     assert cache.stats().tenants[1].num_retained == 2
     assert cache.reserve([seq], 4).all_fit
     assert cache.reserve([seq], 5).status.tolist() == [SeqStatus.NO_BLOCKS], "a sixth block"
     assert not cache.can_append([seq], 5)
-    lease = cache.hold_cached([*prompt(1, 16), 1], (CacheSalt("a"),))
+    lease = cache.hold_cached([*prompt(1, 16), 1], extra_keys=(CacheSalt("a"),))
     cache.free(seq)
-    assert cache.can_allocate([1] * 8, (CacheSalt("a"),)) is Admission.LATER, "the lease holds four of five"
+    assert cache.can_allocate([1] * 8, extra_keys=(CacheSalt("a"),)) is Admission.LATER, "the lease holds four of five"
     with pytest.raises(OutOfBlocks, match=r"tenant 'a' holds 4 blocks of at most 5"):
         take(cache, "a", 2)
     cache.pool.free_blocks(lease)
@@ -276,16 +276,16 @@ def test_limits_above_the_pool_limit_nothing_and_below_a_sequence_refuse_it(stat
     assert snapshot(cache) == before
     seq = prefilled(checked, "huge", prompt(1, 40))
     with pytest.raises(OverBudget, match="3"):
-        cache.retain(prompt(1, 40), 1, None, (CacheSalt("huge"),))
+        cache.retain(prompt(1, 40), priority=1, expires_at=None, extra_keys=(CacheSalt("huge"),))
     cache.free(seq)
     take(checked, "huge", 20)
 
 
 def test_a_million_names_are_one_tenant() -> None:
     cache = Checked(num_blocks=21, tenants=(Tenant("a", min_blocks=5), Tenant(OTHERS, max_held=0)))
-    assert cache.can_allocate([1], (CacheSalt("a"),)) is Admission.OK
+    assert cache.can_allocate([1], extra_keys=(CacheSalt("a"),)) is Admission.OK
     for number in range(100):
-        assert cache.can_allocate([1], (CacheSalt(f"name {number}"),)) is Admission.NEVER
+        assert cache.can_allocate([1], extra_keys=(CacheSalt(f"name {number}"),)) is Admission.NEVER
     with pytest.raises(NeverFits, match=r"the share of tenant '\*' is at most 0"):
         cache.allocate([1], extra_keys=(LoRA("a"),))
     with pytest.raises(OutOfBlocks, match=r"^num_blocks is 1; tenant '\*' holds 0 blocks of at most 0; 20 are free"):

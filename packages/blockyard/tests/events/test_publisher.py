@@ -56,8 +56,8 @@ def test_a_pool_alone_is_published(publishing: Publishing) -> None:
     with Subscriber(mirror) as subscriber:
         follow(subscriber, publisher)
         assert until(subscriber, lambda: tokens_of(mirror) == 8)
-        pool.cache_next_blocks(lease, [9, -1, -1, 12], lease.num_cached_blocks, (picture,))
-        pool.cache_next_blocks(lease, [13, 14, 15, 16], lease.num_cached_blocks, (picture,))
+        pool.cache_next_blocks(lease, [9, -1, -1, 12], lease.num_cached_blocks, extra_keys=(picture,))
+        pool.cache_next_blocks(lease, [13, 14, 15, 16], lease.num_cached_blocks, extra_keys=(picture,))
         publisher.publish()
         told = [*PROMPT[:8], 9, 2**31 - 1, 2**31 - 1, 12, 13, 14, 15, 16]
 
@@ -72,7 +72,7 @@ def test_a_pool_alone_is_published(publishing: Publishing) -> None:
         pool.cache_next_blocks(lease, PROMPT[4:8], 1)
         publisher.publish()
         assert until(subscriber, lambda: found() == 8), "what follows hangs on the old content"
-        pool.cache_next_blocks(lease, [9, -1, -1, 12, 13, 14, 15, 16], lease.num_cached_blocks, (picture,))
+        pool.cache_next_blocks(lease, [9, -1, -1, 12, 13, 14, 15, 16], lease.num_cached_blocks, extra_keys=(picture,))
         publisher.publish()
         assert until(subscriber, lambda: found() == 16)
         pool.reset_prefix_cache()

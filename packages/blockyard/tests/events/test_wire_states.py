@@ -51,7 +51,7 @@ class WiredStates(Compared, StateWorld):
         parts.store.limit(hit)
         num_tokens = int(hit.num_usable) * parts.block_size
         parts.store.fit(hit, len(prompt) + 1, self.cache.num_free_blocks - self.config.watermark_blocks)
-        assert self.cache.num_cached_tokens([*prompt, 0], keys) == hit.num_usable * parts.block_size
+        assert self.cache.num_cached_tokens([*prompt, 0], extra_keys=keys) == hit.num_usable * parts.block_size
         return num_tokens
 
 

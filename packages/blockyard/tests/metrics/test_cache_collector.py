@@ -171,7 +171,7 @@ def test_retained_blocks_are_those_counted_by_hand() -> None:
             cache.commit([seq], cache.reserve([seq]).num_scheduled)
             cache.free(seq)
             with contextlib.suppress(OverBudget):
-                cache.retain(tokens, random.randrange(3), random.choice([None, step + 5.0]))
+                cache.retain(tokens, priority=random.randrange(3), expires_at=random.choice([None, step + 5.0]))
             if random.random() < 0.02:
                 cache.reset_prefix_cache()
             retention = cache._evict.order.stack.retention

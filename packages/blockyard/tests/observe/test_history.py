@@ -25,9 +25,9 @@ def told(cache: Checked) -> list[tuple[str, str, list[int], int]]:
 
 def test_the_life_of_a_request_is_told_in_order() -> None:
     cache = remembering(num_blocks=8)
-    seq = cache.allocate(prompt(1, 6), "first")
+    seq = cache.allocate(prompt(1, 6), holder="first")
     cache.compute(seq, [7])
-    second = cache.allocate(prompt(1, 6), "second")
+    second = cache.allocate(prompt(1, 6), holder="second")
     cache.free(seq)
     cache.free(second)
     assert told(cache) == [
@@ -60,7 +60,7 @@ def test_growing_copying_and_cutting_name_their_calls() -> None:
 def test_an_eviction_comes_before_the_taking_that_needs_it() -> None:
     cache = remembering(num_blocks=4)
     cache.free(cache.prefilled(prompt(1, 12)))
-    cache.allocate(prompt(2, 8), "second")
+    cache.allocate(prompt(2, 8), holder="second")
     assert told(cache)[2:] == [
         ("evict", "allocate second", [3], 1),
         ("evict", "allocate second", [2], 1),
@@ -70,7 +70,7 @@ def test_an_eviction_comes_before_the_taking_that_needs_it() -> None:
 
 def test_a_window_that_slides_gives_back_in_commit() -> None:
     cache = remembering(groups=(LayerGroup(4, 4),))
-    seq = cache.allocate(prompt(1, 12), "sliding")
+    seq = cache.allocate(prompt(1, 12), holder="sliding")
     cache.reserve([seq], 8)
     cache.commit([seq], 8)
     # Token 8 attends to 5 and later: block 0 is behind the window.
@@ -82,10 +82,10 @@ def test_leases_are_told_under_their_own_names() -> None:
     cache = remembering(num_blocks=8)
     cache.free(cache.prefilled(prompt(1, 8)))
     pool = cache.cache.pool
-    lease = pool.get_new_blocks(1, "mine")
-    other = pool.touch(lease, "yours")
+    lease = pool.get_new_blocks(1, holder="mine")
+    other = pool.touch(lease, holder="yours")
     hit = cache.hold_cached(prompt(1, 8))
-    one = cache.hold_cached(prompt(1, 4), (), "one")
+    one = cache.hold_cached(prompt(1, 4), extra_keys=(), holder="one")
     pool.extend(lease, 1)
     for held in (lease, other, hit, one):
         pool.free_blocks(held)
@@ -117,7 +117,7 @@ def test_resizing_and_swapping_are_told() -> None:
 
 def test_a_retiring_block_is_evicted_by_whoever_gives_it_back() -> None:
     cache = remembering(num_blocks=6)
-    seq = cache.allocate(prompt(1, 16), "last")
+    seq = cache.allocate(prompt(1, 16), holder="last")
     cache.compute(seq)
     cache.resize(4)
     cache.free(seq)

@@ -24,9 +24,9 @@ def test_an_empty_cache_leaks_nothing() -> None:
 
 def test_sequences_are_named_with_their_blocks_in_order() -> None:
     cache = Checked()
-    first = cache.allocate(prompt(1, 9), "chat 17")
+    first = cache.allocate(prompt(1, 9), holder="chat 17")
     cache.compute(first)
-    second = cache.allocate(prompt(1, 6), "chat 18")
+    second = cache.allocate(prompt(1, 6), holder="chat 18")
     assert cache.leak_report() == [
         Holding("sequence", first, "chat 17", 9, [1, 2, 3], []),
         Holding("sequence", second, "chat 18", 6, [1, 4], []),
@@ -45,8 +45,8 @@ def test_a_fork_holds_under_the_name_of_its_parent() -> None:
 
 def test_leases_are_named_by_serial_and_holder() -> None:
     cache = Checked()
-    seq = cache.allocate(prompt(1, 3), "chat")
-    lease = cache.cache.pool.get_new_blocks(2, "prefix server")
+    seq = cache.allocate(prompt(1, 3), holder="chat")
+    lease = cache.cache.pool.get_new_blocks(2, holder="prefix server")
     assert cache.leak_report() == [
         Holding("sequence", seq, "chat", 3, [1], []),
         Holding("lease", lease.serial, "prefix server", 0, [2, 3], []),
@@ -57,7 +57,7 @@ def test_leases_are_named_by_serial_and_holder() -> None:
 
 def test_a_swapped_sequence_holds_cpu_blocks() -> None:
     cache = Checked(num_cpu_blocks=10)
-    seq = cache.allocate(prompt(1, 9), "parked")
+    seq = cache.allocate(prompt(1, 9), holder="parked")
     cache.compute(seq)
     plan = cache.swap_out([seq])
     saved = dict(plan.swap_outs.tolist())
@@ -73,7 +73,7 @@ def test_what_is_to_be_loaded_from_the_cpu_is_held_on_both_sides() -> None:
     cache.free(cache.prefilled(prompt(1, 8)))
     cache.cache.pool.free_blocks(cache.cache.pool.get_new_blocks(5))
     cache.reserve([], 0)
-    seq = cache.allocate([*prompt(1, 8), 7], "loading")
+    seq = cache.allocate([*prompt(1, 8), 7], holder="loading")
     assert cache.num_computed_tokens(seq) == 8
     line = cache.leak_report()[0]
     assert (line.kind, line.block_ids, len(line.cpu_block_ids)) == ("sequence", cache.row(seq), 2)
@@ -118,7 +118,7 @@ def test_at_random_the_report_adds_up_to_the_reference_counts(settings: dict[str
         if seqs and generator.random() < 0.5 and not cache.is_swapped_out(seqs[-1]):
             cache.try_compute(seqs[-1])
         if cache.num_free_blocks and generator.random() < 0.2:
-            leases.append(cache.cache.pool.get_new_blocks(1, "lease"))
+            leases.append(cache.cache.pool.get_new_blocks(1, holder="lease"))
         if leases and generator.random() < 0.2:
             cache.cache.pool.free_blocks(leases.pop())
         if seqs and generator.random() < 0.6:

@@ -25,7 +25,7 @@ def causes(
 
     forgets: whether enough evictions came since that some of them may be forgotten.
     """
-    seq = cache.allocate(tokens, "", keys, 1, resumed)
+    seq = cache.allocate(tokens, holder="", extra_keys=keys, num_seqs=1, resumed=resumed)
     found = cache.miss_causes(seq)
     cache.compute(seq)
     cache.free(seq)

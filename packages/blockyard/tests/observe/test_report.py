@@ -19,10 +19,10 @@ def story() -> Checked:
     cache = Checked(num_blocks=4, history_size=100)
     cache.free(cache.prefilled(prompt(1, 8)))
     cache.advance_time(2.5)
-    seq = cache.allocate(prompt(1, 6), "again")
+    seq = cache.allocate(prompt(1, 6), holder="again")
     cache.compute(seq)
     cache.free(seq)
-    cache.allocate(prompt(2, 12), "large")
+    cache.allocate(prompt(2, 12), holder="large")
     return cache
 
 
@@ -66,10 +66,10 @@ def test_no_history_says_so() -> None:
 def test_leaks_by_holder() -> None:
     cache = Checked(num_blocks=12, num_cpu_blocks=8)
     cache.free(cache.prefilled(prompt(3, 8)))
-    cache.cache.pool.get_new_blocks(2, "warm-up")
-    first = cache.allocate(prompt(1, 6), "chat")
+    cache.cache.pool.get_new_blocks(2, holder="warm-up")
+    first = cache.allocate(prompt(1, 6), holder="chat")
     cache.compute(first)
-    parked = cache.allocate(prompt(2, 3), "parked")
+    parked = cache.allocate(prompt(2, 3), holder="parked")
     cache.compute(parked)
     cache.swap_out([parked])
     assert describe_leaks(cache.cache).splitlines() == [
@@ -88,9 +88,9 @@ def test_nothing_held_is_one_line() -> None:
 
 def test_holders_and_ids_are_cut() -> None:
     cache = Checked(num_blocks=60)
-    cache.allocate(prompt(1, 48), "fits")
-    cache.allocate(prompt(2, 52), "cut")
-    cache.allocate(prompt(3, 1), "third")
+    cache.allocate(prompt(1, 48), holder="fits")
+    cache.allocate(prompt(2, 52), holder="cut")
+    cache.allocate(prompt(3, 1), holder="third")
     lines = describe_leaks(cache.cache).splitlines()
     assert lines[1].endswith("12 blocks: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")
     assert lines[2].endswith("13 blocks: 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, ... (13 in all)")
@@ -111,7 +111,7 @@ def test_blocks_that_retire_are_part_of_the_pool_until_they_go() -> None:
 def test_a_holder_of_nothing_is_named_too() -> None:
     """With windows alone, blocks are taken as tokens come."""
     cache = Checked(groups=(LayerGroup(4, 4),))
-    seq = cache.allocate(prompt(1, 6), "waiting")
+    seq = cache.allocate(prompt(1, 6), holder="waiting")
     assert describe_leaks(cache.cache).splitlines()[1] == f"sequence {seq} 'waiting': 6 tokens"
 
 
@@ -177,14 +177,14 @@ FORGED = "a; 8 free\nevent 9 at 0: free boss: release 1\x1b[2J\u202e"
 def test_a_holders_name_forges_no_line_and_moves_no_cursor(make: Callable[[], KVCacheManager | BlockPool]) -> None:
     cache = make()
     if isinstance(cache, KVCacheManager):
-        cache.allocate([1, 2, 3], FORGED)
-        cache.pool.get_new_blocks(1, FORGED)
+        cache.allocate([1, 2, 3], holder=FORGED)
+        cache.pool.get_new_blocks(1, holder=FORGED)
     else:
-        cache.touch(cache.get_new_blocks(2, FORGED), FORGED)
+        cache.touch(cache.get_new_blocks(2, holder=FORGED), holder=FORGED)
     for text in (describe_history(cache), describe_blocks(cache), describe_leaks(cache)):
         assert repr(FORGED) in text
         assert all(line.isprintable() for line in text.split("\n"))
         assert not any(line.startswith("event 9") for line in text.split("\n"))
-    lease = cache.pool.get_new_blocks(1, "sequence 7 'boss'") if isinstance(cache, KVCacheManager) else None
+    lease = cache.pool.get_new_blocks(1, holder="sequence 7 'boss'") if isinstance(cache, KVCacheManager) else None
     if lease is not None:
         assert describe_blocks(cache, list(lease)).endswith("lease \"sequence 7 'boss'\"")

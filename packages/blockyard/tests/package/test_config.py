@@ -213,7 +213,9 @@ def test_tenants_that_are_no_tuple_of_tenants_are_refused(tenants: Any) -> None:
 def test_numbers_of_numpy_are_stored_as_plain_integers() -> None:
     tenant = Tenant("a", np.int64(2), np.int32(3), np.int64(5), np.int64(4), np.int64(1))
     group = TenantGroup("g", (Tenant("b"),), np.int64(2), np.int64(1), np.int64(6))
-    layers = LayerGroup(np.int64(16), np.int64(20), "w", np.int64(1), np.int64(1), token_bytes=np.int64(4))
+    layers = LayerGroup(
+        np.int64(16), np.int64(20), name="w", shards=np.int64(1), interleave=np.int64(1), token_bytes=np.int64(4)
+    )
     state = LayerGroup(np.int64(16), kind="state", state_bytes=np.int64(64))
     for made in (tenant, group, layers, state):
         numbers = [getattr(made, each.name) for each in dataclasses.fields(made)]

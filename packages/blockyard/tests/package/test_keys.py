@@ -200,7 +200,7 @@ def hit_tokens(cached: tuple[Any, ...], asked: tuple[Any, ...]) -> int:
     pool = BlockPool(num_blocks=8, block_size=4)
     tokens = list(range(8))
     pool.cache_full_blocks(pool.get_new_blocks(2), tokens, extra_keys=cached)
-    return pool.num_cached_tokens(tokens, asked)
+    return pool.num_cached_tokens(tokens, extra_keys=asked)
 
 
 def test_an_adapter_of_another_path_is_another_adapter() -> None:

@@ -249,7 +249,7 @@ LAYERS = {
     "tenants": 3,
     "config": 4,
     "naming": 4,
-    "hints": 4,
+    "argument_types": 4,
     "sizing": 5,
     "core": 5,
     "named": 6,
@@ -277,7 +277,7 @@ OUTSIDE = {
     "ids": {"mypy_extensions"},
     "windows": {"mypy_extensions"},
     "naming": {"numpy", "cbor2", "xxhash"},
-    "hints": {"numpy"},
+    "argument_types": {"numpy"},
     "kv_events": {"numpy"},
     "progress": {"rich"},  # where it is installed
     "observe": {"numpy"},

@@ -73,7 +73,7 @@ class Broken:
 
         config = {"max_num_seqs": 8, "max_model_len": 64, "watermark": 0.0, "track_misses": True, **settings}
         self.cache = KVCacheManager(CacheConfig(12, 4, eviction_policy=make, **config))
-        self.lease = self.pool.get_new_blocks(1, "somebody beside the sequences")
+        self.lease = self.pool.get_new_blocks(1, holder="somebody beside the sequences")
         self.call: Callable[[], object] = self._prepare()
 
     @property
@@ -179,7 +179,7 @@ class NewBlocks(Broken):
     def _prepare(self) -> Callable[[], object]:
         self.prefilled(prompt(1, 9))
         self.fill()
-        return lambda: self.pool.get_new_blocks(2, "a lease")
+        return lambda: self.pool.get_new_blocks(2, holder="a lease")
 
 
 class Extend(Broken):

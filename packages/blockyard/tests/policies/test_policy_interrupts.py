@@ -81,7 +81,7 @@ class PolicySite(Site):
         self.cache.set_eviction_policy(Interrupted)
         self.policy = Interrupted.made
         num_idle = int(self.pool.cached_mask()[self.pool.free_block_ids()].sum())
-        self.fill = self.pool.get_new_blocks(self.pool.num_free_blocks - num_idle, "takes the empty ones")
+        self.fill = self.pool.get_new_blocks(self.pool.num_free_blocks - num_idle, holder="takes the empty ones")
 
 
 def raising(error: BaseException) -> Callable[[], object]:

@@ -51,7 +51,7 @@ def test_retained_blocks_go_last_and_the_lowest_priority_first(policy: object) -
     cache = retaining(eviction_policy=policy)
     prompts = [cached(cache, number) for number in range(6)]
     for number, priority in ((0, 3), (1, 1), (2, 2), (3, 1)):
-        assert cache.retain(prompts[number], priority) == 1
+        assert cache.retain(prompts[number], priority=priority) == 1
     evict(cache, 2)
     assert survivors(cache, prompts) == [0, 1, 2, 3]
     order = []
@@ -73,7 +73,7 @@ def test_a_wish_is_no_pin() -> None:
 def test_a_held_block_is_retained_when_it_becomes_idle() -> None:
     cache = retaining()
     seq = cache.prefilled(prompt(0, 5))
-    assert cache.retain(prompt(0, 5), 1) == 1
+    assert cache.retain(prompt(0, 5), priority=1) == 1
     others = [cached(cache, number) for number in (1, 2, 3)]
     cache.free(seq)
     evict(cache, 3)
@@ -84,7 +84,7 @@ def test_a_held_block_is_retained_when_it_becomes_idle() -> None:
 def test_a_revived_block_keeps_its_priority() -> None:
     cache = retaining()
     kept = cached(cache, 0)
-    cache.retain(kept, 1)
+    cache.retain(kept, priority=1)
     cache.free(cache.prefilled([*kept, 9]))
     other = cached(cache, 1)
     evict(cache, 1)
@@ -99,10 +99,10 @@ def test_a_wish_changes_and_is_taken_back(held: bool) -> None:
     if not held:
         cache.free(seq)
     first, second, third = prompt(0, 4), cached(cache, 1), cached(cache, 2)
-    cache.retain(first, 1)
-    cache.retain(second, 5)
-    cache.retain(first, 7)
-    cache.retain(second, 0)
+    cache.retain(first, priority=1)
+    cache.retain(second, priority=5)
+    cache.retain(first, priority=7)
+    cache.retain(second, priority=0)
     if held:
         cache.free(seq)
     evict(cache, 2)
@@ -127,8 +127,8 @@ def test_a_wish_expires(held: bool) -> None:
     if not held:
         cache.free(seq)
     short, long = prompt(0, 4), cached(cache, 1)
-    cache.retain(short, 2, expires_at=10)
-    cache.retain(long, 1, expires_at=10.5)
+    cache.retain(short, priority=2, expires_at=10)
+    cache.retain(long, priority=1, expires_at=10.5)
     cache.advance_time(9.9)
     other = cached(cache, 2)
     evict(cache, 1)
@@ -147,10 +147,10 @@ def test_a_wish_expires(held: bool) -> None:
 def test_a_later_wish_replaces_the_expiry() -> None:
     cache = retaining()
     first, second = cached(cache, 0), cached(cache, 1)
-    cache.retain(first, 1, expires_at=5)
-    cache.retain(first, 1)
-    cache.retain(second, 1)
-    cache.retain(second, 1, expires_at=5)
+    cache.retain(first, priority=1, expires_at=5)
+    cache.retain(first, priority=1)
+    cache.retain(second, priority=1)
+    cache.retain(second, priority=1, expires_at=5)
     cache.advance_time(6)
     evict(cache, 1)
     assert survivors(cache, [first, second]) == [0]
@@ -159,9 +159,9 @@ def test_a_later_wish_replaces_the_expiry() -> None:
 def test_an_expiry_in_the_past_ends_at_the_next_word_about_time() -> None:
     cache = retaining(retention_blocks=1)
     cache.advance_time(7)
-    cache.retain(cached(cache, 0), 1, expires_at=3)
+    cache.retain(cached(cache, 0), priority=1, expires_at=3)
     cache.advance_time(7)
-    assert cache.retain(cached(cache, 1), 1) == 1
+    assert cache.retain(cached(cache, 1), priority=1) == 1
 
 
 def test_time_never_goes_back() -> None:
@@ -178,9 +178,9 @@ def test_over_budget_changes_nothing() -> None:
     cache = retaining(retention_blocks=2)
     prompts = [cached(cache, number) for number in range(4)]
     pair = cached(cache, 9, 8)
-    cache.retain(prompts[3], 1)
+    cache.retain(prompts[3], priority=1)
     with pytest.raises(OverBudget, match="2 more blocks would be retained; 1 of 2 are already"):
-        cache.retain(pair, 5)
+        cache.retain(pair, priority=5)
     evict(cache, 5)
     assert survivors(cache, [*prompts, pair]) == [3]
 
@@ -188,35 +188,35 @@ def test_over_budget_changes_nothing() -> None:
 def test_what_is_retained_already_costs_no_budget() -> None:
     cache = retaining(retention_blocks=2)
     pair = cached(cache, 0, 8)
-    assert cache.retain(pair, 1) == 2
-    assert cache.retain(pair, 2) == 2
+    assert cache.retain(pair, priority=1) == 2
+    assert cache.retain(pair, priority=2) == 2
     with pytest.raises(OverBudget):
-        cache.retain(cached(cache, 1), 1)
-    cache.retain(pair, 0)
-    assert cache.retain(prompt(1, 4), 1) == 1
+        cache.retain(cached(cache, 1), priority=1)
+    cache.retain(pair, priority=0)
+    assert cache.retain(prompt(1, 4), priority=1) == 1
 
 
 def test_evicted_and_expired_wishes_give_their_budget_back() -> None:
     cache = retaining(retention_blocks=1)
-    cache.retain(cached(cache, 0), 1)
+    cache.retain(cached(cache, 0), priority=1)
     evict(cache, 1)
-    cache.retain(cached(cache, 1), 1, expires_at=1)
+    cache.retain(cached(cache, 1), priority=1, expires_at=1)
     cache.advance_time(2)
-    assert cache.retain(cached(cache, 2), 1) == 1
+    assert cache.retain(cached(cache, 2), priority=1) == 1
 
 
 def test_wishes_for_what_a_shrunken_pool_dropped_give_their_budget_back() -> None:
     cache = retaining(retention_blocks=2)
     seq = cache.prefilled(prompt(0, 9))
     dropped, held = cached(cache, 1), prompt(0, 4)
-    cache.retain(dropped, 1)
-    cache.retain(held, 1)
+    cache.retain(dropped, priority=1)
+    cache.retain(held, priority=1)
     assert cache.resize(2) is Resize.DEFERRED
     assert cache.resize(10) is Resize.APPLIED
     assert not is_cached(cache, dropped)
-    assert cache.retain(cached(cache, 2), 1) == 1
+    assert cache.retain(cached(cache, 2), priority=1) == 1
     with pytest.raises(OverBudget):
-        cache.retain(cached(cache, 3), 1)
+        cache.retain(cached(cache, 3), priority=1)
     cache.free(seq)
     evict(cache, 3)
     assert is_cached(cache, held)
@@ -225,12 +225,12 @@ def test_wishes_for_what_a_shrunken_pool_dropped_give_their_budget_back() -> Non
 def test_a_held_block_that_is_written_to_gives_its_budget_back() -> None:
     cache = retaining(retention_blocks=1)
     seq = cache.prefilled(prompt(0, 5))
-    cache.retain(prompt(0, 4), 1)
+    cache.retain(prompt(0, 4), priority=1)
     cache.truncate(seq, 2)
     cache.append([seq], [77])
     cache.compute(seq)
     assert not is_cached(cache, prompt(0, 4))
-    assert cache.retain(cached(cache, 1), 1) == 1
+    assert cache.retain(cached(cache, 1), priority=1) == 1
 
 
 def test_a_cache_without_a_budget() -> None:
@@ -248,7 +248,7 @@ def test_bad_wishes(named: dict[str, Any]) -> None:
     tokens = cached(cache, 0)
     with pytest.raises(InvalidArgument, match=f"{next(iter(named))} is "):
         cache.retain(tokens, **named)
-    assert cache.retain(cached(cache, 1), 1) == 1
+    assert cache.retain(cached(cache, 1), priority=1) == 1
 
 
 # ---------------------------------------------------------------- what ends a wish
@@ -257,7 +257,7 @@ def test_bad_wishes(named: dict[str, Any]) -> None:
 def test_a_new_content_does_not_inherit() -> None:
     """The block of an evicted wish, written anew, is as any other."""
     cache = retaining(num_blocks=3)
-    cache.retain(cached(cache, 0), 9)
+    cache.retain(cached(cache, 0), priority=9)
     evict(cache, 1)
     first, second = cached(cache, 1), cached(cache, 2)
     evict(cache, 1)
@@ -269,7 +269,7 @@ def test_a_new_content_in_a_held_block_does_not_inherit() -> None:
     cache = retaining()
     seq = cache.prefilled(prompt(0, 5))
     block = cache.row(seq)[0]
-    cache.retain(prompt(0, 4), 9)
+    cache.retain(prompt(0, 4), priority=9)
     cache.truncate(seq, 2)
     for token in (7, 8, 9):
         cache.append([seq], [token])
@@ -286,13 +286,13 @@ def test_a_new_content_in_a_held_block_does_not_inherit() -> None:
 def test_a_reset_ends_all_wishes() -> None:
     cache = retaining(retention_blocks=2)
     seq = cache.prefilled(prompt(0, 5))
-    cache.retain(prompt(0, 4), 1)
-    cache.retain(cached(cache, 1), 1)
+    cache.retain(prompt(0, 4), priority=1)
+    cache.retain(cached(cache, 1), priority=1)
     cache.reset_prefix_cache()
-    assert cache.retain(prompt(0, 4), 1) == 0
+    assert cache.retain(prompt(0, 4), priority=1) == 0
     cache.free(seq)
     tokens = [cached(cache, number) for number in (2, 3, 4)]
-    assert cache.retain(tokens[0], 1) + cache.retain(tokens[1], 1) == 2
+    assert cache.retain(tokens[0], priority=1) + cache.retain(tokens[1], priority=1) == 2
     evict(cache, 1)
     assert survivors(cache, tokens) == [0, 1]
 
@@ -300,20 +300,20 @@ def test_a_reset_ends_all_wishes() -> None:
 def test_another_policy_ends_all_wishes() -> None:
     cache = retaining(retention_blocks=1)
     first, second = cached(cache, 0), cached(cache, 1)
-    cache.retain(first, 1)
+    cache.retain(first, priority=1)
     cache.set_eviction_policy("fifo")
     evict(cache, 1)
     assert survivors(cache, [first, second]) == [1]
-    assert cache.retain(second, 1) == 1
+    assert cache.retain(second, priority=1) == 1
 
 
 def test_wishes_in_a_pool_that_grows() -> None:
     cache = retaining(num_blocks=4)
     kept = cached(cache, 0)
-    cache.retain(kept, 1)
+    cache.retain(kept, priority=1)
     assert cache.resize(12) is Resize.APPLIED
     more = [cached(cache, number) for number in range(1, 11)]
-    cache.retain(more[4], 2)
+    cache.retain(more[4], priority=2)
     evict(cache, 8)
     assert is_cached(cache, kept)
     assert is_cached(cache, more[4])
@@ -331,15 +331,15 @@ def test_retention_with_layer_groups(policy: str) -> None:
     cache = Checked(14, groups=groups, retention_blocks=6, eviction_policy=policy)
     kept = prompt(0, 9)
     cache.free(cache.prefilled(kept))
-    assert cache.retain(kept, 1) == 4
+    assert cache.retain(kept, priority=1) == 4
     for number in range(1, 8):
         cache.free(cache.prefilled(prompt(number, 9)))
     seq = cache.allocate(kept)
     assert cache.num_computed_tokens(seq) == 8
     cache.free(seq)
     with pytest.raises(OverBudget, match="4 of 6 are already"):
-        cache.retain(prompt(7, 9), 1)
-    cache.retain(kept, 0)
+        cache.retain(prompt(7, 9), priority=1)
+    cache.retain(kept, priority=0)
     for number in range(1, 8):
         cache.free(cache.prefilled(prompt(number, 9)))
     assert cache.num_computed_tokens(cache.allocate(kept)) == 0
@@ -367,7 +367,7 @@ def test_a_policy_that_names_a_retained_block() -> None:
     """The block is idle, but the policy was told that it is not its to choose; the error names the user's policy."""
     cache = retaining(num_blocks=4, eviction_policy=Greedy)
     kept, *others = (cached(cache, number) for number in range(3))
-    cache.retain(kept, 1)
+    cache.retain(kept, priority=1)
     with pytest.raises(PolicyError, match="eviction policy Greedy: evict raised ValueError: block 1 is retained"):
         cache.allocate(prompt(5, 4))
     assert survivors(cache, [kept, *others]) == [0, 1, 2]
@@ -385,13 +385,13 @@ class Deaf(MRU):
 def test_a_policy_that_fails_when_a_wish_takes_a_block_from_it() -> None:
     cache = retaining(num_blocks=4, eviction_policy=Deaf)
     tokens = [cached(cache, number) for number in range(3)]
-    assert cache.retain(tokens[0], 1) == 1, "the wish is carried out; it is the next question that fails"
+    assert cache.retain(tokens[0], priority=1) == 1, "the wish is carried out; it is the next question that fails"
     with pytest.raises(PolicyError, match="Deaf: remove raised LookupError: not found"):
-        cache.retain(tokens[0], 1)
+        cache.retain(tokens[0], priority=1)
     with pytest.raises(PolicyError, match="Deaf: remove raised LookupError: not found"):
         cache.allocate(prompt(5, 4))
     cache.set_eviction_policy("lru")
-    assert cache.retain(tokens[0], 1) == 1
+    assert cache.retain(tokens[0], priority=1) == 1
     evict(cache, 2)
     assert survivors(cache, tokens) == [0]
 
@@ -404,7 +404,7 @@ def test_each_end_is_counted_by_its_cause_and_told_to_the_history(policy: str) -
     cache = retaining(eviction_policy=policy, history_size=999)
     prompts = [cached(cache, number) for number in range(6)]
     for tokens in prompts:
-        cache.retain(tokens, 1, 50.0 if tokens == prompts[1] else None)
+        cache.retain(tokens, priority=1, expires_at=50.0 if tokens == prompts[1] else None)
     told = {}
 
     def ends(number: int) -> None:
@@ -414,9 +414,9 @@ def test_each_end_is_counted_by_its_cause_and_told_to_the_history(policy: str) -
     ends(0)
     cache.cache.advance_time(51.0)
     ends(1)
-    cache.retain(prompts[2], 0)
+    cache.retain(prompts[2], priority=0)
     ends(2)
-    cache.cache.retain(prompts[2], 0)  # which has no wish any more
+    cache.cache.retain(prompts[2], priority=0)  # which has no wish any more
     assert cache.cache.num_retained_of(prompts[3]) == 1
     cache.cache.resize(2)
     ends(3)
@@ -455,7 +455,7 @@ def test_a_running_request_that_ends_a_retention_is_named() -> None:
     cache = retaining(history_size=99)
     tokens = cached(cache, 0, 8)
     cache.retain(tokens)
-    seq = cache.cache.allocate(prompt(1, 36), "greedy")
+    seq = cache.cache.allocate(prompt(1, 36), holder="greedy")
     (event,) = {(event.action, event.actor) for event in cache.cache.history() if event.action.startswith("retention")}
     assert event == ("retention evicted", "allocate greedy")
     assert cache.cache.num_retained_of(tokens) == 0

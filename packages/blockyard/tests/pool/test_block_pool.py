@@ -185,7 +185,7 @@ def test_a_question_holds_nothing() -> None:
 def test_touch_holds_once_more_for_another() -> None:
     pool = BlockPool(6, 4)
     first = cached(pool, prompt(1, 8), "first")
-    second = pool.touch(first, "second")
+    second = pool.touch(first, holder="second")
     assert list(second) == list(first) == [1, 2]
     assert pool.ref_counts().tolist() == [0, 2, 2, 0, 0, 0]
     assert pool.num_used_blocks == 2, "a block held twice is used once"
@@ -209,7 +209,7 @@ def test_the_last_holder_decides_where_a_block_goes() -> None:
 def test_a_lease_reads_like_a_list() -> None:
     pool = BlockPool(6, 4)
     pool.get_new_blocks(1)
-    lease = pool.get_new_blocks(3, "me")
+    lease = pool.get_new_blocks(3, holder="me")
     assert (len(lease), lease[0], lease[2], lease[-1]) == (3, 2, 4, 4)
     with pytest.raises(IndexError):
         lease[3]
@@ -223,7 +223,7 @@ def test_a_lease_reads_like_a_list() -> None:
 
 def test_the_leak_report_is_the_leases_still_out() -> None:
     pool = BlockPool(8, 4)
-    a, b, c = (pool.get_new_blocks(1, name) for name in "abc")
+    a, b, c = (pool.get_new_blocks(1, holder=name) for name in "abc")
     pool.free_blocks(b)
     assert [lease.holder for lease in pool.leases()] == ["a", "c"]
     assert pool.block(1).holders == ["a"]
@@ -306,7 +306,7 @@ def test_a_block_is_cached_once_it_is_full_and_not_before() -> None:
     cached_tokens = []
     num_cached = 0
     for length in range(1, 13):
-        pool.cache_full_blocks(lease, tokens[:length], num_cached)
+        pool.cache_full_blocks(lease, tokens[:length], num_cached_blocks=num_cached)
         num_cached = length // 4
         cached_tokens.append(pool.num_cached_tokens(tokens))
     assert cached_tokens == [0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12]
@@ -318,7 +318,7 @@ def test_blocks_of_a_hit_go_on_under_the_same_content() -> None:
     pool = BlockPool(9, 2)
     grown, whole = pool.get_new_blocks(3), pool.get_new_blocks(4)
     pool.cache_full_blocks(grown, [1, 2])
-    pool.cache_full_blocks(grown, [1, 2, 3, 4, 5, 6], 1)
+    pool.cache_full_blocks(grown, [1, 2, 3, 4, 5, 6], num_cached_blocks=1)
     pool.cache_full_blocks(whole, [1, 2, 3, 4, 5, 6, 7, 8])
     assert list(pool.get_cached_blocks([1, 2, 3, 4, 5, 6, 7, 8])) == [1, 2, 3, 7]
     pool.check()
@@ -333,7 +333,7 @@ def test_a_hit_is_extended_and_published_as_one_prompt() -> None:
     assert list(lease) == [1, 2, 3, 4]
     assert [held.holder for held in pool.leases()] == ["reader"]
     assert order(pool) == [5, 6, 7]
-    pool.cache_full_blocks(lease, prompt(1, 8) + prompt(2, 8), 2)
+    pool.cache_full_blocks(lease, prompt(1, 8) + prompt(2, 8), num_cached_blocks=2)
     assert list(pool.get_cached_blocks(prompt(1, 8) + prompt(2, 8))) == [1, 2, 3, 4]
     pool.free_blocks(lease)
     with pytest.raises(DoubleFree, match=r"'reader' on blocks \[1, 2, 3, 4\]"):
@@ -343,8 +343,8 @@ def test_a_hit_is_extended_and_published_as_one_prompt() -> None:
 def test_a_lease_is_extended_alone() -> None:
     """Another holder of the same blocks keeps exactly those; and what does not fit changes nothing."""
     pool = BlockPool(5, 4)
-    first = pool.get_new_blocks(1, "first")
-    second = pool.touch(first, "second")
+    first = pool.get_new_blocks(1, holder="first")
+    second = pool.touch(first, holder="second")
     pool.extend(first, 2)
     assert (list(first), list(second)) == ([1, 2, 3], [1])
     assert pool.ref_counts().tolist() == [0, 2, 1, 1, 0]
@@ -372,13 +372,13 @@ def test_wrong_tokens_for_leading_blocks_are_refused() -> None:
         before = snapshot(pool)
         message = f"^token_ids differ from what block {position + 1} at position {position} caches$"
         with pytest.raises(InvalidArgument, match=message):
-            pool.cache_full_blocks(lease, wrong, 2)
+            pool.cache_full_blocks(lease, wrong, num_cached_blocks=2)
         assert snapshot(pool) == before
     before = snapshot(pool)
     with pytest.raises(InvalidArgument, match="differ from what block 1 at position 0"):
-        pool.cache_full_blocks(lease, prompt(1, 8), 2, (LoRA("a"),))
+        pool.cache_full_blocks(lease, prompt(1, 8), num_cached_blocks=2, extra_keys=(LoRA("a"),))
     assert snapshot(pool) == before, "the same tokens under other keys are other tokens"
-    pool.cache_full_blocks(other, prompt(2, 8), 2)
+    pool.cache_full_blocks(other, prompt(2, 8), num_cached_blocks=2)
 
 
 def test_the_number_of_cached_blocks_must_be_right() -> None:
@@ -388,10 +388,10 @@ def test_the_number_of_cached_blocks_must_be_right() -> None:
     for num_cached, block, position, state in ((0, 1, 0, "already"), (2, 2, 1, "not")):
         message = f"^num_cached_blocks is {num_cached}, but block {block} at position {position} is {state} cached$"
         with refused(pool, InvalidArgument, match=message):
-            pool.cache_full_blocks(lease, prompt(1, 8), num_cached)
+            pool.cache_full_blocks(lease, prompt(1, 8), num_cached_blocks=num_cached)
     with pytest.raises(InvalidArgument, match=r"^token_ids fill 3 blocks; the lease has 2$"):
-        pool.cache_full_blocks(lease, prompt(1, 12), 1)
-    pool.cache_full_blocks(lease, prompt(1, 8), 1)
+        pool.cache_full_blocks(lease, prompt(1, 12), num_cached_blocks=1)
+    pool.cache_full_blocks(lease, prompt(1, 8), num_cached_blocks=1)
     assert pool.num_cached_tokens(prompt(1, 8)) == 8
 
 
@@ -399,12 +399,12 @@ def test_extra_keys_part_equal_prompts() -> None:
     pool = BlockPool(8, 4)
     for keys in ((LoRA("a"),), (CacheSalt("a"),), ()):
         pool.cache_full_blocks(pool.get_new_blocks(1), prompt(1, 4), extra_keys=keys)
-    assert list(pool.get_cached_blocks(prompt(1, 4), (CacheSalt("a"),))) == [2]
+    assert list(pool.get_cached_blocks(prompt(1, 4), extra_keys=(CacheSalt("a"),))) == [2]
     assert list(pool.get_cached_blocks(prompt(1, 4))) == [3]
-    found = pool.get_cached_block(prompt(1, 4), (LoRA("a"),))
+    found = pool.get_cached_block(prompt(1, 4), extra_keys=(LoRA("a"),))
     assert found is not None
     assert list(found) == [1]
-    assert pool.num_cached_tokens(prompt(1, 4), (LoRA("b"),)) == 0
+    assert pool.num_cached_tokens(prompt(1, 4), extra_keys=(LoRA("b"),)) == 0
 
 
 def test_without_prefix_caching_nothing_is_indexed_and_all_goes_to_the_front() -> None:

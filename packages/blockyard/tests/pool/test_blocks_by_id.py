@@ -60,7 +60,7 @@ def test_a_block_that_two_hold_is_cached_again_by_either() -> None:
 def test_it_is_given_no_other_tokens_while_others_hold_it() -> None:
     pool = BlockPool(10, SIZE)
     lease = cached(pool, TOKENS[:8])
-    pool.touch(lease, "other")
+    pool.touch(lease, holder="other")
     pool.uncache([2])
     with refused(pool, InvalidArgument, match="block 2 at position 1, which is held 2 times"):
         pool.cache_next_blocks(lease, prompt(2, 4), 1)
@@ -100,7 +100,7 @@ def test_a_cache_for_blocks_that_somebody_else_hands_out() -> None:
     outside = list(range(1, 9))
     for number in range(2):
         ids = [outside.pop() for _ in range(4)]
-        lease = pool.adopt(ids, f"request-{number}")
+        lease = pool.adopt(ids, holder=f"request-{number}")
         assert (list(lease), lease.holder) == (ids, f"request-{number}")
         pool.cache_full_blocks(lease, prompt(number, 16))
         pool.free_blocks(lease)
@@ -133,7 +133,7 @@ def test_adopt_that_may_not_evict_refuses_what_is_cached() -> None:
     with pytest.raises(InvalidArgument, match="may_evict is 'no'"):
         pool.adopt([6], may_evict="no")
     assert snapshot(pool) == before
-    assert list(pool.adopt([6, 4], "request", may_evict=False)) == [6, 4]
+    assert list(pool.adopt([6, 4], holder="request", may_evict=False)) == [6, 4]
     pool.check()
 
 
@@ -161,7 +161,7 @@ def test_blocks_that_cache_nothing_stand_anywhere() -> None:
             if choose.random() < 0.6:
                 pool.cache_full_blocks(leases[-1], prompt(number, choose.choice((4, 8, 12))))
         elif act < 0.7 and leases:
-            pool.free_blocks(leases.pop(choose.randrange(len(leases))), choose.random() < 0.5)
+            pool.free_blocks(leases.pop(choose.randrange(len(leases))), last=choose.random() < 0.5)
         elif act < 0.72:
             pool.reset_prefix_cache()
         else:
@@ -208,7 +208,6 @@ def test_a_policy_chooses_what_is_evicted_on_demand(policy: Any) -> None:
         ("adopt", ([1],), r"block_ids\[0\] is 1, which is held 1 times"),
         ("adopt", ([5, 6, 5],), r"block_ids\[2\] is 5, which stands there twice"),
         ("adopt", ([8],), r"block_ids\[0\] is 8; it must be from 1 to 7"),
-        ("adopt", ([5], 3), "holder is 3"),
         ("evict", (-1,), "num_blocks is -1"),
         ("evict", (1.0,), "num_blocks is 1.0"),
     ],
@@ -218,6 +217,12 @@ def test_bad_arguments_change_nothing(name: str, arguments: tuple[Any, ...], tex
     cached(pool, TOKENS[:8])
     with refused(pool, InvalidArgument, match=f"^{text}"):
         getattr(pool, name)(*arguments)
+
+
+def test_bad_holder_is_refused() -> None:
+    pool = BlockPool(8, SIZE)
+    with refused(pool, InvalidArgument, match="^holder is 3"):
+        pool.adopt([5], holder=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

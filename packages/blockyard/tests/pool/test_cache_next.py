@@ -19,7 +19,7 @@ TOKENS = prompt(1, 40)
 
 def found(pool: BlockPool, tokens: Any, keys: Any = ()) -> list[int]:
     pool.check()
-    return pool.find_cached_blocks(tokens, keys).block_ids.tolist()
+    return pool.find_cached_blocks(tokens, extra_keys=keys).block_ids.tolist()
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 5, 8, 40])
@@ -54,7 +54,7 @@ def test_it_goes_on_behind_cache_full_blocks_and_that_behind_it() -> None:
     pool.extend(lease, 2)
     assert lease.num_cached_blocks == 2
     pool.cache_next_blocks(lease, TOKENS[8:12], lease.num_cached_blocks)
-    pool.cache_full_blocks(lease, TOKENS[:16], 3)
+    pool.cache_full_blocks(lease, TOKENS[:16], num_cached_blocks=3)
     assert lease.num_cached_blocks == 4
     assert found(pool, TOKENS) == [1, 2, 3, 4]
 
@@ -90,8 +90,8 @@ def test_keys_count_at_the_beginning() -> None:
     pool = BlockPool(12, SIZE)
     lease = pool.get_new_blocks(3)
     keys = (LoRA("adapter"), CacheSalt("tenant"))
-    pool.cache_next_blocks(lease, TOKENS[:4], lease.num_cached_blocks, keys)
-    pool.cache_next_blocks(lease, TOKENS[4:12], lease.num_cached_blocks, keys)
+    pool.cache_next_blocks(lease, TOKENS[:4], lease.num_cached_blocks, extra_keys=keys)
+    pool.cache_next_blocks(lease, TOKENS[4:12], lease.num_cached_blocks, extra_keys=keys)
     assert found(pool, TOKENS) == []
     assert found(pool, TOKENS, keys) == [1, 2, 3]
 
@@ -104,11 +104,11 @@ def test_spans_are_the_same_however_the_prompt_is_cut(cuts: list[int]) -> None:
     whole, parts = cached_under(pool, keys), pool.get_new_blocks(10)
     at = 0
     for end in cuts:
-        pool.cache_next_blocks(parts, TOKENS[at:end], parts.num_cached_blocks, keys)
+        pool.cache_next_blocks(parts, TOKENS[at:end], parts.num_cached_blocks, extra_keys=keys)
         at = end
     assert found(pool, TOKENS, keys) == list(whole)
     for end in range(4, 41, 4):
-        assert pool.cached_block_ids(TOKENS[:end], keys) == [whole[end // 4 - 1], parts[end // 4 - 1]]
+        assert pool.cached_block_ids(TOKENS[:end], extra_keys=keys) == [whole[end // 4 - 1], parts[end // 4 - 1]]
     assert found(pool, TOKENS) == [whole[0]]
 
 
@@ -132,11 +132,11 @@ def test_placeholders_stand_under_spans_alone(make: Any, pad: int) -> None:
     for less in ((), (Span("cat", 2, 3),), (Span("cat", 3, 3),)):
         before = snapshot(pool)
         with pytest.raises(InvalidArgument, match=r"^token_ids\[\d\] is -\d, and no Span of extra_keys stands at"):
-            pool.cache_next_blocks(lease, make(tokens), lease.num_cached_blocks, less)
+            pool.cache_next_blocks(lease, make(tokens), lease.num_cached_blocks, extra_keys=less)
         with pytest.raises(InvalidArgument, match="and no Span"):
-            pool.find_cached_blocks(make(tokens), less)
+            pool.find_cached_blocks(make(tokens), extra_keys=less)
         assert snapshot(pool) == before
-    pool.cache_next_blocks(lease, make(tokens), lease.num_cached_blocks, keys)
+    pool.cache_next_blocks(lease, make(tokens), lease.num_cached_blocks, extra_keys=keys)
     assert found(pool, make(tokens), keys) == list(lease)
     assert found(pool, [5, 5, -1, -1, -1, -1, 6, 6], keys) == [1, 2], "all placeholders are one"
     for token in (0, 1, 2**31 - 1):
@@ -156,7 +156,7 @@ def test_what_is_no_token_in_a_long_array_is_refused_wherever_it_stands(place: i
         pool.cache_full_blocks(pool.get_new_blocks(num_cached // SIZE), tokens[:num_cached])
     bad = tokens.copy()
     bad[place] = -1
-    pool.cache_next_blocks(pool.get_new_blocks(80), bad, 0, (Span("cat", place, 1),))
+    pool.cache_next_blocks(pool.get_new_blocks(80), bad, 0, extra_keys=(Span("cat", place, 1),))
     message = rf"^token_ids\[{place}\] is -1, and no Span of extra_keys stands at position {place}; a token is"
     before = snapshot(pool)
     for ask in (
@@ -178,18 +178,18 @@ def test_a_placeholder_is_found_at_its_place_in_the_prompt() -> None:
     lease = cached(pool, prompt(1, 4))
     pool.extend(lease, 1)
     with pytest.raises(InvalidArgument, match=r"token_ids\[1\] is -1, and no Span .* at position 5;"):
-        pool.cache_next_blocks(lease, [1, -1, 2, 3], lease.num_cached_blocks, (Span("cat", 1, 1),))
-    assert pool.cache_next_blocks(lease, [1, -1, 2, 3], lease.num_cached_blocks, (Span("cat", 5, 1),)) == 2
+        pool.cache_next_blocks(lease, [1, -1, 2, 3], lease.num_cached_blocks, extra_keys=(Span("cat", 1, 1),))
+    assert pool.cache_next_blocks(lease, [1, -1, 2, 3], lease.num_cached_blocks, extra_keys=(Span("cat", 5, 1),)) == 2
 
 
 @pytest.mark.parametrize("token", [2**31, 2**63, -(2**70), 1.5, None, True])
 def test_what_is_no_token_is_refused_among_placeholders_too(token: Any) -> None:
     pool = BlockPool(10, SIZE)
     if token == -(2**70):
-        assert pool.find_cached_blocks([token] * 4, (Span("cat", 0, 4),)).num_tokens == 0
+        assert pool.find_cached_blocks([token] * 4, extra_keys=(Span("cat", 0, 4),)).num_tokens == 0
         return
     with pytest.raises(InvalidArgument, match=r"^token_ids"):
-        pool.find_cached_blocks([-1, token, 1, 1], (Span("cat", 0, 4),))
+        pool.find_cached_blocks([-1, token, 1, 1], extra_keys=(Span("cat", 0, 4),))
 
 
 # ---------------------------------------------------------------- what was lost, and caught
@@ -245,7 +245,7 @@ def test_other_tokens_than_a_block_caches_are_refused() -> None:
 def test_a_block_that_others_hold_is_given_no_content() -> None:
     pool = BlockPool(10, SIZE)
     lease = pool.get_new_blocks(2)
-    other = pool.touch(lease, "other", 1)
+    other = pool.touch(lease, holder="other", start=1)
     with refused(pool, InvalidArgument, match="block 2 at position 1, which is held 2 times"):
         pool.cache_next_blocks(lease, TOKENS[:8], lease.num_cached_blocks)
     pool.free_blocks(other)
@@ -255,7 +255,7 @@ def test_a_block_that_others_hold_is_given_no_content() -> None:
 def test_a_part_that_begins_behind_what_is_not_cached_is_not_gone_on_from() -> None:
     pool = BlockPool(10, SIZE)
     lease = pool.get_new_blocks(3)
-    part = pool.touch(lease, "part", 2)
+    part = pool.touch(lease, holder="part", start=2)
     pool.free_blocks(lease)
     with pytest.raises(InvalidArgument, match="what comes before block 2 of the prompt is not known to lease 2"):
         pool.cache_next_blocks(part, TOKENS[8:12], part.num_cached_blocks)
@@ -266,7 +266,7 @@ def test_a_part_that_begins_behind_a_cached_block_goes_on() -> None:
     pool = BlockPool(10, SIZE)
     lease = cached(pool, TOKENS[:8])
     pool.extend(lease, 1)
-    part = pool.touch(lease, "part", 2)
+    part = pool.touch(lease, holder="part", start=2)
     pool.free_blocks(lease)
     assert pool.cache_next_blocks(part, TOKENS[8:12], part.num_cached_blocks) == 1
     assert found(pool, TOKENS) == [1, 2, 3]

@@ -114,7 +114,7 @@ def test_a_manager_under_colliding_pages() -> None:
 def test_leases_on_the_pool_of_a_manager() -> None:
     """The pool of a manager has leases; what needs tokens is asked of the manager, of any kind of cache."""
     cache = Checked(10, num_cpu_blocks=5)
-    lease = cache.pool.get_new_blocks(2, "mine")
+    lease = cache.pool.get_new_blocks(2, holder="mine")
     for call in ("cache_full_blocks", "get_cached_blocks", "get_cached_block", "num_cached_tokens"):
         assert not hasattr(cache.pool, call)
     assert cache.block(1).holders == ["mine"]
@@ -126,7 +126,7 @@ def life(cache: Checked, draw: random.Random, rounds: int) -> None:
     for _ in range(rounds):
         number = draw.randrange(2**20)
         keys: tuple[Any, ...] = (CacheSalt(str(number)), Span(str(number), 1, 3))
-        seq = cache.cache.allocate(prompt(number % 1000, 12), "someone", keys)
+        seq = cache.cache.allocate(prompt(number % 1000, 12), holder="someone", extra_keys=keys)
         missing = cache.cache.num_tokens(seq) - cache.cache.num_computed_tokens(seq)
         cache.cache.reserve([seq], missing)
         cache.cache.commit([seq], missing, [5])

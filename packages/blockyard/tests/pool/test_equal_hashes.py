@@ -99,7 +99,7 @@ class World:
         self.leases.append(lease)
         if missing > 0:
             self.pool.extend(lease, missing)
-            self.pool.cache_full_blocks(lease, self.tokens(pages), len(nodes))
+            self.pool.cache_full_blocks(lease, self.tokens(pages), num_cached_blocks=len(nodes))
         node = nodes[-1] if nodes else self.root
         for page, block in zip(pages[len(nodes) :], lease.block_ids.tolist()[len(nodes) :], strict=True):
             node = node.child(page)

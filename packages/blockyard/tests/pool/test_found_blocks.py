@@ -61,7 +61,7 @@ def test_what_was_found_is_held_and_extended() -> None:
     pool = BlockPool(8, 4)
     pool.free_blocks(cached(pool, prompt(1, 12)))
     found = pool.find_cached_blocks(prompt(1, 16))
-    lease = pool.hold(found, "request", extend_by=2)
+    lease = pool.hold(found, holder="request", extend_by=2)
     assert (list(lease), lease.holder, lease.num_cached_blocks, lease.first_block) == ([1, 2, 3, 4, 5], "request", 3, 0)
     assert found.num_idle == 0
     assert order(pool) == [6, 7]
@@ -150,8 +150,8 @@ def test_keys_are_compared() -> None:
     lease = pool.get_new_blocks(2)
     pool.cache_full_blocks(lease, prompt(1, 8), extra_keys=(CacheSalt("a"),))
     assert len(pool.find_cached_blocks(prompt(1, 8))) == 0
-    assert len(pool.find_cached_blocks(prompt(1, 8), (CacheSalt("b"),))) == 0
-    assert len(pool.find_cached_blocks(prompt(1, 8), (CacheSalt("a"),))) == 2
+    assert len(pool.find_cached_blocks(prompt(1, 8), extra_keys=(CacheSalt("b"),))) == 0
+    assert len(pool.find_cached_blocks(prompt(1, 8), extra_keys=(CacheSalt("a"),))) == 2
 
 
 def test_a_span_may_end_behind_the_tokens() -> None:
@@ -159,10 +159,12 @@ def test_a_span_may_end_behind_the_tokens() -> None:
     pool = BlockPool(6, 4)
     tokens = prompt(1, 16)
     pool.cache_full_blocks(pool.get_new_blocks(2), tokens[:8], extra_keys=(Span("cat", 6, 10),))
-    assert len(pool.find_cached_blocks(tokens[:8], (Span("cat", 6, 10),))) == 2
-    assert len(pool.find_cached_blocks(tokens, (Span("cat", 6, 10),))) == 2
-    assert len(pool.find_cached_blocks(tokens, (Span("cat", 6, 9),))) == 1, "cut to another length it is another image"
-    assert pool.num_cached_tokens(tokens[:8], (Span("cat", 6, 10),)) == 8
+    assert len(pool.find_cached_blocks(tokens[:8], extra_keys=(Span("cat", 6, 10),))) == 2
+    assert len(pool.find_cached_blocks(tokens, extra_keys=(Span("cat", 6, 10),))) == 2
+    assert len(pool.find_cached_blocks(tokens, extra_keys=(Span("cat", 6, 9),))) == 1, (
+        "cut to another length it is another image"
+    )
+    assert pool.num_cached_tokens(tokens[:8], extra_keys=(Span("cat", 6, 10),)) == 8
 
 
 def test_caching_off_finds_nothing() -> None:

@@ -78,7 +78,7 @@ def test_a_place_that_was_given_back_cannot_be_cached() -> None:
     with pytest.raises(InvalidArgument, match="has released its block at position 1, which cannot be cached"):
         pool.cache_next_blocks(lease, TOKENS[4:12], lease.num_cached_blocks)
     with pytest.raises(InvalidArgument, match="has released its block at position 1"):
-        pool.cache_full_blocks(lease, TOKENS[:12], 1)
+        pool.cache_full_blocks(lease, TOKENS[:12], num_cached_blocks=1)
     with pytest.raises(InvalidArgument, match="position is 1; the lease has given that block back"):
         pool.copy_on_write(lease, 1)
     assert snapshot(pool) == before
@@ -88,7 +88,7 @@ def test_a_part_with_places_given_back_is_shared_and_freed() -> None:
     pool = BlockPool(10, SIZE)
     lease = pool.get_new_blocks(4)
     pool.release(lease, 1, 2)
-    part = pool.touch(lease, "part", 1)
+    part = pool.touch(lease, holder="part", start=1)
     assert list(part) == [0, 3, 4]
     assert pool.ref_counts()[:5].tolist() == [0, 1, 0, 2, 2]
     assert pool.block(0).holders == []
@@ -104,7 +104,7 @@ def test_a_part_with_places_given_back_is_shared_and_freed() -> None:
 def test_a_lease_is_cut_in_two() -> None:
     pool = BlockPool(10, SIZE)
     lease = cached(pool, TOKENS[:12], "head")
-    tail = pool.split(lease, 1, "tail")
+    tail = pool.split(lease, 1, holder="tail")
     assert (list(lease), lease.num_cached_blocks, lease.first_block) == ([1], 1, 0)
     assert (list(tail), tail.num_cached_blocks, tail.first_block, tail.holder) == ([2, 3], 2, 1, "tail")
     assert [each.holder for each in pool.leases()] == ["head", "tail"]

@@ -40,25 +40,25 @@ class Site:
 
     def __init__(self, policy: str) -> None:
         self.pool = NamedPool(16, hash_seed=5, eviction_policy=POLICIES[policy], max_events=50)
-        self.held = self.pool.get_new_blocks(3, "held")
+        self.held = self.pool.get_new_blocks(3, holder="held")
         self.pool.name_blocks(self.held, NAMES[:3])
         self.pool.name_blocks(self.held, NAMES[10:13])
-        idle = self.pool.get_new_blocks(4, "idle")
+        idle = self.pool.get_new_blocks(4, holder="idle")
         self.pool.name_blocks(idle, NAMES[3:7])
         self.pool.name_blocks(idle, NAMES[13:17], 1)
         self.pool.free_blocks(idle)
         self.ids = self.pool.new_ids(3)
         self.pool.name_blocks(self.ids[:1], NAMES[8:9])
-        self.bare = self.pool.get_new_blocks(2, "bare")
+        self.bare = self.pool.get_new_blocks(2, holder="bare")
 
 
 #: Blocks 1 to 3 are held and named twice, 4 to 7 idle, 8 to 10 held by ids, 11 and 12 without a name.
 #: numpy's integers are read by Python code, where an interrupt can arrive; plain ones are not.
 CALLS: dict[str, Callable[[Site], object]] = {
-    "get_new_blocks": lambda s: s.pool.get_new_blocks(6, "new"),
+    "get_new_blocks": lambda s: s.pool.get_new_blocks(6, holder="new"),
     "new_ids": lambda s: s.pool.new_ids(np.int64(6)),
     "get_cached_blocks": lambda s: s.pool.get_cached_blocks(NAMES[1:7]),
-    "hold": lambda s: s.pool.hold([4, 5, 1, 4], "new"),
+    "hold": lambda s: s.pool.hold([4, 5, 1, 4], holder="new"),
     "hold_ids": lambda s: s.pool.hold_ids([4, 5, 1, 4, 15]),
     "free_blocks": lambda s: s.pool.free_blocks(s.held),
     "free_blocks, last": lambda s: s.pool.free_blocks(s.held, last=True),

@@ -74,7 +74,7 @@ class World:
         return self.pool.extend(self.lease(), self.random.randint(0, 2))
 
     def do_touch(self) -> Any:
-        return self.add(self.pool.touch(self.lease(), "again", self.random.randint(0, 2)))
+        return self.add(self.pool.touch(self.lease(), holder="again", start=self.random.randint(0, 2)))
 
     def do_split(self) -> Any:
         return self.add(self.pool.split(self.lease(), self.random.randint(0, 3)))
@@ -90,7 +90,7 @@ class World:
 
     def do_free(self) -> Any:
         lease = self.lease()
-        self.pool.free_blocks(lease, self.random.random() < 0.3)
+        self.pool.free_blocks(lease, last=self.random.random() < 0.3)
         self.leases.remove(lease)
         return True
 
@@ -213,7 +213,7 @@ def test_blocks_beyond_the_end_are_refused_unless_they_are_held() -> None:
         (lambda pool, lease: pool.extend(lease, 99), OutOfBlocks),
         (lambda pool, lease: pool.extend([1], 1), InvalidArgument),
         (lambda pool, lease: pool.touch(lease, start=3), InvalidArgument),
-        (lambda pool, lease: pool.touch(lease, 7), InvalidArgument),
+        (lambda pool, lease: pool.touch(lease, holder=7), InvalidArgument),
         (lambda pool, lease: pool.split(lease, 3), InvalidArgument),
         (lambda pool, lease: pool.release(lease, 1, 9), InvalidArgument),
         (lambda pool, lease: pool.copy_on_write(lease, 2), InvalidArgument),
@@ -229,7 +229,7 @@ def test_blocks_beyond_the_end_are_refused_unless_they_are_held() -> None:
 )
 def test_bad_arguments_change_nothing(call: Any, error: Any) -> None:
     pool = NamedPool(8)
-    lease = pool.get_new_blocks(2, "mine")
+    lease = pool.get_new_blocks(2, holder="mine")
     pool.name_blocks(lease, [b"a", b"b"])
     pool.name_one(lease[0], b"c")
     with refused(pool, error):
@@ -255,7 +255,7 @@ def test_history_residency_and_losses_are_told() -> None:
     pool = NamedPool(4, history_size=10, residency_sample=1)
     lost: list[int] = []
     pool.on_evict = lambda blocks: lost.extend(blocks.tolist())
-    lease = pool.get_new_blocks(2, "mine")
+    lease = pool.get_new_blocks(2, holder="mine")
     pool.name_blocks(lease, [b"a", b"b"])
     pool.free_blocks(lease)
     pool.advance_time(3.0)
@@ -274,7 +274,7 @@ def test_history_residency_and_losses_are_told() -> None:
 
 def test_a_named_pool_has_a_picture_and_a_leak_report() -> None:
     pool = NamedPool(9)
-    lease = pool.get_new_blocks(2, "mine")
+    lease = pool.get_new_blocks(2, holder="mine")
     pool.name_one(lease[0], b"a")
     ids = pool.new_ids(2)
     assert draw_pool(pool).splitlines()[0] == "█▒▒▒····"

@@ -47,7 +47,7 @@ def test_both_builds_tell_the_same_story() -> None:
 
 
 def named(pool: NamedPool, *names: bytes) -> Any:
-    lease = pool.get_new_blocks(len(names), "a")
+    lease = pool.get_new_blocks(len(names), holder="a")
     pool.name_blocks(lease, list(names))
     return lease
 
@@ -102,7 +102,7 @@ def test_a_question_changes_neither_the_order_nor_the_holds() -> None:
 
 def test_ids_cannot_free_what_a_lease_holds() -> None:
     pool = NamedPool(6)
-    lease = pool.get_new_blocks(2, "lease")
+    lease = pool.get_new_blocks(2, holder="lease")
     ids = pool.new_ids(2)
     pool.hold_ids([1])
     pool.free_ids([1])
@@ -118,13 +118,14 @@ def test_ids_cannot_free_what_a_lease_holds() -> None:
     pool.check()
 
 
+#: A dict at the end of arguments has those that are given by name.
 CALLS: dict[str, list[tuple[Any, ...]]] = {
     "find_one": [(b"",), (b"x" * 33,), ("a",), (None,), (bytearray(b"a"),), (b"a", -1), (b"a", True), (b"a", 2**31)],
     "find": [(b"ab",), ([b"a", "b"],), (5,), ([b"a", b""],), ([b"a"], "0")],
     "find_prefix": [([b"a"], []), ([b"a"], 0), ([b"a"], [0, -1])],
-    "get_new_blocks": [(-1,), (1.5,), (1, 5)],
-    "get_cached_blocks": [(["a"],), ([b"a"], 0, 3)],
-    "hold": [([0],), ([-1],), ([20],), ([5],), ("1",), ([1.5],), ([2**63],), ([1], 3)],
+    "get_new_blocks": [(-1,), (1.5,), (1, {"holder": 5})],
+    "get_cached_blocks": [(["a"],), ([b"a"], 0, {"holder": 3})],
+    "hold": [([0],), ([-1],), ([20],), ([5],), ("1",), ([1.5],), ([2**63],), ([1], {"holder": 3})],
     "hold_ids": [([0],), ([20],), (None,)],
     "new_ids": [(-1,), ("1",)],
     "free_ids": [([0],), ([True],), ([20],)],
@@ -146,13 +147,23 @@ def test_bad_arguments_change_nothing(call: str, arguments: tuple[Any, ...]) -> 
     named(pool, b"a", b"b")
     pool.get_new_blocks(1)
     with refused(pool, InvalidArgument):
-        getattr(pool, call)(*arguments)
+        *positional, last = arguments
+        if isinstance(last, dict):
+            getattr(pool, call)(*positional, **last)
+        else:
+            getattr(pool, call)(*arguments)
 
 
-@pytest.mark.parametrize("arguments", [(0,), (2**27 + 1,), ("5",), (5, -1), (5, None, "best"), (5, None, "lru", -1)])
-def test_bad_pools_are_refused(arguments: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("num_blocks", [0, 2**27 + 1, "5"])
+def test_bad_sizes_are_refused(num_blocks: Any) -> None:
     with pytest.raises(InvalidArgument):
-        NamedPool(*arguments)
+        NamedPool(num_blocks)
+
+
+@pytest.mark.parametrize("options", [{"hash_seed": -1}, {"eviction_policy": "best"}, {"max_events": -1}])
+def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        NamedPool(5, **options)
 
 
 def test_too_many_blocks_are_refused() -> None:
@@ -173,7 +184,7 @@ def test_a_pool_of_the_null_block_alone() -> None:
 
 def test_an_argument_that_calls_the_pool_is_refused() -> None:
     pool = NamedPool(6)
-    lease = pool.get_new_blocks(1, "a")
+    lease = pool.get_new_blocks(1, holder="a")
     refused: list[BaseException] = []
 
     def act() -> None:

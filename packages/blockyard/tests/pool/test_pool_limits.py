@@ -38,7 +38,7 @@ def refused(pool: BlockPool, error: type[LogicError], message: str, call: Callab
 def test_a_double_free_names_the_lease_its_holder_and_its_blocks() -> None:
     pool = BlockPool(6, 4)
     pool.get_new_blocks(1)
-    lease = pool.get_new_blocks(2, "request 7")
+    lease = pool.get_new_blocks(2, holder="request 7")
     pool.free_blocks(lease)
     message = r"^lease 2 of 'request 7' on blocks \[2, 3\] was already freed$"
     refused(pool, DoubleFree, message, lambda: pool.free_blocks(lease))
@@ -49,9 +49,9 @@ def test_a_double_free_names_the_lease_its_holder_and_its_blocks() -> None:
 def test_a_stale_lease_is_caught_though_its_blocks_have_a_new_holder() -> None:
     """The bug of vLLM and others: an id says nothing about who may free it, and the block would go to two owners."""
     pool = BlockPool(3, 4)
-    stale = pool.get_new_blocks(2, "old")
+    stale = pool.get_new_blocks(2, holder="old")
     pool.free_blocks(stale)
-    fresh = pool.get_new_blocks(2, "new")
+    fresh = pool.get_new_blocks(2, holder="new")
     assert list(stale) == list(fresh)
     refused(pool, DoubleFree, r"lease 1 of 'old' on blocks \[1, 2\]", lambda: pool.free_blocks(stale))
     assert pool.ref_counts().tolist() == [0, 1, 1]
@@ -61,8 +61,8 @@ def test_a_stale_lease_is_caught_though_its_blocks_have_a_new_holder() -> None:
 def test_one_of_two_holders_cannot_free_twice() -> None:
     """The reference count alone would let it pass: it is above zero."""
     pool = BlockPool(3, 4)
-    first = pool.get_new_blocks(1, "first")
-    pool.touch(first, "second")
+    first = pool.get_new_blocks(1, holder="first")
+    pool.touch(first, holder="second")
     pool.free_blocks(first)
     refused(pool, DoubleFree, "'first'", lambda: pool.free_blocks(first))
     assert pool.ref_counts().tolist() == [0, 1, 0]
@@ -77,7 +77,7 @@ def test_a_block_is_not_in_more_leases_than_its_count_can_say() -> None:
     before = snapshot(pool)
     for hold in (
         lambda: pool.touch(lease),
-        lambda: pool.touch(lease, "request", 1, 2),
+        lambda: pool.touch(lease, holder="request", start=1, stop=2),
         lambda: pool.hold(found),
         lambda: pool.hold(found, extend_by=1),
         lambda: pool.get_cached_blocks(prompt(1, 8)),
@@ -96,8 +96,8 @@ def test_a_block_is_not_in_more_leases_than_its_count_can_say() -> None:
 def test_a_lease_of_another_pool_is_foreign() -> None:
     """Even where serial and blocks are the same in both pools."""
     pool, other = BlockPool(4, 4), BlockPool(4, 4)
-    pool.get_new_blocks(1, "mine")
-    foreign = other.get_new_blocks(1, "theirs")
+    pool.get_new_blocks(1, holder="mine")
+    foreign = other.get_new_blocks(1, holder="theirs")
     message = r"^lease 1 of 'theirs' was handed out by another pool$"
     refused(pool, ForeignBlock, message, lambda: pool.free_blocks(foreign))
     refused(pool, ForeignBlock, message, lambda: pool.touch(foreign))
@@ -177,12 +177,12 @@ def test_the_null_block_is_never_given() -> None:
 
 def test_a_block_as_people_see_it() -> None:
     pool = BlockPool(5, 4)
-    lease = pool.get_new_blocks(2, "me")
+    lease = pool.get_new_blocks(2, holder="me")
     private = pool.block(1)
     assert repr(private) == "<KVCacheBlock 1 ref_cnt=1 holders=['me']>"
     assert (private.token_ids, private.block_hash, private.is_computed) == ([], None, True)
     pool.cache_full_blocks(lease, [1, 2, 3, 4])
-    pool.touch(lease, "you")
+    pool.touch(lease, holder="you")
     shared = pool.block(1)
     assert repr(shared) == "<KVCacheBlock 1 ref_cnt=2 cached=[1, 2, 3, 4] holders=['me', 'you']>"
     assert isinstance(shared.block_hash, int)

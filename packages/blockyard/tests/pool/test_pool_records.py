@@ -52,7 +52,7 @@ def test_retention_within_a_budget_and_until_its_time() -> None:
 
 def test_history_and_residency_go_by_the_time_that_is_told() -> None:
     pool = BlockPool(4, SIZE, history_size=10, residency_sample=1)
-    lease = pool.get_new_blocks(1, "a")
+    lease = pool.get_new_blocks(1, holder="a")
     pool.advance_time(2.0)
     pool.free_blocks(lease)
     assert [(event.time, event.actor) for event in pool.history()] == [
@@ -96,7 +96,7 @@ def test_the_version_grows_when_what_can_be_found_changes_and_then_alone() -> No
     assert not grows()
     pool.cache_next_blocks(lease, prompt(1, 4), lease.num_cached_blocks)
     assert grows()
-    pool.cache_full_blocks(lease, prompt(1, 8), 1)
+    pool.cache_full_blocks(lease, prompt(1, 8), num_cached_blocks=1)
     assert grows()
     pool.free_blocks(lease)
     pool.free_blocks(pool.hold(pool.find_cached_blocks(prompt(1, 8))))

@@ -68,7 +68,7 @@ def test_a_prompt_longer_than_any_before_goes_on_from_what_was_found() -> None:
         pool = BlockPool(202, 1)
         lease = pool.get_new_blocks(200)
         pool.cache_full_blocks(lease, tokens[:num_cached])
-        pool.cache_full_blocks(lease, tokens, num_cached)
+        pool.cache_full_blocks(lease, tokens, num_cached_blocks=num_cached)
         assert pool.num_cached_tokens(tokens) == 200
         pool.check()
 
@@ -173,23 +173,23 @@ def test_only_the_same_keys_hit() -> None:
     for owner in TENANTS:
         pool = BlockPool(64, 4)
         cached(pool, PROMPT, owner)
-        assert [pool.num_cached_tokens(PROMPT, keys) for keys in TENANTS] == [
+        assert [pool.num_cached_tokens(PROMPT, extra_keys=keys) for keys in TENANTS] == [
             8 if keys == owner else 0 for keys in TENANTS
         ]
     pool = BlockPool(64, 4)
     leases = [cached(pool, PROMPT, keys) for keys in TENANTS]
     for lease, keys in zip(leases, TENANTS, strict=True):
-        assert list(pool.get_cached_blocks(PROMPT, keys)) == list(lease)
+        assert list(pool.get_cached_blocks(PROMPT, extra_keys=keys)) == list(lease)
     pool.check()
 
 
 def test_keys_are_a_set_in_any_order_and_form() -> None:
     pool = BlockPool(64, 4)
     lease = cached(pool, PROMPT, (LoRA("x"), CacheSalt("y")))
-    assert list(pool.get_cached_blocks(PROMPT, (CacheSalt("y"), LoRA("x")))) == list(lease)
-    assert list(pool.get_cached_blocks(PROMPT, [CacheSalt("y"), LoRA("x")])) == list(lease)
+    assert list(pool.get_cached_blocks(PROMPT, extra_keys=(CacheSalt("y"), LoRA("x")))) == list(lease)
+    assert list(pool.get_cached_blocks(PROMPT, extra_keys=[CacheSalt("y"), LoRA("x")])) == list(lease)
     cached(pool, [9] * 4)
-    assert pool.num_cached_tokens([9] * 4, []) == 4
+    assert pool.num_cached_tokens([9] * 4, extra_keys=[]) == 4
 
 
 def test_the_least_recently_used_root_is_forgotten() -> None:
@@ -200,12 +200,12 @@ def test_the_least_recently_used_root_is_forgotten() -> None:
     held = cached(pool, [7], salts[0])
     for keys in salts[1:5]:
         pool.free_blocks(cached(pool, [7], keys))
-    assert pool.num_cached_tokens([7], salts[0]) == 1
+    assert pool.num_cached_tokens([7], extra_keys=salts[0]) == 1
     pool.free_blocks(cached(pool, [7], salts[5]))
-    assert pool.num_cached_tokens([7], salts[0]) == 0
+    assert pool.num_cached_tokens([7], extra_keys=salts[0]) == 0
     assert pool.num_cached_blocks == 3, "it stays in the index until it is evicted"
     again = cached(pool, [7], salts[0])
-    assert list(pool.get_cached_blocks([7], salts[0])) == list(again) != list(held)
+    assert list(pool.get_cached_blocks([7], extra_keys=salts[0])) == list(again) != list(held)
     pool.check()
 
 
@@ -217,8 +217,8 @@ def test_publishing_under_a_root_keeps_it() -> None:
         pool.free_blocks(cached(pool, [7], keys))
     pool.free_blocks(cached(pool, [8], salts[0]))
     pool.free_blocks(cached(pool, [7], salts[5]))
-    assert pool.num_cached_tokens([7], salts[0]) == 1
-    assert pool.num_cached_tokens([7], salts[1]) == 0, "now the second was the least recently used"
+    assert pool.num_cached_tokens([7], extra_keys=salts[0]) == 1
+    assert pool.num_cached_tokens([7], extra_keys=salts[1]) == 0, "now the second was the least recently used"
     pool.free_blocks(held)
 
 
@@ -228,9 +228,9 @@ def test_asking_makes_no_root() -> None:
     cached(pool, [7])
     for number in range(20):
         keys = (CacheSalt(str(number)),)
-        assert pool.num_cached_tokens([7], keys) == 0
-        assert len(pool.get_cached_blocks([7], keys)) == 0
-        assert pool.get_cached_block([7], keys) is None
+        assert pool.num_cached_tokens([7], extra_keys=keys) == 0
+        assert len(pool.get_cached_blocks([7], extra_keys=keys)) == 0
+        assert pool.get_cached_block([7], extra_keys=keys) is None
     assert pool.num_cached_tokens([7]) == 1
 
 
@@ -350,7 +350,7 @@ def test_a_pool_under_chance_agrees_with_a_dict_of_prefixes() -> None:
             pool.free_blocks(lease)
             model.free(blocks)
         elif action == 1:
-            lease = pool.get_cached_blocks(tokens, keys)
+            lease = pool.get_cached_blocks(tokens, extra_keys=keys)
             assert list(lease) == model.hit(keys, tokens)
             hits += len(lease)
             leases.append((lease, list(lease)))
@@ -371,7 +371,7 @@ def test_a_pool_under_chance_agrees_with_a_dict_of_prefixes() -> None:
         pool.check()
         assert pool.free_block_ids().tolist() == model.queue
         assert pool.num_cached_blocks == len(model.prefix_of)
-        assert pool.num_cached_tokens(tokens, keys) == 2 * len(model.find(keys, tokens))
+        assert pool.num_cached_tokens(tokens, extra_keys=keys) == 2 * len(model.find(keys, tokens))
     assert hits > 50
     assert evictions > 50
 

@@ -14,7 +14,7 @@ def test_thirty_thousand_salts_leave_as_many_roots_as_there_are_blocks() -> None
     cache = KVCacheManager(CacheConfig(20, 4, max_num_seqs=2, max_model_len=16, hash_seed=1))
     roots = cache._parts.token_blocks.index.roots
     for number in range(30_000):
-        cache.free(cache.allocate([1, 2, 3, 4, 5], "", (CacheSalt(f"tenant {number}"),)))
+        cache.free(cache.allocate([1, 2, 3, 4, 5], holder="", extra_keys=(CacheSalt(f"tenant {number}"),)))
     assert len(roots) == 21
     cache.check()
 
@@ -24,12 +24,12 @@ def test_an_allocation_keeps_the_root_of_its_keys_and_a_question_does_not() -> N
     roots = cache._parts.token_blocks.index.roots
     salts = [(CacheSalt(f"tenant {number}"),) for number in range(6)]
     for salt in salts[:5]:
-        cache.free(cache.allocate([1, 2, 3, 4, 5], "", salt))
-    cache.num_cached_tokens([1, 2, 3, 4, 5], salts[0])
-    cache.can_allocate([1, 2, 3, 4, 5], salts[5])
+        cache.free(cache.allocate([1, 2, 3, 4, 5], holder="", extra_keys=salt))
+    cache.num_cached_tokens([1, 2, 3, 4, 5], extra_keys=salts[0])
+    cache.can_allocate([1, 2, 3, 4, 5], extra_keys=salts[5])
     assert [keys[0][1] for keys in roots.latest(9).values()] == [f"tenant {n}" for n in (4, 3, 2, 1, 0)]
-    cache.free(cache.allocate([1, 2, 3, 4, 5], "", salts[0]))
-    cache.free(cache.allocate_batch([[1, 2, 3, 4, 5], [1, 2, 3, 4, 9]], (), salts[5]))
+    cache.free(cache.allocate([1, 2, 3, 4, 5], holder="", extra_keys=salts[0]))
+    cache.free(cache.allocate_batch([[1, 2, 3, 4, 5], [1, 2, 3, 4, 9]], holders=(), extra_keys=salts[5]))
     assert [keys[0][1] for keys in roots.latest(9).values()] == [f"tenant {n}" for n in (5, 0, 4, 3, 2)]
     cache.check()
 

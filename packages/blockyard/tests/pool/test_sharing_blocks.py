@@ -21,11 +21,11 @@ from blockyard_testing.own_policies import MRU
 
 def test_a_part_of_a_lease_is_shared() -> None:
     pool = BlockPool(10, 4)
-    lease = pool.get_new_blocks(4, "a")
-    part = pool.touch(lease, "b", 1, 3)
+    lease = pool.get_new_blocks(4, holder="a")
+    part = pool.touch(lease, holder="b", start=1, stop=3)
     assert (list(part), part.holder) == ([2, 3], "b")
     assert pool.ref_counts()[:6].tolist() == [0, 1, 2, 2, 1, 0]
-    assert list(pool.touch(lease, "c", start=4)) == []
+    assert list(pool.touch(lease, holder="c", start=4)) == []
     pool.free_blocks(lease)
     assert pool.num_used_blocks == 2
     pool.free_blocks(part)
@@ -39,15 +39,15 @@ def test_positions_outside_the_lease_are_refused(start: object, stop: object) ->
     pool = BlockPool(10, 4)
     lease = pool.get_new_blocks(4)
     with pytest.raises(InvalidArgument, match=r"^(start|stop) is"):
-        pool.touch(lease, "", start, stop)  # type: ignore[arg-type]
+        pool.touch(lease, holder="", start=start, stop=stop)  # type: ignore[arg-type]
     assert pool.ref_counts().sum() == 4
     assert len(pool.leases()) == 1
 
 
 def test_a_block_that_others_hold_is_replaced_by_a_copy() -> None:
     pool = BlockPool(10, 4)
-    a = pool.get_new_blocks(2, "a")
-    b = pool.touch(a, "b")
+    a = pool.get_new_blocks(2, holder="a")
+    b = pool.touch(a, holder="b")
     assert pool.copy_on_write(b, 1) == (2, 3)
     assert (list(a), list(b)) == ([1, 2], [1, 3])
     assert pool.ref_counts()[:4].tolist() == [0, 2, 1, 1]
@@ -112,7 +112,7 @@ def test_leases_of_others_and_freed_ones_are_refused() -> None:
     with pytest.raises(DoubleFree):
         pool.copy_on_write(lease, 0)
     with pytest.raises(DoubleFree):
-        pool.touch(lease, "", 0, 1)
+        pool.touch(lease, holder="", start=0, stop=1)
 
 
 def test_random_sharing_against_plain_counts() -> None:
@@ -128,7 +128,7 @@ def test_random_sharing_against_plain_counts() -> None:
             which = int(rng.integers(len(leases)))
             start = int(rng.integers(len(held[which]) + 1))
             stop = int(rng.integers(start, len(held[which]) + 1))
-            leases.append(pool.touch(leases[which], "", start, stop))
+            leases.append(pool.touch(leases[which], holder="", start=start, stop=stop))
             held.append(held[which][start:stop])
         elif leases and action == 2:
             which = int(rng.integers(len(leases)))
@@ -152,8 +152,8 @@ def test_random_sharing_against_plain_counts() -> None:
 
 def test_a_pool_alone_has_a_history_a_picture_and_a_leak_report() -> None:
     pool = BlockPool(9, 4, history_size=10)
-    a = pool.get_new_blocks(2, "a")
-    b = pool.touch(a, "b", 0, 1)
+    a = pool.get_new_blocks(2, holder="a")
+    b = pool.touch(a, holder="b", start=0, stop=1)
     pool.copy_on_write(b, 0)
     pool.cache_full_blocks(a, list(range(8)))
     pool.free_blocks(a)

@@ -108,8 +108,8 @@ def test_every_rank_keeps_the_whole_latent_vector() -> None:
 
 
 def test_a_plain_model_is_one_group() -> None:
-    assert spec_of(LLAMA_3_8B, block_size=32).groups == (LayerGroup(32, 0, "full", token_bytes=131_072),)
-    assert spec_of(MISTRAL_7B_V0_1).groups == (LayerGroup(16, 4096, "window 4096", token_bytes=131_072),)
+    assert spec_of(LLAMA_3_8B, block_size=32).groups == (LayerGroup(32, 0, name="full", token_bytes=131_072),)
+    assert spec_of(MISTRAL_7B_V0_1).groups == (LayerGroup(16, 4096, name="window 4096", token_bytes=131_072),)
 
 
 def test_groups_of_gemma_3() -> None:
@@ -281,7 +281,7 @@ def test_states_count_towards_how_many_sequences_fit() -> None:
 
 def test_a_config_for_the_manager() -> None:
     config = spec_of(LLAMA_3_8B, block_size=32).cache_config(1000, max_num_seqs=8, max_model_len=512, watermark=0.0)
-    groups = (LayerGroup(32, 0, "full", token_bytes=131_072),)
+    groups = (LayerGroup(32, 0, name="full", token_bytes=131_072),)
     fields = {"block_size": 32, "max_num_seqs": 8, "max_model_len": 512, "watermark": 0.0, "groups": groups}
     assert config == CacheConfig(num_blocks=1000, **fields)
 

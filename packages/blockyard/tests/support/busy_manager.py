@@ -23,16 +23,16 @@ class Scene:
     def __init__(self) -> None:
         config = CacheConfig(NUM_BLOCKS, BLOCK_SIZE, max_num_seqs=NUM_ROWS, max_model_len=MODEL_LEN, watermark=0.0)
         self.cache = KVCacheManager(config)
-        self.dead = self.cache.allocate([9, 9, 9, 9, 9], "finished")
+        self.dead = self.cache.allocate([9, 9, 9, 9, 9], holder="finished")
         self.cache.reserve([self.dead], 5)
         self.cache.commit([self.dead], 5)
         self.cache.free(self.dead)
-        self.decoding = self.cache.allocate([1, 2, 3, 4, 5], "decoding")
+        self.decoding = self.cache.allocate([1, 2, 3, 4, 5], holder="decoding")
         self.cache.reserve([self.decoding], 5)
         self.cache.commit([self.decoding], 5, [6])
-        self.reserved = self.cache.allocate([1, 2, 3, 4, 7, 7, 7, 7, 8], "reserved", (LoRA("a"),))
+        self.reserved = self.cache.allocate([1, 2, 3, 4, 7, 7, 7, 7, 8], holder="reserved", extra_keys=(LoRA("a"),))
         self.cache.reserve([self.reserved], 3)
-        self.waiting = self.cache.allocate([1, 2, 3, 4, 7, 7, 7, 7, 8], "waiting", (LoRA("a"),))
+        self.waiting = self.cache.allocate([1, 2, 3, 4, 7, 7, 7, 7, 8], holder="waiting", extra_keys=(LoRA("a"),))
 
     def refused(self, error: type[BlockyardError], call: Callable[[], object], *parts: object) -> BlockyardError:
         """`call` raises exactly `error`, its message holds all `parts`, and the whole state is as before."""

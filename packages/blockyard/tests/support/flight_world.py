@@ -233,12 +233,12 @@ class FlightWorld(World):
         rows = np.array([new + [-1] * (width - len(new)) for new in appended], dtype=np.int64).reshape(-1, width)
         handles = [item.seq.handle for item in items]
         try:
-            ended = self.cache.commit(handles, numbers, rows, flight.step)
+            ended = self.cache.commit(handles, numbers, rows, step=flight.step)
         except self.package.BlockyardError as error:
             # A joiner's owner did not get as far, or a token has no place: the step counts for nothing then.
             self.counts[f"commit: {type(error).__name__}"] += 1
             numbers, appended = [0] * len(items), [[] for _ in items]
-            ended = self.cache.commit(handles, numbers, None, flight.step)
+            ended = self.cache.commit(handles, numbers, None, step=flight.step)
         for place, item in enumerate(items):
             if item.seq.handle in ended:  # the owner of its prefix was freed, and nothing of it is taken
                 numbers[place], appended[place] = 0, []

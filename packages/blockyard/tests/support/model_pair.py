@@ -64,11 +64,13 @@ class Pair:
     def allocate(self, tokens: Sequence[int], keys: tuple[Any, ...] = ()) -> ModelSequence | None:
         """The new sequence, or None where both sides refuse."""
         self.note("allocate", list(tokens), keys)
-        answer = self.cache.can_allocate(list(tokens), keys).name
+        answer = self.cache.can_allocate(list(tokens), extra_keys=keys).name
         assert answer == self.model.can_allocate(list(tokens), keys)
         seq, handle = self._both(
             lambda: self.model.allocate(list(tokens), keys),
-            lambda: self.cache.allocate(np.array(tokens, dtype=np.int32), f"seq {self.num_calls}", keys),
+            lambda: self.cache.allocate(
+                np.array(tokens, dtype=np.int32), holder=f"seq {self.num_calls}", extra_keys=keys
+            ),
         )
         if seq is not None:
             self.add(seq, handle)
@@ -107,7 +109,7 @@ class Pair:
         refused = self.refusals.total()
         left_out, answer = self._both(
             lambda: self.model.commit(seqs, num_computed, appended, step),
-            lambda: self.cache.commit(handles, np.array(num_computed, dtype=np.int64), rows, step),
+            lambda: self.cache.commit(handles, np.array(num_computed, dtype=np.int64), rows, step=step),
         )
         assert [self.handle_of[seq] for seq in left_out or []] == list(answer or ())
         self.num_left_out += len(left_out or [])

@@ -130,7 +130,7 @@ class NamedWorld:
     def do_new(self) -> Any:
         count = self.random.randrange(min(4, len(self.slow.order) + 1))
         if self.random.random() < 0.5:
-            self.leases.append(self.pool.get_new_blocks(count, "someone"))
+            self.leases.append(self.pool.get_new_blocks(count, holder="someone"))
             taken = list(self.leases[-1])
         else:
             taken = self.pool.new_ids(count)
@@ -151,7 +151,7 @@ class NamedWorld:
 
     def do_hit(self) -> Any:
         names, group = self.some_names(3)
-        lease = self.pool.get_cached_blocks(names, group, "hit")
+        lease = self.pool.get_cached_blocks(names, group, holder="hit")
         found = [self.slow.find(name, group) for name in names]
         expected = found[: found.index(0)] if 0 in found else found
         assert list(lease) == expected == self.pool.find_prefix(names, [group]).reshape(-1).tolist()
@@ -163,7 +163,7 @@ class NamedWorld:
         last = self.random.random() < 0.2
         if self.leases and self.random.random() < 0.5:
             lease = self.leases.pop(self.random.randrange(len(self.leases)))
-            self.pool.free_blocks(lease, last)
+            self.pool.free_blocks(lease, last=last)
             blocks = list(lease)[::-1]
             if last:
                 self.slow.free(blocks, True)
@@ -172,7 +172,7 @@ class NamedWorld:
             return blocks
         self.random.shuffle(self.ids)
         blocks, self.ids = self.ids[:3], self.ids[3:]
-        self.pool.free_ids(blocks, last)
+        self.pool.free_ids(blocks, last=last)
         self.slow.free(blocks, last)
         return blocks
 

@@ -94,10 +94,10 @@ class Site:
         self._begin()
         options: dict[str, Any] = {"retention_blocks": 4, "residency_sample": 2, "enable_kv_cache_events": True}
         self.alone = BlockPool(12, BLOCK_SIZE, hash_seed=5, **options)
-        self.alone_lease = self.alone.get_new_blocks(3, "alone")
+        self.alone_lease = self.alone.get_new_blocks(3, holder="alone")
         self.alone.cache_full_blocks(self.alone_lease, tokens(1, 12))
         self.alone.extend(self.alone_lease, 1)
-        self.alone_idle = self.alone.get_new_blocks(2, "idle")
+        self.alone_idle = self.alone.get_new_blocks(2, holder="idle")
         self.alone.cache_next_blocks(self.alone_idle, tokens(2, 8), 0)
         self.alone.free_blocks(self.alone_idle)
         self.alone_found = self.alone.find_cached_blocks(tokens(2, 8))
@@ -113,24 +113,26 @@ class Site:
         self.decoding = self.computed(tokens(3, 6), "decoding", [7])
         if cache.config.max_steps_in_flight > 1:
             cache.free(self.computed(tokens(10, 9), "landed", ends=False))
-        self.reserved = cache.allocate(tokens(4, 9), "reserved", self.keys)
+        self.reserved = cache.allocate(tokens(4, 9), holder="reserved", extra_keys=self.keys)
         #: The step in which it is, where steps have numbers.
         self.step = cache.reserve([self.reserved], 9).step or None
-        self.waiting = cache.allocate(tokens(4, 10), "waiting", self.keys)
+        self.waiting = cache.allocate(tokens(4, 10), holder="waiting", extra_keys=self.keys)
         self.swapped = self.computed(tokens(5, 6), "swapped")
         if cache.config.num_cpu_blocks:
             cache.swap_out([self.swapped])
         cache.free(idle)
         if self.has_sessions:
             cache.hint("idle", over=True)
-        self.lease = self.pool.get_new_blocks(2, "a lease")
-        self.hit = self.cache.hold_cached(tokens(3, 6), self.keys, "a hit")
+        self.lease = self.pool.get_new_blocks(2, holder="a lease")
+        self.hit = self.cache.hold_cached(tokens(3, 6), extra_keys=self.keys, holder="a hit")
 
     def computed(self, prompt: list[int], holder: str, next_tokens: list[int] | None = None, ends: bool = True) -> int:
-        seq = self.cache.allocate(prompt, holder, self.keys, session=holder if self.has_sessions else None)
+        seq = self.cache.allocate(
+            prompt, holder=holder, extra_keys=self.keys, session=holder if self.has_sessions else None
+        )
         missing = self.cache.num_tokens(seq) - self.cache.num_computed_tokens(seq)
         step = self.cache.reserve([seq], missing).step or None
-        self.cache.commit([seq], missing, next_tokens, step)
+        self.cache.commit([seq], missing, next_tokens, step=step)
         if step is not None and ends and len(self.cache.steps_in_flight) == 1:
             self.cache.end_step(step)
         return seq

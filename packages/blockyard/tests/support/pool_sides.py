@@ -66,36 +66,38 @@ class PoolSide:
         return self.pool.extend(self.leases[lease], count).tolist()
 
     def find(self, tokens: list[int], keys: tuple[Any, ...]) -> list[Any]:
-        found = self.pool.find_cached_blocks(tokens, self.keys(keys))
+        found = self.pool.find_cached_blocks(tokens, extra_keys=self.keys(keys))
         self.found.append(found)
         return [found.block_ids.tolist(), found.num_tokens, found.num_idle]
 
     def hold(self, found: int, count: int | None, extend_by: int) -> list[int]:
-        return self._add(self.pool.hold(self.found[found], "", count, extend_by))
+        return self._add(self.pool.hold(self.found[found], holder="", num_blocks=count, extend_by=extend_by))
 
     def get_cached(self, tokens: list[int], keys: tuple[Any, ...]) -> list[int]:
-        return self._add(self.pool.get_cached_blocks(tokens, self.keys(keys)))
+        return self._add(self.pool.get_cached_blocks(tokens, extra_keys=self.keys(keys)))
 
     def get_cached_last(self, tokens: list[int], keys: tuple[Any, ...]) -> list[int] | None:
-        lease = self.pool.get_cached_block(tokens, self.keys(keys))
+        lease = self.pool.get_cached_block(tokens, extra_keys=self.keys(keys))
         return None if lease is None else self._add(lease)
 
     def cache_full(self, lease: int, tokens: list[int], num_cached: int, keys: tuple[Any, ...]) -> None:
-        self.pool.cache_full_blocks(self.leases[lease], tokens, num_cached, self.keys(keys))
+        self.pool.cache_full_blocks(
+            self.leases[lease], tokens, num_cached_blocks=num_cached, extra_keys=self.keys(keys)
+        )
 
     def cache_next(self, lease: int, tokens: list[int], keys: tuple[Any, ...], num_cached: int | None) -> int:
         held = self.leases[lease]
         start = held.num_cached_blocks if num_cached is None else num_cached
-        return self.pool.cache_next_blocks(held, tokens, start, self.keys(keys))
+        return self.pool.cache_next_blocks(held, tokens, start, extra_keys=self.keys(keys))
 
     def touch(self, lease: int, start: int, stop: int | None) -> list[int]:
-        return self._add(self.pool.touch(self.leases[lease], "", start, stop))
+        return self._add(self.pool.touch(self.leases[lease], holder="", start=start, stop=stop))
 
     def copy_on_write(self, lease: int, position: int) -> tuple[int, int] | None:
         return self.pool.copy_on_write(self.leases[lease], position)
 
     def free(self, lease: int, last: bool) -> None:
-        self.pool.free_blocks(self.leases[lease], last)
+        self.pool.free_blocks(self.leases[lease], last=last)
 
     def release(self, lease: int, start: int, stop: int | None) -> int:
         return self.pool.release(self.leases[lease], start, stop)
@@ -113,7 +115,7 @@ class PoolSide:
         return self.pool.evict(count).tolist()
 
     def retain(self, tokens: list[int], priority: int, expires_at: float | None, keys: tuple[Any, ...]) -> int:
-        return self.pool.retain(tokens, priority, expires_at, self.keys(keys))
+        return self.pool.retain(tokens, priority=priority, expires_at=expires_at, extra_keys=self.keys(keys))
 
     def advance_time(self, now: float) -> int:
         self.pool.advance_time(now)

@@ -21,6 +21,6 @@ def order(pool: BlockPool) -> list[int]:
 
 def cached(pool: BlockPool, tokens: list[int], holder: str = "") -> BlockLease:
     """New blocks that hold exactly these tokens, indexed where full."""
-    lease = pool.get_new_blocks(-(-len(tokens) // pool.block_size), holder)
+    lease = pool.get_new_blocks(-(-len(tokens) // pool.block_size), holder=holder)
     pool.cache_full_blocks(lease, tokens)
     return lease

@@ -82,7 +82,11 @@ class BeamBatch:
                 return
             if running and num_tokens > self._budget:
                 return
-            search.seqs = [self._cache.allocate(search.prompt, "beam search", (), search.options.num_beams)]
+            search.seqs = [
+                self._cache.allocate(
+                    search.prompt, holder="beam search", extra_keys=(), num_seqs=search.options.num_beams
+                )
+            ]
             running.append(waiting.popleft())
 
     def _step(self, running: list[BeamSearch]) -> list[torch.Tensor]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from blockyard import KVCacheManager
 from blockyard.answers import Admission, CacheStats, HintOutcome, Holding, TenantUse
+from blockyard.argument_types import ExtraKeys, Integer, Integers
 from blockyard.arguments import require_int, require_number, shown
 from blockyard.errors import InvalidArgument, NeverFits, OutOfBlocks, UnknownSequence
 
@@ -61,42 +62,50 @@ class CacheGroup:
 
     # Admission.
 
-    def costs(self, token_ids: object, extra_keys: object = ()) -> list[float]:
+    def costs(self, token_ids: object, *, extra_keys: object = ()) -> list[float]:
         """Return what a prompt would cost on each rank, in blocks. O(tokens * ranks). Changes nothing."""
         return [self._cost(cache, token_ids, extra_keys) for cache in self.caches]
 
     def _cost(self, cache: KVCacheManager, token_ids: object, extra_keys: object) -> float:
-        missing = len(token_ids) - cache.num_cached_tokens(token_ids, extra_keys)  # type: ignore[arg-type]
+        missing = len(token_ids) - cache.num_cached_tokens(token_ids, extra_keys=extra_keys)  # type: ignore[arg-type]
         return missing / cache.block_size + self.load_weight * cache.num_used_blocks
 
     def try_allocate(
         self,
-        token_ids: object,
-        holder: object = "",
-        extra_keys: object = (),
-        num_seqs: object = 1,
-        resumed: object = False,
-        session: object = None,
+        token_ids: Integers,
+        *,
+        holder: str = "",
+        extra_keys: ExtraKeys = (),
+        num_seqs: Integer = 1,
+        resumed: bool = False,
+        session: str | None = None,
     ) -> Placement | Admission:
         """Admit a prompt on the best rank that has room. O(tokens * ranks).
 
         The arguments are those of `KVCacheManager.allocate`. Returns where it is, or LATER, or NEVER where no rank
         could ever take it; nothing has changed then. Raises as `KVCacheManager.try_allocate`.
         """
+        options: dict[str, Any] = {
+            "holder": holder,
+            "extra_keys": extra_keys,
+            "num_seqs": num_seqs,
+            "resumed": resumed,
+            "session": session,
+        }
         answer = Admission.NEVER
         for rank in self._by_cost(token_ids, extra_keys):
-            placed = self._try_rank(rank, (token_ids, holder, extra_keys, num_seqs, resumed, session))
+            placed = self._try_rank(rank, token_ids, options)
             if isinstance(placed, Placement):
                 return placed
             if placed is Admission.LATER:
                 answer = Admission.LATER
         return answer
 
-    def _try_rank(self, rank: int, asked: tuple[object, ...]) -> Placement | Admission:
+    def _try_rank(self, rank: int, token_ids: Integers, options: dict[str, Any]) -> Placement | Admission:
         cache = self.caches[rank]
         seq: int | Admission = Admission.LATER
         try:
-            seq = cache.try_allocate(*asked)
+            seq = cache.try_allocate(token_ids, **options)
             if isinstance(seq, Admission):
                 return seq
             self._next_rank = (rank + 1) % len(self.caches)
@@ -106,12 +115,24 @@ class CacheGroup:
                 cache.free(seq)
             raise
 
-    def allocate(self, token_ids: object, *asked: object, **named: object) -> Placement:
-        """Does what `try_allocate` does with the same arguments, and raises where that says no.
+    def allocate(
+        self,
+        token_ids: Integers,
+        *,
+        holder: str = "",
+        extra_keys: ExtraKeys = (),
+        num_seqs: Integer = 1,
+        resumed: bool = False,
+        session: str | None = None,
+    ) -> Placement:
+        """Admit a prompt on the best rank that has room, or raise. O(tokens * ranks).
 
-        `OutOfBlocks` for LATER (too few blocks or rows), `NeverFits` for NEVER.
+        The arguments are those of `KVCacheManager.allocate`. Raises `OutOfBlocks` if no rank has enough free blocks
+        or request slots now, `NeverFits` if no rank could ever take the prompt.
         """
-        answer = self.try_allocate(token_ids, *asked, **named)
+        answer = self.try_allocate(
+            token_ids, holder=holder, extra_keys=extra_keys, num_seqs=num_seqs, resumed=resumed, session=session
+        )
         if answer is Admission.NEVER:
             raise NeverFits(f"a prompt of {len(token_ids)} tokens fits no empty cache of {len(self.caches)}")  # type: ignore[arg-type]
         if isinstance(answer, Admission):
@@ -121,7 +142,7 @@ class CacheGroup:
     def _by_cost(self, token_ids: object, extra_keys: object) -> list[int]:
         """Return the ranks, the cheapest first."""
         count, caches = len(self.caches), self.caches
-        costs = self.costs(_sized(token_ids), extra_keys)
+        costs = self.costs(_sized(token_ids), extra_keys=extra_keys)
         in_turn = [(self._next_rank + number) % count for number in range(count)]
         return sorted(in_turn, key=lambda rank: (costs[rank], caches[rank].num_seqs))
 

@@ -131,7 +131,7 @@ class MultiBlockPool:
 
     # Leases.
 
-    def get_new_blocks(self, num_blocks: int, holder: str = "") -> MultiLease:
+    def get_new_blocks(self, num_blocks: int, *, holder: str = "") -> MultiLease:
         """Hold `num_blocks` blocks, spread over the pools by their free space. O(num_blocks + devices * log devices).
 
         Raises `OutOfBlocks` when all pools together have fewer, `InvalidArgument`; nothing has changed then. If an
@@ -167,7 +167,7 @@ class MultiBlockPool:
         for device, _ in shares:
             require_idle(self.pools[device])
         for device, share in shares:
-            lease._parts.append((device, self.pools[device].get_new_blocks(share, lease._holder)))
+            lease._parts.append((device, self.pools[device].get_new_blocks(share, holder=lease._holder)))
 
     def _spread(self, count: int) -> list[int]:
         """How many blocks each pool gives. Largest remainders (Hamilton's method), never more than a pool has."""

@@ -137,7 +137,9 @@ class HandoffReceiver:
         self._last_number += 1
         try:
             brought = offer.num_computed if self.peer.state_bytes else 0
-            answer = self.cache.try_allocate(offer.token_ids, holder, offer.extra_keys, brought=brought)
+            answer = self.cache.try_allocate(
+                offer.token_ids, holder=holder, extra_keys=offer.extra_keys, brought=brought
+            )
             if isinstance(answer, Admission):
                 return answer
             transfer = self._begin(offer, peer, answer)
@@ -172,7 +174,7 @@ class HandoffReceiver:
         start = int(self.cache.num_computed_tokens(seq))
         has_state = bool(self.peer.state_bytes) and start < offer.num_computed
         if has_state and self._wants_kept(offer, start):
-            self.cache.skip_states(seq, offer.num_computed, offer.kept)
+            self.cache.skip_states(seq, offer.num_computed, kept=offer.kept)
         # With nothing to fetch, a token is reserved all the same: it tells whether the beginning is there or in work.
         count = max(offer.num_computed - start, 1)
         step = self.cache.reserve([seq], [count])
@@ -200,7 +202,7 @@ class HandoffReceiver:
         if offer.kept > start:
             return True
         tokens, keys = offer.token_ids, offer.extra_keys
-        return not any(len(self.cache.state_blocks(tokens[:place], keys)) for place in (offer.kept, start))
+        return not any(len(self.cache.state_blocks(tokens[:place], extra_keys=keys)) for place in (offer.kept, start))
 
     def _plan(self, offer: Offer, peer: PeerInfo, seq: int, start: int) -> TransferPlan:
         groups = [

@@ -133,7 +133,7 @@ class HandoffSender:
 
     def _kept(self, tokens: npt.NDArray[np.int32], keys: tuple[ExtraKey, ...]) -> int:
         """Return behind how many of these tokens, but the last, a kept state stands; 0 for none and with spans."""
-        return 0 if spans_of(keys) else int(self.cache.num_cached_tokens(tokens, keys))
+        return 0 if spans_of(keys) else int(self.cache.num_cached_tokens(tokens, extra_keys=keys))
 
     def state_slot(self, offer_id: OfferId, now: float) -> int:
         """Return the slot that has the state behind an offer's computed tokens, until the next plan. O(1).
@@ -149,7 +149,7 @@ class HandoffSender:
         The offer does not hold them: copy them before the next call. Raises as `state_slot`.
         """
         offer = self.require_held(offer_id, now)
-        return self.cache.state_blocks(offer.token_ids[: offer.kept], offer.extra_keys)
+        return self.cache.state_blocks(offer.token_ids[: offer.kept], extra_keys=offer.extra_keys)
 
     def _tables(self, seq: int, num_computed: int) -> tuple[npt.NDArray[np.int32], ...]:
         """Return the blocks of `num_computed` tokens, of each layer group."""

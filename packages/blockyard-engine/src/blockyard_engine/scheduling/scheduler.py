@@ -183,7 +183,7 @@ class Scheduler:
         """The prompt is computed: a sequence for each further completion, and a first token for each."""
         first = request.branches[0]
         others = request.branches[1:]
-        children = self._cache.fork(first.seq, len(others), [_holder(branch) for branch in others])
+        children = self._cache.fork(first.seq, len(others), holders=[_holder(branch) for branch in others])
         for branch, seq in zip(others, children, strict=True):
             branch.seq = seq
             bisect.insort(self.running, branch, key=_rank)
@@ -412,10 +412,10 @@ class Scheduler:
         request = branch.request
         return self._cache.try_allocate(
             branch.token_ids,
-            _holder(branch),
-            request.extra_keys,
-            num_seqs,
-            resumed,
+            holder=_holder(branch),
+            extra_keys=request.extra_keys,
+            num_seqs=num_seqs,
+            resumed=resumed,
             session=request.session,
             waiting=self._next_prompts(branch),
         )

@@ -181,7 +181,7 @@ def retain(wish: Wish, engine: Engine) -> tuple[int, int]:
         raise invalid("this server retains nothing; start it with --retention-blocks")
     try:
         kept = engine.num_retained_of(wish.token_ids, extra_keys=wish.keys)
-        return kept, engine.retain(wish.token_ids, wish.priority, wish.seconds, extra_keys=wish.keys)
+        return kept, engine.retain(wish.token_ids, priority=wish.priority, seconds=wish.seconds, extra_keys=wish.keys)
     except OverBudget as error:
         raise ApiError(409, str(error), code="over_budget") from None
 

@@ -129,7 +129,7 @@ class KVCacheManager:
 
     # Admission.
 
-    def can_allocate(self, token_ids: object, extra_keys: object = (), num_seqs: object = 1) -> Admission:
+    def can_allocate(self, token_ids: object, *, extra_keys: object = (), num_seqs: object = 1) -> Admission:
         """Whether `allocate` would take this prompt: OK, LATER or NEVER. O(tokens). Changes nothing.
 
         The watermark counts as used, so that running sequences can grow without evicting one another.
@@ -144,6 +144,7 @@ class KVCacheManager:
     def allocate(
         self,
         token_ids: object,
+        *,
         holder: object = "",
         extra_keys: object = (),
         num_seqs: object = 1,
@@ -182,6 +183,7 @@ class KVCacheManager:
     def try_allocate(
         self,
         token_ids: object,
+        *,
         holder: object = "",
         extra_keys: object = (),
         num_seqs: object = 1,
@@ -235,7 +237,7 @@ class KVCacheManager:
     def _prompt(self, token_ids: object, extra_keys: object) -> Prompt:
         return make_prompt(token_ids, extra_keys, self._block_size)
 
-    def can_allocate_batch(self, prompts: object, extra_keys: object = ()) -> Admission:
+    def can_allocate_batch(self, prompts: object, *, extra_keys: object = ()) -> Admission:
         """Whether `allocate_batch` would take these prompts together: OK, LATER or NEVER. O(tokens)."""
         self._gate.enter("can_allocate_batch")
         try:
@@ -243,7 +245,7 @@ class KVCacheManager:
         finally:
             self._gate.leave()
 
-    def allocate_batch(self, prompts: object, holders: object = (), extra_keys: object = ()) -> list[int]:
+    def allocate_batch(self, prompts: object, *, holders: object = (), extra_keys: object = ()) -> list[int]:
         """Admit several prompts, all or none. O(tokens).
 
         prompts: a list of what `allocate` takes. holders: as many names, or none. extra_keys: for all of them.
@@ -256,7 +258,7 @@ class KVCacheManager:
         finally:
             self._gate.leave_with_result()
 
-    def num_cached_tokens(self, token_ids: object, extra_keys: object = (), num_seqs: object = 1) -> int:
+    def num_cached_tokens(self, token_ids: object, *, extra_keys: object = (), num_seqs: object = 1) -> int:
         """Return how many leading tokens of a prompt `allocate` would hit now, never the last one. O(tokens).
 
         A lookup that holds nothing and changes nothing, for routers and schedulers; with layer groups and a CPU pool
@@ -270,7 +272,7 @@ class KVCacheManager:
         finally:
             self._gate.leave()
 
-    def hold_cached(self, token_ids: object, extra_keys: object = (), holder: object = "") -> BlockLease:
+    def hold_cached(self, token_ids: object, *, extra_keys: object = (), holder: object = "") -> BlockLease:
         """Hold what a prompt that begins with `token_ids` would hit now, maybe nothing: a lease of `pool`. O(tokens).
 
         For what must stay while no sequence holds it: a system prompt, blocks that a transfer reads. Full, computed
@@ -283,7 +285,7 @@ class KVCacheManager:
         finally:
             self._gate.leave_with_result()
 
-    def state_blocks(self, token_ids: object, extra_keys: object = ()) -> npt.NDArray[np.int32]:
+    def state_blocks(self, token_ids: object, *, extra_keys: object = ()) -> npt.NDArray[np.int32]:
         """Return the blocks of the state that is kept behind all of these tokens, int32 (n,), or (0,). O(tokens).
 
         In the order of its bytes, as plans have them. No sequence holds it: copy it before the next call. Raises
@@ -295,7 +297,7 @@ class KVCacheManager:
         finally:
             self._gate.leave()
 
-    def skip_states(self, seq: object, num_tokens: object, kept: object = 0) -> None:
+    def skip_states(self, seq: object, num_tokens: object, *, kept: object = 0) -> None:
         """Keep no state before the first `num_tokens` tokens, for a sequence whose state there is brought from outside.
 
         Its keys and values are too: reserve up to there, in one step, write both, and commit. One is kept there, if one
@@ -369,7 +371,7 @@ class KVCacheManager:
             self._sequences.has_new_plan = False
 
     def commit(
-        self, seqs: object, num_computed: object, next_tokens: object = None, step: object = None
+        self, seqs: object, num_computed: object, next_tokens: object = None, *, step: object = None
     ) -> tuple[int, ...]:
         """Say what the step did: the first `num_computed` reserved tokens of each sequence are computed. O(batch).
 
@@ -456,7 +458,7 @@ class KVCacheManager:
 
     # Forks, cuts, the end.
 
-    def fork(self, seq: object, num_forks: object = 1, holders: object = ()) -> list[int]:
+    def fork(self, seq: object, num_forks: object = 1, *, holders: object = ()) -> list[int]:
         """New sequences that share all blocks of `seq`; the first to write gets a copy (CoW). O(blocks * forks).
 
         holders: a name for each; that of `seq` if there are none. Returns their handles. Raises `SequenceNotReady`
@@ -627,7 +629,7 @@ class KVCacheManager:
             self._gate.leave()
 
     def retain(
-        self, token_ids: object, priority: object = 1, expires_at: object = None, extra_keys: object = ()
+        self, token_ids: object, *, priority: object = 1, expires_at: object = None, extra_keys: object = ()
     ) -> int:
         """Ask that the cached blocks `token_ids` begins with be evicted after all others. O(blocks * log retained).
 
@@ -645,7 +647,7 @@ class KVCacheManager:
         finally:
             self._gate.leave()
 
-    def num_retained_of(self, token_ids: object, extra_keys: object = ()) -> int:
+    def num_retained_of(self, token_ids: object, *, extra_keys: object = ()) -> int:
         """Count the cached blocks `token_ids` begins with that `retain` keeps now. O(tokens + blocks).
 
         Fewer than `retain` answered: the retention of the others has ended; `ended_retentions` counts why.

@@ -31,7 +31,7 @@ def describe_history(cache: KVCacheManager | LeasePool, limit: int = 20) -> str:
 
     >>> from blockyard import CacheConfig, KVCacheManager
     >>> cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=2, history_size=100))
-    >>> cache.free(cache.allocate([1, 2, 3], "chat"))
+    >>> cache.free(cache.allocate([1, 2, 3], holder="chat"))
     >>> print(describe_history(cache))  # doctest: +ELLIPSIS
     2 events, of which the latest 2 are remembered: take 2 blocks in 1, release 2 blocks in 1; in all 2 blocks ...
     event 0 at 0: allocate 'chat': take 1, 2; 6 free
@@ -57,7 +57,7 @@ def describe_leaks(cache: KVCacheManager | LeasePool, limit: int = 20) -> str:
 
     >>> from blockyard import CacheConfig, KVCacheManager
     >>> cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=2))
-    >>> seq = cache.allocate([1, 2, 3], "chat")
+    >>> seq = cache.allocate([1, 2, 3], holder="chat")
     >>> print(describe_leaks(cache))  # doctest: +ELLIPSIS
     2 of 8 blocks are used, 0 idle and cached, 6 free; holders: 1
     sequence ... 'chat': 3 tokens, 2 blocks: 1, 2
@@ -84,7 +84,7 @@ def describe_blocks(cache: KVCacheManager | LeasePool, block_ids: Iterable[int] 
 
     >>> from blockyard import CacheConfig, KVCacheManager
     >>> cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=2))
-    >>> seq = cache.allocate([1, 2, 3], "chat")
+    >>> seq = cache.allocate([1, 2, 3], holder="chat")
     >>> print(describe_blocks(cache))  # doctest: +ELLIPSIS
     block 1: pending, ref_cnt 1, 2 tokens, sequence ... 'chat'
     block 2: private, ref_cnt 1, 1 tokens, sequence ... 'chat'

@@ -111,7 +111,7 @@ def _groups_of(window: int, layers: list[SizedLayer], size: int, block_size: int
 def _page_group(window: int, layers: Sequence[SizedLayer], block_size: int, name: str) -> PageGroup:
     indices = tuple(index for index, _ in layers)
     token_bytes = sum(width for _, width in layers)
-    group = LayerGroup(block_size, window, name, token_bytes=token_bytes)
+    group = LayerGroup(block_size, window, name=name, token_bytes=token_bytes)
     return PageGroup(group, indices, block_size * token_bytes)
 
 

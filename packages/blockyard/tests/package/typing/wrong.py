@@ -14,7 +14,7 @@ cache.allocate(["a", "b"])  # error
 cache.allocate([1.5])  # error
 cache.allocate(np.zeros(3))  # error
 cache.allocate(None)  # error
-cache.allocate([1], 7)  # error
+cache.allocate([1], holder=7)  # error
 cache.allocate([1], extra_keys=["salt"])  # error
 cache.allocate([1], extra_keys="salt")  # error
 cache.allocate([1], num_seqs=2.0)  # error

@@ -60,6 +60,7 @@ class BlockPool(StandalonePool):
         self,
         num_blocks: object,
         block_size: object = 16,
+        *,
         enable_prefix_caching: object = True,
         hash_seed: object = None,
         history_size: object = 0,
@@ -101,7 +102,7 @@ class BlockPool(StandalonePool):
         finally:
             self._gate.leave()
 
-    def adopt(self, block_ids: object, holder: object = "", may_evict: object = True) -> BlockLease:
+    def adopt(self, block_ids: object, *, holder: object = "", may_evict: object = True) -> BlockLease:
         """A lease on free blocks that the caller names, for pools whose free blocks the engine hands out. O(blocks).
 
         Such a pool gives out no blocks itself: it caches those that it is given, and tells which ones to use again
@@ -140,7 +141,7 @@ class BlockPool(StandalonePool):
     # The prefix cache.
 
     def cache_full_blocks(
-        self, lease: object, token_ids: object, num_cached_blocks: object = 0, extra_keys: object = ()
+        self, lease: object, token_ids: object, *, num_cached_blocks: object = 0, extra_keys: object = ()
     ) -> None:
         """Index the blocks of `lease` as the prompt `token_ids`, whose keys and values they hold now. O(tokens).
 
@@ -163,7 +164,7 @@ class BlockPool(StandalonePool):
             self._gate.leave()
 
     def cache_next_blocks(
-        self, lease: object, token_ids: object, num_cached_blocks: object, extra_keys: object = ()
+        self, lease: object, token_ids: object, num_cached_blocks: object, *, extra_keys: object = ()
     ) -> int:
         """Index the blocks after the first `num_cached_blocks` of a lease, whose tokens are `token_ids`. O(new tokens).
 
@@ -193,7 +194,7 @@ class BlockPool(StandalonePool):
         finally:
             self._gate.leave()
 
-    def find_cached_blocks(self, token_ids: object, extra_keys: object = ()) -> FoundBlocks:
+    def find_cached_blocks(self, token_ids: object, *, extra_keys: object = ()) -> FoundBlocks:
         """The longest run of cached blocks that `token_ids` begins with, not held. O(blocks found).
 
         A question: the order of eviction and the policy know nothing of it. `hold` takes what it returns, as long as
@@ -205,7 +206,9 @@ class BlockPool(StandalonePool):
         finally:
             self._gate.leave_with_result()
 
-    def hold(self, found: object, holder: object = "", num_blocks: object = None, extend_by: object = 0) -> BlockLease:
+    def hold(
+        self, found: object, *, holder: object = "", num_blocks: object = None, extend_by: object = 0
+    ) -> BlockLease:
         """Hold the first `num_blocks` blocks of what was found, None for all, and `extend_by` new ones. O(blocks).
 
         The new blocks never evict those that are held. The tokens are not read again: a content has a number that no
@@ -235,7 +238,7 @@ class BlockPool(StandalonePool):
         finally:
             self._gate.leave_with_result()
 
-    def get_cached_blocks(self, token_ids: object, extra_keys: object = (), holder: object = "") -> BlockLease:
+    def get_cached_blocks(self, token_ids: object, *, extra_keys: object = (), holder: object = "") -> BlockLease:
         """Hold the longest run of cached blocks that `token_ids` begins with; maybe none. O(blocks found).
 
         The lease is counted before it is returned, so nothing can evict it in between (I8).
@@ -249,7 +252,7 @@ class BlockPool(StandalonePool):
         finally:
             self._gate.leave_with_result()
 
-    def get_cached_block(self, token_ids: object, extra_keys: object = (), holder: object = "") -> BlockLease | None:
+    def get_cached_block(self, token_ids: object, *, extra_keys: object = (), holder: object = "") -> BlockLease | None:
         """Hold the one block that caches the last full block of `token_ids`, after all before it; else None."""
         self._gate.enter("get_cached_block")
         try:
@@ -278,7 +281,7 @@ class BlockPool(StandalonePool):
                 raise
         return lease
 
-    def num_cached_tokens(self, token_ids: object, extra_keys: object = ()) -> int:
+    def num_cached_tokens(self, token_ids: object, *, extra_keys: object = ()) -> int:
         """How many leading tokens of `token_ids` stand in cached, computed blocks. Holds nothing. O(blocks)."""
         self._gate.enter("num_cached_tokens")
         try:
@@ -286,7 +289,7 @@ class BlockPool(StandalonePool):
         finally:
             self._gate.leave()
 
-    def cached_block_ids(self, token_ids: object, extra_keys: object = ()) -> list[int]:
+    def cached_block_ids(self, token_ids: object, *, extra_keys: object = ()) -> list[int]:
         """All blocks that cache the last full block of `token_ids`, oldest first: equal content, several blocks.
 
         Holds nothing. O(blocks found + duplicates).
@@ -308,7 +311,7 @@ class BlockPool(StandalonePool):
     # What stays cached, and events.
 
     def retain(
-        self, token_ids: object, priority: object = 1, expires_at: object = None, extra_keys: object = ()
+        self, token_ids: object, *, priority: object = 1, expires_at: object = None, extra_keys: object = ()
     ) -> int:
         """Ask that the cached blocks `token_ids` begins with be evicted after all others. O(blocks * log retained).
 

@@ -178,7 +178,7 @@ class LeasePool:
 
     # Leases.
 
-    def get_new_blocks(self, num_blocks: object, holder: object = "") -> BlockLease:
+    def get_new_blocks(self, num_blocks: object, *, holder: object = "") -> BlockLease:
         """Hold `num_blocks` blocks from the head of the free queue, evicting what they cached. O(num_blocks).
 
         holder: a name for errors and leak reports.
@@ -236,7 +236,7 @@ class LeasePool:
         finally:
             self._gate.leave_with_result()
 
-    def touch(self, lease: object, holder: object = "", start: object = 0, stop: object = None) -> BlockLease:
+    def touch(self, lease: object, *, holder: object = "", start: object = 0, stop: object = None) -> BlockLease:
         """Hold blocks of a live lease once more, for another holder: all, or those at `start` to `stop`. O(blocks).
 
         Raises as `free_blocks` does, and `InvalidArgument` for positions outside the lease.
@@ -302,7 +302,7 @@ class LeasePool:
             raise InvalidArgument(f"start is {first}, stop {end}; the lease has {len(lease)} blocks")
         return end
 
-    def split(self, lease: object, at: object, holder: object = "") -> BlockLease:
+    def split(self, lease: object, at: object, *, holder: object = "") -> BlockLease:
         """Cut a live lease in two: it keeps its first `at` blocks, the lease that is returned has the others. O(those).
 
         No block is taken or freed. `free_blocks(split(lease, n))` shortens a lease to n blocks, and `extend` goes on
@@ -319,7 +319,7 @@ class LeasePool:
         finally:
             self._gate.leave_with_result()
 
-    def free_blocks(self, lease: object, last: object = False) -> None:
+    def free_blocks(self, lease: object, *, last: object = False) -> None:
         """Free a lease, last block first. O(blocks).
 
         Blocks that nothing holds any more go to the tail of the free queue if cached, to its front if not: these are

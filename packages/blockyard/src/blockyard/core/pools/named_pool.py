@@ -53,6 +53,7 @@ class NamedPool(StandalonePool):
     def __init__(
         self,
         num_blocks: object,
+        *,
         hash_seed: object = None,
         eviction_policy: object = "lru",
         max_events: object = 0,
@@ -133,7 +134,7 @@ class NamedPool(StandalonePool):
 
     # Leases.
 
-    def get_cached_blocks(self, names: object, group: object = 0, holder: object = "") -> BlockLease:
+    def get_cached_blocks(self, names: object, group: object = 0, *, holder: object = "") -> BlockLease:
         """Hold the longest run of blocks that `names` begins with; maybe none. O(names).
 
         Raises `InvalidArgument`, also where a block could be held more than 2**31 - 1 times.
@@ -148,7 +149,7 @@ class NamedPool(StandalonePool):
         finally:
             self._gate.leave_with_result()
 
-    def hold(self, block_ids: object, holder: object = "") -> BlockLease:
+    def hold(self, block_ids: object, *, holder: object = "") -> BlockLease:
         """Hold blocks by their ids, as found: each must have a name, or be held already. O(blocks).
 
         Raises `InvalidArgument` for ids out of range, and for a free block without a name: it is no longer what it was.
@@ -222,7 +223,7 @@ class NamedPool(StandalonePool):
         finally:
             self._gate.leave()
 
-    def free_ids(self, block_ids: object, last: object = False) -> None:
+    def free_ids(self, block_ids: object, *, last: object = False) -> None:
         """Let go of blocks that are held without a lease, the first to be evicted first. O(blocks).
 
         last: as in `free_blocks`. Raises `DoubleFree` for an id that is held less often than it is given;

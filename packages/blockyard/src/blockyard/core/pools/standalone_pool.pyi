@@ -1,7 +1,7 @@
 """For type checkers, who read it instead of standalone_pool.py. Written by `python -m tests.stubs`."""
 
 from ...answers import Residency, Resize
-from ...hints import Integer, Number, Policy
+from ...argument_types import Integer, Number, Policy
 from ..blocks.ledger import BlockLedger
 from .lease_pool import LeasePool
 
