@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from blockyard import KVCacheManager
+from blockyard import KVCacheManager, StateHints
 from blockyard.arguments import require_int
 from blockyard.config import CacheConfig
 from blockyard.errors import NeverFits, OutOfBlocks
@@ -85,10 +85,10 @@ class StateReplay:
         tokens = self._tokens(keys, max(num_prompt, num_total))
         prompt = tokens[:num_prompt]
         waiting = [np.append(prompt[:position], (2**TOKEN_BITS - 1, 0)) for position in queued[:64]]
-        boundaries = sorted({place for place in told if 0 < place <= num_prompt})
+        checkpoints = sorted({place for place in told if 0 < place <= num_prompt})
         try:
             seq = self.cache.allocate(
-                prompt, boundaries=boundaries, waiting=waiting, session=f"{number}" if number else None
+                prompt, session=f"{number}" if number else None, states=StateHints(checkpoints, waiting)
             )
         except (NeverFits, OutOfBlocks):
             self.num_refused += 1

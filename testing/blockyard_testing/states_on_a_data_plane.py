@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import blockyard
-from blockyard import InvalidArgument, LayerGroup
+from blockyard import InvalidArgument, LayerGroup, StateHints
 
 from .world import World
 from .world_memory import NOTHING, Memory, Seq
@@ -135,7 +135,11 @@ class StatesOnADataPlane(World):
         brought = self.random.randint(0, len(tokens))
         without = self.cache.num_cached_tokens(tokens, extra_keys=keys)
         seq = Seq(
-            self.cache.allocate(tokens, extra_keys=keys, brought=brought), tokens, keys, (), self.cache.generation
+            self.cache.allocate(tokens, extra_keys=keys, states=StateHints(external_state_tokens=brought)),
+            tokens,
+            keys,
+            (),
+            self.cache.generation,
         )
         self.add(seq)
         hit = int(self.cache.num_computed_tokens(seq.handle))

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from blockyard import Admission, BlockyardError, CacheConfig, CacheSalt, KVCacheManager, LayerGroup
+from blockyard import Admission, BlockyardError, CacheConfig, CacheSalt, KVCacheManager, LayerGroup, StateHints
 
 from .state_memory import StateMemory
 
@@ -69,10 +69,10 @@ class World:
         prompt = text[: draw.randint(1, 90)] + [draw.randrange(3) for _ in range(draw.randint(0, 20))]
         salt = draw.choice([None, None, "a"])
         fields: dict[str, Any] = {"extra_keys": (CacheSalt(str(salt)),) if salt else ()}
-        if draw.random() < 0.3:
-            fields["boundaries"] = [draw.randint(1, len(prompt)) for _ in range(3)]
-        if draw.random() < 0.2:
-            fields["waiting"] = [draw.choice(self.texts)]
+        checkpoints = [draw.randint(1, len(prompt)) for _ in range(3)] if draw.random() < 0.3 else []
+        waiting_prompts = [draw.choice(self.texts)] if draw.random() < 0.2 else []
+        if checkpoints or waiting_prompts:
+            fields["states"] = StateHints(checkpoints, waiting_prompts)
         if draw.random() < 0.4:
             fields["session"] = draw.choice("xyz")
         seq = self.cache.try_allocate(prompt, **fields)

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from blockyard import CacheConfig, KVCacheManager, LayerGroup
+from blockyard import CacheConfig, KVCacheManager, LayerGroup, StateHints
 from blockyard._build import build_name
 
 from .support.own_calls import MANAGER_CALLS, POOL_CALLS, Call, Site, tokens
@@ -45,9 +45,18 @@ NUM_POINTS = 60
 #: Kinds of managers with states, by their order, and the calls of a step on them.
 STATE_KINDS = {"states": "index", "lru states": "lru"}
 NUM_STATE_POINTS = 90
+HINTS = (StateHints([12, 20]), StateHints(waiting_prompts=[tokens(9, 40)]))
 STATE_CALLS = (
-    Call("cache", "allocate", lambda site: {"token_ids": [*tokens(1, 20), *tokens(2, 16)], "boundaries": [12, 20]}),
-    Call("cache", "allocate", lambda site: {"token_ids": tokens(9, 30), "waiting": [tokens(9, 40)]}),
+    Call(
+        "cache",
+        "allocate",
+        lambda site: {"token_ids": [*tokens(1, 20), *tokens(2, 16)], "states": HINTS[0]},
+    ),
+    Call(
+        "cache",
+        "allocate",
+        lambda site: {"token_ids": tokens(9, 30), "states": HINTS[1]},
+    ),
     Call("cache", "reserve", lambda site: {"seqs": [site.waiting]}),
     Call("cache", "commit", lambda site: {"seqs": [site.reserved], "num_computed": site.num_reserved}),
     Call("cache", "fork", lambda site: {"seq": site.done}),
@@ -84,19 +93,19 @@ class StateSite:
         sizes: dict[str, Any] = {"num_blocks": 200, "max_num_seqs": 7, "max_model_len": 64, "hash_seed": 3}
         sizes["num_cpu_blocks"] = 40
         self.cache = KVCacheManager(CacheConfig(groups=groups, state_order=order, track_misses=True, **sizes))
-        first = self.computed(tokens(1, 40), [16])
+        first = self.computed(tokens(1, 40), (16,))
         second = self.computed([*tokens(1, 20), *tokens(3, 20)])
         self.cache.free([first])
         self.done = self.computed([*tokens(1, 24), *tokens(4, 10)])
         self.cache.free([second])
-        self.waiting = self.cache.allocate(tokens(1, 33), boundaries=[24])
+        self.waiting = self.cache.allocate(tokens(1, 33), states=StateHints([24]))
         self.reserved = self.cache.allocate(tokens(5, 25))
         self.num_reserved = self.cache.reserve([self.reserved]).num_scheduled
         self.swapped = self.cache.allocate(tokens(1, 34))
         self.cache.swap_out(self.swapped)
 
-    def computed(self, prompt: list[int], boundaries: list[int] | None = None) -> int:
-        seq = self.cache.allocate(prompt, boundaries=boundaries or ())
+    def computed(self, prompt: list[int], checkpoints: tuple[int, ...] = ()) -> int:
+        seq = self.cache.allocate(prompt, states=StateHints(checkpoints))
         while self.cache.num_computed_tokens(seq) < len(prompt):
             self.cache.commit([seq], self.cache.reserve([seq]).num_scheduled)
         return seq

@@ -25,7 +25,6 @@ ARGUMENTS = {
             "num_forks",
             "num_tokens",
             "kept",
-            "brought",
             "num_blocks",
             "num_cached_blocks",
             "block_id",
@@ -65,8 +64,7 @@ ARGUMENTS = {
     **dict.fromkeys(["expires_at"], "Number | None"),
     "session": "str | None",
     "over": "bool",
-    "boundaries": "Integers | None",
-    "waiting": "Sequence[Integers]",
+    "states": "StateHints | None",
 }
 #: Arguments of one call that another one takes otherwise.
 OF_THE_CALL = {
@@ -83,7 +81,11 @@ BY_SHAPE = {
     "num_tokens": (("Integers", "npt.NDArray[np.int64]"), ("Integer", "int")),
     "num_computed_tokens": (("Integers", "npt.NDArray[np.int64]"), ("Integer", "int")),
 }
-HINTS = {"Integer", "Integers", "OneOrMore", "NextTokens", "ExtraKeys", "Policy", "Number"}
+#: Where the types in stubs come from that the sources do not import.
+TYPES = {
+    "argument_types": {"Integer", "Integers", "OneOrMore", "NextTokens", "ExtraKeys", "Policy", "Number"},
+    "state_hints": {"StateHints"},
+}
 
 
 def stub(source: Path) -> str:
@@ -101,9 +103,10 @@ def stub(source: Path) -> str:
                 names = ", ".join(ast.unparse(alias) for alias in kept)
                 module = f"from {level}{node.module or ''} " if isinstance(node, ast.ImportFrom) else ""
                 imports.append(f"{module}import {names}")
-    if used & HINTS:
-        depth = "." * len(source.relative_to(PACKAGE_DIR).parts)
-        imports.append(f"from {depth}argument_types import {', '.join(sorted(used & HINTS))}")
+    depth = "." * len(source.relative_to(PACKAGE_DIR).parts)
+    for module, names in TYPES.items():
+        if used & names:
+            imports.append(f"from {depth}{module} import {', '.join(sorted(used & names))}")
     head = f'"""For type checkers, who read it instead of {source.name}. Written by `python -m tests.stubs`."""'
     return "\n".join([head, "", *imports, "", *classes]) + "\n"
 

@@ -56,6 +56,7 @@ from .errors import (
 )
 from .groups import LayerGroup
 from .keys import CacheSalt, ExtraKey, LoRA, Span
+from .state_hints import StateHints
 
 __version__ = "0.1.0"
 
@@ -94,6 +95,7 @@ __all__ = [
     "Span",
     "StaleBlocks",
     "StalePlan",
+    "StateHints",
     "StepPlan",
     "StepsInFlight",
     "SwapPlan",

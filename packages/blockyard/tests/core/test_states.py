@@ -16,6 +16,7 @@ from blockyard import (
     InvariantError,
     KVCacheManager,
     LayerGroup,
+    StateHints,
 )
 from blockyard.core.store.saves import Saves
 from blockyard.tenants import Tenant
@@ -74,8 +75,8 @@ def test_told_or_waited_for_all_is_hit_from_the_second(kind: str) -> None:
     hits = []
     for number, request in enumerate(requests):
         others = [other.prompt for other in requests[number + 1 :]]
-        fields = {"boundaries": request.told} if kind == "told" else {"waiting": others}
-        hits.append(serve(cache, memory, request, **fields))
+        states = StateHints(request.told) if kind == "told" else StateHints(waiting_prompts=others)
+        hits.append(serve(cache, memory, request, states=states))
     assert hits == [0] + [1488] * 4
 
 
@@ -563,42 +564,42 @@ def test_caches_that_cannot_be(fields: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"boundaries": [41]}, r"boundaries\[0\] is 41; it must be from 1 to the 40 tokens"),
-        ({"boundaries": [5, 0]}, r"boundaries\[1\] is 0; it must be from 1"),
-        ({"boundaries": [-3]}, r"boundaries\[0\] is -3"),
-        ({"boundaries": np.ones(10**6, dtype=np.int64)}, "boundaries has 1000000 items; the limit is 4096"),
-        ({"boundaries": range(1, 10**6 + 1)}, "boundaries has 1000000 items; the limit is 4096"),
-        ({"boundaries": [1, 10**18]}, r"boundaries\[1\] is 1000000000000000000; it must be from 1 to the 40 tokens"),
-        ({"boundaries": [10**30]}, "boundaries"),
-        ({"boundaries": ["a"]}, "boundaries"),
-        ({"waiting": 5}, "waiting is 5; a list of prompts is needed"),
-        ({"waiting": [[1]] * 65}, "waiting has 65 prompts; the limit is 64"),
-        ({"waiting": [["x"]]}, "token_ids"),
+        ({"checkpoints": [41]}, r"checkpoints\[0\] is 41; it must be from 1 to the 40 tokens"),
+        ({"checkpoints": [5, 0]}, r"checkpoints\[1\] is 0; it must be from 1"),
+        ({"checkpoints": [-3]}, r"checkpoints\[0\] is -3"),
+        ({"checkpoints": np.ones(10**6, dtype=np.int64)}, "checkpoints has 1000000 items; the limit is 4096"),
+        ({"checkpoints": range(1, 10**6 + 1)}, "checkpoints has 1000000 items; the limit is 4096"),
+        ({"checkpoints": [1, 10**18]}, r"checkpoints\[1\] is 1000000000000000000; it must be from 1 to the 40 tokens"),
+        ({"checkpoints": [10**30]}, "checkpoints"),
+        ({"checkpoints": ["a"]}, "checkpoints"),
+        ({"waiting_prompts": 5}, "waiting_prompts is 5; it must be a list of prompts"),
+        ({"waiting_prompts": [[1]] * 65}, "waiting_prompts has 65 prompts; the limit is 64"),
+        ({"waiting_prompts": [["x"]]}, "token_ids"),
     ],
 )
-def test_boundaries_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+def test_bad_state_hints_are_refused_and_change_nothing(fields: dict[str, Any], message: str) -> None:
     cache = hybrid()
-    cache.free(cache.allocate(list(range(40)), boundaries=[16, 32]))
+    cache.free(cache.allocate(list(range(40)), states=StateHints(checkpoints=[16, 32])))
     before = snapshot(cache)
     for call in (cache.allocate, cache.try_allocate):
         with pytest.raises(InvalidArgument, match=message):
-            call(list(range(40)), **fields)
+            call(list(range(40)), states=StateHints(**fields))
         assert snapshot(cache) == before
     cache.check()
 
 
-def test_boundaries_inside_a_block_and_twice_round_down_and_count_once() -> None:
+def test_checkpoints_round_down_and_count_once() -> None:
     cache = hybrid(state_places=())
-    seq = cache.allocate(list(range(60)), boundaries=[39, 33, 32, 15, 60])
+    seq = cache.allocate(list(range(60)), states=StateHints(checkpoints=[39, 33, 32, 15, 60]))
     plan = cache.reserve([seq])
     assert plan.states.save_boundaries.tolist() == [32]
     cache.commit([seq], 32)
     assert cache.reserve([seq]).states.save_boundaries.tolist() == [48]
 
 
-def test_boundaries_without_states() -> None:
-    with pytest.raises(InvalidArgument, match="groups must have a state group"):
-        KVCacheManager(CacheConfig(num_blocks=10)).allocate([1, 2], boundaries=[1])
+def test_state_hints_are_refused_without_states() -> None:
+    with pytest.raises(InvalidArgument, match="states is given; groups has no state group: leave it out"):
+        KVCacheManager(CacheConfig(num_blocks=10)).allocate([1, 2], states=StateHints(checkpoints=[1]))
 
 
 def test_a_pool_below_one_sequence_refuses_it_with_numbers() -> None:

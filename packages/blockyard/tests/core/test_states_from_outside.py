@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from blockyard import CacheConfig, InvalidArgument, KVCacheManager, SequenceNotReady
+from blockyard import CacheConfig, InvalidArgument, KVCacheManager, SequenceNotReady, StateHints
 from blockyard_testing.state_loads import Request
 from blockyard_testing.state_memory import StateMemory, compute
 
@@ -56,7 +56,7 @@ def test_where_a_state_is_brought_keys_and_values_alone_are_hit(brought: int) ->
     cache, memory = left_without_states(list(range(200)))
     prompt = [*range(150), *range(1000, 1050)]
     assert cache.num_cached_tokens(prompt) == 0
-    seq = cache.allocate(prompt, brought=brought)
+    seq = cache.allocate(prompt, states=StateHints(external_state_tokens=brought))
     assert cache.num_computed_tokens(seq) == 144
     assert cache.num_used_blocks == 13  # no block of a state
     assert cache.miss_causes(seq).num_no_state == 0
@@ -79,12 +79,12 @@ def test_a_hit_ends_before_the_state_that_is_brought_unless_one_is_here() -> Non
     prompt = list(range(200))
     cache, _ = left_without_states(prompt)
     for brought, hit in ((0, 192), (192, 192), (150, 192), (193, 192), (200, 192)):
-        seq = cache.allocate(prompt, brought=brought)
+        seq = cache.allocate(prompt, states=StateHints(external_state_tokens=brought))
         assert cache.num_computed_tokens(seq) == hit
         assert cache.reserve([seq], [1]).states.loads.size == 1
         cache.free(seq)
     for count, brought, hit in ((150, 150, 144), (150, 96, 80), (150, 16, 0), (96, 96, 80), (97, 97, 96)):
-        seq = cache.allocate(prompt[:count], brought=brought)
+        seq = cache.allocate(prompt[:count], states=StateHints(external_state_tokens=brought))
         assert cache.num_computed_tokens(seq) == hit
         cache.free(seq)
     assert cache.num_used_blocks == 0
@@ -94,7 +94,7 @@ def test_a_hit_ends_before_the_state_that_is_brought_unless_one_is_here() -> Non
 def test_nothing_is_computed_from_a_state_that_has_not_come() -> None:
     cache, memory = left_without_states(list(range(200)))
     prompt = list(range(150))
-    seq = cache.allocate(prompt, brought=145)
+    seq = cache.allocate(prompt, states=StateHints(external_state_tokens=145))
     waits = "the state of .* is still to be brought"
     for _ in range(2):
         before = snapshot(cache)
@@ -103,7 +103,7 @@ def test_nothing_is_computed_from_a_state_that_has_not_come() -> None:
         assert snapshot(cache) == before
         cache.reserve([seq], [1])
         cache.commit([seq], 0)  # it did not come
-    other = cache.allocate(prompt, brought=150)
+    other = cache.allocate(prompt, states=StateHints(external_state_tokens=150))
     words = r"num_new_tokens\[0\] is 5 for .*; it must be 0 or at least 6: 144 tokens are computed, and the next state"
     for _ in range(2):
         before = snapshot(cache)
@@ -116,8 +116,8 @@ def test_nothing_is_computed_from_a_state_that_has_not_come() -> None:
         with pytest.raises(InvalidArgument, match=r"it must be 0 or at least 4: 146 tokens are computed"):
             cache.reserve([other], [3])
         cache.free(other)
-        other = cache.allocate(prompt, brought=150)
-    (child,) = cache.fork(cache.allocate(prompt[:145], brought=145))
+        other = cache.allocate(prompt, states=StateHints(external_state_tokens=150))
+    (child,) = cache.fork(cache.allocate(prompt[:145], states=StateHints(external_state_tokens=145)))
     with pytest.raises(SequenceNotReady, match=waits):
         cache.state_slot(child)
     cache.free(list(cache.running()))
@@ -127,7 +127,7 @@ def test_nothing_is_computed_from_a_state_that_has_not_come() -> None:
 
 def test_a_further_state_is_brought_behind_keys_and_values_that_are_here() -> None:
     cache, _ = left_without_states(list(range(200)))
-    seq = cache.allocate(list(range(150)), brought=150)
+    seq = cache.allocate(list(range(150)), states=StateHints(external_state_tokens=150))
     cache.skip_states(seq, 150, kept=96)
     for _ in range(2):
         plan = cache.reserve([seq], [6])
@@ -140,7 +140,7 @@ def test_a_further_state_is_brought_behind_keys_and_values_that_are_here() -> No
     cache.commit([seq], 6)
     assert (len(cache.state_blocks(list(range(96)))), cache.num_used_blocks) == (3, 10)
     cache.free(seq)
-    seq = cache.allocate(list(range(150)), brought=150)
+    seq = cache.allocate(list(range(150)), states=StateHints(external_state_tokens=150))
     assert cache.num_computed_tokens(seq) == 144
     cache.skip_states(seq, 150, kept=144)
     cache.reserve([seq], [6])
@@ -158,7 +158,7 @@ def test_a_state_is_brought_in_one_of_several_steps_in_flight() -> None:
         cache.commit([seq], count, step=step)
         cache.end_step(step)
     cache.free(seq)
-    seq = cache.allocate(list(range(170)), brought=150)
+    seq = cache.allocate(list(range(170)), states=StateHints(external_state_tokens=150))
     cache.skip_states(seq, 150, kept=96)
     first = cache.reserve([seq], [6])
     assert first.states.save_boundaries.tolist() == [96]
@@ -185,15 +185,19 @@ def test_a_state_is_brought_in_one_of_several_steps_in_flight() -> None:
 
 @pytest.mark.parametrize(
     ("brought", "words"),
-    [(-1, "brought is -1; it must be from 0 to 20"), (21, "brought is 21; it must be from 0 to 20"), (True, "True")],
+    [
+        (-1, "external_state_tokens is -1; it must be from 0 to 20"),
+        (21, "external_state_tokens is 21; it must be from 0 to 20"),
+        (True, "True"),
+    ],
 )
 def test_a_state_is_brought_behind_tokens_of_the_prompt(brought: Any, words: str) -> None:
     cache = hybrid()
     for allocate in (cache.allocate, cache.try_allocate):
         with pytest.raises(InvalidArgument, match=words):
-            allocate(list(range(20)), brought=brought)
-    with pytest.raises(InvalidArgument, match="brought is 2; groups must have a state group for it"):
-        KVCacheManager(CacheConfig(100)).allocate([1, 2, 3], brought=2)
+            allocate(list(range(20)), states=StateHints(external_state_tokens=brought))
+    with pytest.raises(InvalidArgument, match="states is given; groups has no state group: leave it out"):
+        KVCacheManager(CacheConfig(100)).allocate([1, 2, 3], states=StateHints(external_state_tokens=2))
 
 
 def test_several_states_from_elsewhere_are_kept_by_one_step() -> None:

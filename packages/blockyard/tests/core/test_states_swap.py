@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockyard import CacheConfig, KVCacheManager, LayerGroup, SequenceNotReady
+from blockyard import CacheConfig, KVCacheManager, LayerGroup, SequenceNotReady, StateHints
 from blockyard_testing.state_memory import StateMemory, compute
 
 GROUPS = (LayerGroup(16, token_bytes=1000), LayerGroup(16, kind="state", state_bytes=48_000))
@@ -15,7 +15,7 @@ def swapped_at_its_hit() -> tuple[KVCacheManager, StateMemory, int, list[int]]:
     cache = KVCacheManager(CacheConfig(num_blocks=24, groups=GROUPS, num_cpu_blocks=40))
     memory = StateMemory(cache)
     prompt = list(range(40))
-    first = cache.allocate(prompt, boundaries=[32])
+    first = cache.allocate(prompt, states=StateHints(checkpoints=[32]))
     compute(cache, memory, first, list(prompt), [1, 2])
     cache.free(first)
     tokens = [*prompt[:36], 99, 98]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import blockyard
-from blockyard import BlockPool, CacheConfig, CacheSalt, KVCacheManager, LayerGroup, LoRA, Span
+from blockyard import BlockPool, CacheConfig, CacheSalt, KVCacheManager, LayerGroup, LoRA, Span, StateHints
 from blockyard.tenants import Tenant, TenantGroup
 from blockyard_testing.own_policies import MRU
 from blockyard_testing.twin import count_handles_from_the_start
@@ -226,7 +226,14 @@ def _manager_calls() -> list[Call]:
         ("state_blocks", lambda s: {"token_ids": tokens(1, 12), "extra_keys": s.keys}),
         ("skip_states", lambda s: {"seq": s.waiting, "num_tokens": 9}),
         ("skip_states", lambda s: {"seq": s.waiting, "num_tokens": 9, "kept": 4}),
-        ("allocate", lambda s: {"token_ids": tokens(1, 30), "extra_keys": s.keys, "brought": 29}),
+        (
+            "allocate",
+            lambda s: {
+                "token_ids": tokens(1, 30),
+                "extra_keys": s.keys,
+                "states": StateHints((), (), 29),
+            },
+        ),
         ("drop_saves", lambda s: {"seq": s.reserved}),
         ("state_slot", lambda s: {"seq": s.decoding}),
         ("num_tokens", lambda s: {"seqs": [s.decoding, s.done]}),

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from blockyard import KVCacheManager
+from blockyard import KVCacheManager, StateHints
 from blockyard.errors import ModelError
 from blockyard.storage import KVCache
 
@@ -271,10 +271,10 @@ class _Steps:
         self._length = prompts.shape[1]
         num_blocks = 4 * (self._length // _BLOCK_SIZE + 2) * len(spec.groups)
         #: Where the first prompt keeps its state, for the second to go on from.
-        self._boundaries: list[int] | None = None
+        self._checkpoints: list[int] = []
         if shape.states is not None:
             num_blocks += _MAX_STATES * -(-shape.states.num_bytes // spec.bytes_per_block)
-            self._boundaries = [_shared_tokens(self._length)]
+            self._checkpoints = [_shared_tokens(self._length)]
         config = shape.cache_config(spec, num_blocks, max_num_seqs=3, max_model_len=self._length)
         self._cache = KVCacheManager(config)
         self._kv_cache = KVCache(num_blocks, block_size, **shape.tensors(spec, borrowed.dtype, borrowed.device))
@@ -295,8 +295,8 @@ class _Steps:
         return torch.stack([torch.cat(parts) for parts in self._logits])
 
     def _start(self, row: int) -> int:
-        told = self._boundaries if row == 0 else None
-        seq = self._cache.allocate(self._tokens[row], holder="trial", boundaries=told)
+        states = StateHints(self._checkpoints) if row == 0 and self._checkpoints else None
+        seq = self._cache.allocate(self._tokens[row], holder="trial", states=states)
         self._rows[seq] = row
         return seq
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from blockyard import KVCacheManager, StepPlan
+from blockyard import KVCacheManager, StateHints, StepPlan
 from blockyard.answers import Admission, SeqStatus
 from blockyard.arguments import require_int, require_str, shown
 from blockyard.errors import (
@@ -136,10 +136,8 @@ class HandoffReceiver:
         answer: int | Admission = Admission.LATER
         self._last_number += 1
         try:
-            brought = offer.num_computed if self.peer.state_bytes else 0
-            answer = self.cache.try_allocate(
-                offer.token_ids, holder=holder, extra_keys=offer.extra_keys, brought=brought
-            )
+            states = StateHints(external_state_tokens=offer.num_computed) if self.peer.state_bytes else None
+            answer = self.cache.try_allocate(offer.token_ids, holder=holder, extra_keys=offer.extra_keys, states=states)
             if isinstance(answer, Admission):
                 return answer
             transfer = self._begin(offer, peer, answer)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard import KVCacheManager, StepPlan
+from blockyard import KVCacheManager, StateHints, StepPlan
 from blockyard.answers import Admission, SeqStatus
 from blockyard.keys import plain_keys
 
@@ -417,16 +417,16 @@ class Scheduler:
             num_seqs=num_seqs,
             resumed=resumed,
             session=request.session,
-            waiting=self._next_prompts(branch),
+            states=self._state_hints(branch),
         )
 
-    def _next_prompts(self, branch: Branch) -> tuple[list[int], ...]:
-        """Prompts that wait behind a branch: of a model with states, one is kept where they part from it."""
+    def _state_hints(self, branch: Branch) -> StateHints | None:
+        """Return the prompts that wait behind a branch: a state is checkpointed where it diverges from them."""
         if self._cache.config.state_group is None:
-            return ()
+            return None
         extra_keys = branch.request.extra_keys
         others = (other for other in self.waiting if other is not branch and other.request.extra_keys == extra_keys)
-        return tuple(other.token_ids for other in islice(others, _MOST_PROMPTS))
+        return StateHints(waiting_prompts=[other.token_ids for other in islice(others, _MOST_PROMPTS)])
 
     def _count(self, branch: Branch, num_hit: int) -> None:
         """Note what a request found in the cache when the first of its tokens are there; the cache counts it then too.

@@ -53,12 +53,11 @@ from .plan.plans import StepPlan, SwapPlan
 from .plan.tables import whole_table
 from .pools.lease_pool import LeasePool
 from .reading import (
-    read_boundaries,
     read_committed,
     read_ended,
     read_holders,
-    read_partings,
     read_prompts,
+    read_state_hints,
 )
 from .sequences.block_table import BlockTable
 from .sequences.table import is_batch, read_handle, read_handles
@@ -150,32 +149,36 @@ class KVCacheManager:
         num_seqs: object = 1,
         resumed: object = False,
         session: object = None,
-        boundaries: object = None,
-        waiting: object = (),
-        brought: object = 0,
+        states: object = None,
     ) -> int:
-        """Admit a prompt: hold the blocks of its longest cached prefix, and new ones for the rest. O(tokens).
+        """Admit a prompt: hold the blocks of its longest cached prefix, and new blocks for the rest. O(tokens).
 
-        token_ids: integers (n,), as a list, an int32 or int64 array, a torch tensor, or anything with a buffer.
-        holder: a name for errors and leak reports. extra_keys: see `blockyard.keys`.
-        num_seqs: sequences that will come of this prompt (parallel sampling): their rows are set aside, so that
-        `fork(seq, num_seqs - 1)` finds them, and admission counts the blocks they copy first.
-        resumed: the request ran before and was preempted: its tokens are counted apart, as neither prompt nor hit.
-        session: a name of 1 to 200 characters for what `hint` speaks of, None for none; what was said about the session
-        is over, as it goes on.
-        boundaries, waiting: of a cache with states, where something ends in the prompt that others begin with,
-        integers (n,) from 1 to its length, at most 4,096; and up to 64 prompts that wait: states are kept at these
-        positions, and where this prompt parts from those, rounded down to a boundary (docs/states.md).
-        brought: of a cache with states, behind how many tokens a state comes from outside, 0 for none. Unless one there
-        or behind is cached, the hit is all before it that has keys and values, as if a state stood there; `skip_states`
-        is done, and `reserve` raises `InvalidArgument` until it is asked for tokens up to there, or more.
-        Returns the sequence's handle. `num_computed_tokens` then tells the hit: whole blocks (unless `partial_hits`),
-        never the last token. Raises `NeverFits`, `OutOfBlocks`, `OutOfRows` (or see `try_allocate`), `InvalidArgument`,
-        and `PolicyError` when an eviction policy fails.
+        Args:
+            token_ids: the prompt, integers (n,): a list, an int32 or int64 array, a torch tensor, or any buffer.
+            holder: a name for errors and leak reports.
+            extra_keys: what else the keys and values depend on: LoRA, cache salt, spans (`blockyard.keys`).
+            num_seqs: sequences that this prompt will be forked into (parallel sampling). Their request slots are set
+                aside for `fork(seq, num_seqs - 1)`, and admission counts the blocks that they will copy first.
+            resumed: True if the request ran before and was preempted. Its tokens then count neither as prompt nor as
+                hit in `stats`.
+            session: name of the session that the request continues, 1 to 200 characters, for `hint`. An earlier hint
+                about the session no longer applies.
+            states: for a cache with states, which ones to checkpoint or take from outside.
+
+        Returns:
+            The handle of the sequence. `num_computed_tokens(handle)` is the length of the hit: whole blocks (unless
+            the config has `partial_hits`), and never the last token.
+
+        Raises:
+            OutOfBlocks: if the prompt does not fit now.
+            OutOfRows: if all `max_num_seqs` request slots are taken.
+            NeverFits: if the prompt does not fit the empty pool.
+            InvalidArgument: if an argument is outside its limits.
+            PolicyError: if the eviction policy raised; nothing has changed.
         """
         self._gate.enter("allocate")
         try:
-            prompt = self._prompt_with(token_ids, extra_keys, boundaries, waiting, brought)
+            prompt = self._prompt_with(token_ids, extra_keys, states)
             return int(self._take_in(prompt, holder, num_seqs, resumed, session, True))
         finally:
             self._gate.leave_with_result()
@@ -189,18 +192,29 @@ class KVCacheManager:
         num_seqs: object = 1,
         resumed: object = False,
         session: object = None,
-        boundaries: object = None,
-        waiting: object = (),
-        brought: object = 0,
+        states: object = None,
     ) -> int | Admission:
-        """`allocate` where it fits, else LATER or NEVER: what a scheduler's loop wants, in one lookup. O(tokens).
+        """Admit a prompt if it fits, else say whether to retry: one lookup for a scheduler's loop. O(tokens).
 
-        Returns the sequence's handle, or the `Admission` that `can_allocate` would answer; nothing has changed then.
-        Raises `InvalidArgument`, and `PolicyError` as `allocate` does.
+        Args:
+            token_ids: the prompt, integers (n,).
+            holder: a name for errors and leak reports.
+            extra_keys: what else the keys and values depend on (`blockyard.keys`).
+            num_seqs: sequences that this prompt will be forked into.
+            resumed: True if the request ran before and was preempted.
+            session: name of the session that the request continues.
+            states: for a cache with states, which ones to checkpoint or take from outside.
+
+        Returns:
+            The handle of the sequence, or `Admission.LATER` or `Admission.NEVER`; then nothing has changed.
+
+        Raises:
+            InvalidArgument: if an argument is outside its limits.
+            PolicyError: if the eviction policy raised; nothing has changed.
         """
         self._gate.enter("try_allocate")
         try:
-            prompt = self._prompt_with(token_ids, extra_keys, boundaries, waiting, brought)
+            prompt = self._prompt_with(token_ids, extra_keys, states)
             handle = self._take_in(prompt, holder, num_seqs, resumed, session, False)
             if handle == REFUSED_FOR_NOW:
                 return LATER
@@ -217,21 +231,12 @@ class KVCacheManager:
         key = None if session is None else require_session("session", session)
         return self._allocate.allocate(prompt, name, count, again, key, raises)
 
-    def _prompt_with(
-        self, token_ids: object, extra_keys: object, boundaries: object, waiting: object, brought: object
-    ) -> Prompt:
-        """Return a prompt that knows where states of it will be wanted."""
+    def _prompt_with(self, token_ids: object, extra_keys: object, states: object) -> Prompt:
         prompt = self._prompt(token_ids, extra_keys)
-        if boundaries is not None or not (isinstance(waiting, tuple) and len(waiting) == 0):
+        if states is not None:
             if self._parts.config.state_group is None:
-                raise InvalidArgument("boundaries or waiting is given; groups must have a state group for them")
-            prompt.told = read_boundaries(boundaries, int(prompt.num_tokens))
-            prompt.queued = read_partings(waiting, prompt, self._block_size)
-        position = read_int("brought", brought, 0, prompt.num_tokens)
-        if position > 0:
-            if self._parts.config.state_group is None:
-                raise InvalidArgument(f"brought is {position}; groups must have a state group for it")
-            prompt.brought = position
+                raise InvalidArgument("states is given; groups has no state group: leave it out")
+            read_state_hints(states, prompt, self._block_size)
         return prompt
 
     def _prompt(self, token_ids: object, extra_keys: object) -> Prompt:

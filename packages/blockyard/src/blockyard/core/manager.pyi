@@ -20,6 +20,7 @@ from ..answers import (
 from ..argument_types import ExtraKeys, Integer, Integers, NextTokens, Number, OneOrMore, Policy
 from ..config import CacheConfig
 from ..kv_events import KVCacheEvents
+from ..state_hints import StateHints
 from .blocks.block import KVCacheBlock
 from .blocks.lease import BlockLease
 from .index.contents import CachedContents
@@ -38,9 +39,7 @@ class KVCacheManager:
         num_seqs: Integer = 1,
         resumed: bool = False,
         session: str | None = None,
-        boundaries: Integers | None = None,
-        waiting: Sequence[Integers] = (),
-        brought: Integer = 0,
+        states: StateHints | None = None,
     ) -> int: ...
     def try_allocate(
         self,
@@ -51,9 +50,7 @@ class KVCacheManager:
         num_seqs: Integer = 1,
         resumed: bool = False,
         session: str | None = None,
-        boundaries: Integers | None = None,
-        waiting: Sequence[Integers] = (),
-        brought: Integer = 0,
+        states: StateHints | None = None,
     ) -> int | Admission: ...
     def can_allocate_batch(self, prompts: Sequence[Integers], *, extra_keys: ExtraKeys = ()) -> Admission: ...
     def allocate_batch(

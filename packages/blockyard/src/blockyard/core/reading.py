@@ -1,17 +1,17 @@
-"""What the manager's callers give, read and checked."""
+"""Checks arguments of the manager and converts them for the calls."""
 
 from mypy_extensions import i64
 
 from ..arguments import require_int, shown
 from ..errors import InvalidArgument
+from ..state_hints import StateHints
 from .calls.in_flight import NO_STEP, InFlight
 from .face import read_int, read_str
 from .index.prompt import Prompt, make_prompt
 from .tokens import LAST_TOKEN, int64_items
 
-#: Most boundaries that can be told of a prompt, and most prompts that wait.
-MAX_BOUNDARIES = 4096
-MAX_WAITING = 64
+MAX_CHECKPOINTS = 4096
+MAX_WAITING_PROMPTS = 64
 
 
 def read_prompts(prompts: object, extra_keys: object, block_size: int) -> list[Prompt]:
@@ -21,31 +21,38 @@ def read_prompts(prompts: object, extra_keys: object, block_size: int) -> list[P
     return [make_prompt(tokens, extra_keys, block_size) for tokens in prompts]
 
 
-def read_boundaries(boundaries: object, num_tokens: int) -> list[int]:
-    """Return the positions in a prompt of `num_tokens` tokens that a caller names, each once and in order."""
-    if boundaries is None:
-        return []
-    items = int64_items("boundaries", boundaries)
-    if len(items) > MAX_BOUNDARIES:
-        raise InvalidArgument(f"boundaries has {len(items)} items; the limit is {MAX_BOUNDARIES}")
+def read_state_hints(states: object, prompt: Prompt, block_size: int) -> None:
+    """Put into a prompt what its caller says about its states."""
+    if not isinstance(states, StateHints):
+        raise InvalidArgument(f"states is {shown(states)}; it must be a StateHints")
+    prompt.checkpoints = read_checkpoints(states.checkpoints, int(prompt.num_tokens))
+    prompt.branches = read_branches(states.waiting_prompts, prompt, block_size)
+    prompt.external_state_tokens = read_int("external_state_tokens", states.external_state_tokens, 0, prompt.num_tokens)
+
+
+def read_checkpoints(checkpoints: object, num_tokens: int) -> list[int]:
+    """Return the lengths that a caller names of a prompt of `num_tokens` tokens, sorted and without duplicates."""
+    items = int64_items("checkpoints", checkpoints)
+    if len(items) > MAX_CHECKPOINTS:
+        raise InvalidArgument(f"checkpoints has {len(items)} items; the limit is {MAX_CHECKPOINTS}")
     found: set[int] = set()
-    for place in range(i64(len(items))):
-        if not 1 <= items[place] <= num_tokens:
+    for index in range(i64(len(items))):
+        if not 1 <= items[index] <= num_tokens:
             raise InvalidArgument(
-                f"boundaries[{place}] is {items[place]}; it must be from 1 to the {num_tokens} tokens of the prompt"
+                f"checkpoints[{index}] is {items[index]}; it must be from 1 to the {num_tokens} tokens of the prompt"
             )
-        found.add(int(items[place]))
+        found.add(int(items[index]))
     return sorted(found)
 
 
-def read_partings(waiting: object, prompt: Prompt, block_size: int) -> list[int]:
-    """Return where a prompt parts from each of those that wait, in tokens of whole blocks, each once and in order."""
-    if not isinstance(waiting, (list, tuple)):
-        raise InvalidArgument(f"waiting is {shown(waiting)}; a list of prompts is needed")
-    if len(waiting) > MAX_WAITING:
-        raise InvalidArgument(f"waiting has {len(waiting)} prompts; the limit is {MAX_WAITING}")
+def read_branches(waiting_prompts: object, prompt: Prompt, block_size: int) -> list[int]:
+    """Return where a prompt diverges from each waiting one, in tokens of whole blocks, sorted, without duplicates."""
+    if not isinstance(waiting_prompts, (list, tuple)):
+        raise InvalidArgument(f"waiting_prompts is {shown(waiting_prompts)}; it must be a list of prompts")
+    if len(waiting_prompts) > MAX_WAITING_PROMPTS:
+        raise InvalidArgument(f"waiting_prompts has {len(waiting_prompts)} prompts; the limit is {MAX_WAITING_PROMPTS}")
     found: set[int] = set()
-    for tokens in waiting:
+    for tokens in waiting_prompts:
         other = make_prompt(tokens, (), block_size)
         last = (min(prompt.num_tokens, other.num_tokens) - 1) // i64(block_size)
         words = i64((block_size + 1) // 2)

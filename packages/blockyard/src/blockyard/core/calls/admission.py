@@ -36,7 +36,8 @@ class AdmissionControl:
         self.num_lookups += 1
         index = self.token_blocks.index
         root = index.known_root(prompt.keys)
-        hit = Hit(root, index.find_under(root, prompt, (prompt.num_tokens - 1) // self.block_size), prompt.brought)
+        found = index.find_under(root, prompt, (prompt.num_tokens - 1) // self.block_size)
+        hit = Hit(root, found, prompt.external_state_tokens)
         self.store.limit(hit)
         self.store.fit(hit, prompt.num_tokens, self.kv_pool.room(self.slot_of(prompt), self.watermark))
         return hit

@@ -47,11 +47,11 @@ class Prompt:
         self.spans = spans
         self.span_blocks = sorted(spans) if spans else []
         self.is_checked = is_checked
-        #: Where the caller says that something ends, and where others that wait part from it, in tokens.
-        self.told = NOWHERE
-        self.queued = NOWHERE
-        #: Behind how many tokens a state comes from outside; 0 for none.
-        self.brought: i64 = 0
+        #: Lengths, in tokens, at which the caller wants checkpoints, and at which waiting prompts diverge.
+        self.checkpoints = NOWHERE
+        self.branches = NOWHERE
+        #: Length of the prefix whose state the caller supplies; 0 for none.
+        self.external_state_tokens: i64 = 0
         #: The number of its tenant, -1 until the admission has looked it up.
         self.tenant: i64 = -1
 
@@ -85,12 +85,13 @@ class Hit:
     places: with layer groups, for each group a block at each place, minus a CPU block, or 0 for none.
     state: with a state group, the blocks of the state at the end of the hit, which the first step loads.
     num_served: how many of the blocks could be taken if there were a state behind each; `num_usable` without a group.
-    brought: as the prompt's. lacks_state: no state stands at the end of the hit, because one is brought behind it.
+    external_state_tokens: of the prompt. lacks_state: whether the hit ends where no state is cached, because the
+        caller supplies one further on.
     sources, num_alike: where the hit goes on inside the next block: blocks, one for each group, that begin with the
         same `num_alike` tokens.
     """
 
-    def __init__(self, root: i64, blocks: vec[i32], brought: i64 = 0) -> None:
+    def __init__(self, root: i64, blocks: vec[i32], external_state_tokens: i64 = 0) -> None:
         num_found: i64 = len(blocks)
         self.root = root
         self.blocks = blocks
@@ -100,7 +101,7 @@ class Hit:
         self.places: list[vec[i64]] = []
         self.state: list[int] = []
         self.num_served: i64 = 0
-        self.brought = brought
+        self.external_state_tokens = external_state_tokens
         self.lacks_state = False
         self.sources: list[int] = []
         self.num_alike: i64 = 0

@@ -96,8 +96,8 @@ class GroupedStore(Store):
             while limit > 0 and reached != limit:
                 reached = self.states.reach(self.token_blocks.index, hit, limit)
                 limit = self._reach(hit, reached)
-            if limit < hit.brought:
-                before = (hit.brought - 1) // self.alignment * self.alignment
+            if limit < hit.external_state_tokens:
+                before = (hit.external_state_tokens - 1) // self.alignment * self.alignment
                 reached = self._reach(hit, min(served, before))
                 hit.lacks_state = reached > limit
                 limit = reached

@@ -165,16 +165,16 @@ class StateGroup:
         visit = self._visit(prompt, hit, last, start)
         self._visits[row] = visit
         known = max(visit.known, hit.num_served * self.block_size)
-        self.places.find(start, known, last, 0, prompt.told, prompt.queued)
+        self.places.find(start, known, last, 0, prompt.checkpoints, prompt.branches)
         places = self.places
         wanted = [place * int(KIND_SPAN) + kind for place, kind in zip(places.positions, places.kinds, strict=True)]
         self._wanted[row] = sorted(wanted)
         if hit.state and visit.state == 0:
             # What is hit is worth what any state is, whether the book knew of it or not.
             self._register(row, self.book.keep(visit, start, JUNCTION), hit.state)
-        if prompt.brought > start:
-            self.skip(row, prompt.brought, 0)
-            self._lacking[row] = prompt.brought if hit.lacks_state else i64(0)
+        if prompt.external_state_tokens > start:
+            self.skip(row, prompt.external_state_tokens, 0)
+            self._lacking[row] = prompt.external_state_tokens if hit.lacks_state else i64(0)
 
     def _visit(self, prompt: Prompt, hit: Hit, last: i64, reached: i64) -> Visit:
         """Tell the book of a prompt: what it hits has hashes already, what follows up to the next span gets some."""
