@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from blockyard import CacheConfig, KVCacheManager, LayerGroup
+from blockyard import CacheConfig, KVCacheManager, LayerGroup, StateSpec
 from blockyard.steps import StepBuffers
 
 from .measure import HEADERS, Figure, print_plain
@@ -38,7 +38,7 @@ TWO_GROUPS = (ATTENTION, LayerGroup(BLOCK_SIZE, sliding_window=MAX_MODEL_LEN, to
 def with_states(num_state_blocks: int) -> tuple[LayerGroup, ...]:
     """Attention, and a state of this many blocks."""
     size = num_state_blocks * BLOCK_SIZE * TOKEN_BYTES
-    return (ATTENTION, LayerGroup(BLOCK_SIZE, kind="state", state_bytes=size))
+    return (ATTENTION, StateSpec(state_bytes=size, checkpoint_every=BLOCK_SIZE))
 
 
 def cache_of(groups: tuple[LayerGroup, ...], num_seqs: int, num_blocks: int, *places: str) -> KVCacheManager:

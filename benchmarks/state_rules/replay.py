@@ -10,7 +10,7 @@ from blockyard.arguments import require_int
 from blockyard.config import CacheConfig
 from blockyard.errors import NeverFits, OutOfBlocks
 from blockyard.extending import MOST_SESSIONS
-from blockyard.groups import LayerGroup
+from blockyard.groups import LayerGroup, StateSpec
 
 #: Tokens are below it: a key is cut into parts of this many bits.
 TOKEN_BITS = 31
@@ -42,7 +42,7 @@ class StateReplay:
     ) -> None:
         groups = (
             LayerGroup(block_size, token_bytes=1),
-            LayerGroup(block_size, kind="state", state_bytes=state_tokens),
+            StateSpec(state_bytes=state_tokens, checkpoint_every=block_size),
         )
         self.block_size = block_size
         self.room = room

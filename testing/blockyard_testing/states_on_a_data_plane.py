@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import blockyard
-from blockyard import InvalidArgument, LayerGroup, StateHints
+from blockyard import InvalidArgument, LayerGroup, StateHints, StateSpec
 
 from .world import World
 from .world_memory import NOTHING, Memory, Seq
@@ -33,7 +33,9 @@ class StatesOnADataPlane(World):
             windows = [choose.choice((0, 0, choose.randint(1, 9))) for _ in sizes]
             groups = [LayerGroup(s, w, token_bytes=choose.choice((8, 4))) for s, w in zip(sizes, windows, strict=True)]
             for _ in range(choose.choice((1, 1, 2))):
-                state = LayerGroup(choose.choice(sizes), kind="state", state_bytes=choose.choice((1, 8, 24, 60)) * size)
+                state = StateSpec(
+                    checkpoint_every=choose.choice(sizes), state_bytes=choose.choice((1, 8, 24, 60)) * size
+                )
                 groups.insert(choose.randrange(len(groups) + 1), state)
             settings = {**self.more_config(tuple(groups), size), "partial_hits": False}
             try:

@@ -6,7 +6,16 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from blockyard import Admission, BlockyardError, CacheConfig, CacheSalt, KVCacheManager, LayerGroup, StateHints
+from blockyard import (
+    Admission,
+    BlockyardError,
+    CacheConfig,
+    CacheSalt,
+    KVCacheManager,
+    LayerGroup,
+    StateHints,
+    StateSpec,
+)
 
 from .state_memory import StateMemory
 
@@ -277,10 +286,10 @@ def config(draw: random.Random, num_blocks: int, **fields: Any) -> CacheConfig:
     groups: list[LayerGroup] = [LayerGroup(size, shards=shards, interleave=draw.choice([1, local]), token_bytes=8)]
     if draw.random() < 0.4:
         groups.append(replace(groups[0], sliding_window=draw.choice([1, 9]), token_bytes=draw.choice([8, 5])))
-    state = LayerGroup(draw.choice([size, 8]), kind="state", state_bytes=draw.choice([1, 8 * local, 24 * local]))
+    state = StateSpec(checkpoint_every=draw.choice([size, 8]), state_bytes=draw.choice([1, 8 * local, 24 * local]))
     groups.insert(draw.randrange(len(groups) + 1), state)
     if draw.random() < 0.3:
-        groups.append(LayerGroup(draw.choice([1, size]), kind="state", state_bytes=draw.choice([1, 20])))
+        groups.append(StateSpec(checkpoint_every=draw.choice([1, size]), state_bytes=draw.choice([1, 20])))
     return CacheConfig(
         num_blocks,
         groups=tuple(groups),

@@ -24,6 +24,7 @@ from blockyard import (
     KVCacheManager,
     LayerGroup,
     Span,
+    StateSpec,
     StepPlan,
 )
 from blockyard.config import STATE_ORDERS
@@ -299,7 +300,7 @@ class OffloadWorld:
         windows = [0, 5][: self.num_groups]
         groups = tuple(LayerGroup(self.block_size, sliding_window=window, token_bytes=8) for window in windows)
         if self.state_bytes:
-            groups += (LayerGroup(self.block_size, kind="state", state_bytes=self.state_bytes),)
+            groups += (StateSpec(state_bytes=self.state_bytes, checkpoint_every=self.block_size),)
         options: dict[str, Any] = {"num_cpu_blocks": 12} if self.has_cpu else {}
         options |= self.state_fields
         if self.partial and self.num_groups == 1 and not self.state_bytes:

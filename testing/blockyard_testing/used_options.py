@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from blockyard import StateSpec
 from blockyard.config import UNUSED_OPTIONS
 
 
 def used(options: dict[str, Any]) -> dict[str, Any]:
     groups = options.get("groups", ())
-    has_states = any(group.kind == "state" for group in groups)
+    has_states = any(isinstance(group, StateSpec) for group in groups)
     holds = {
         "enable_prefix_caching is False": not options.get("enable_prefix_caching", True),
-        "groups has no state group": not has_states,
-        "groups has a state group": has_states,
+        "groups has no StateSpec": not has_states,
+        "groups has a StateSpec": has_states,
     }
     unused = {name for reason, names in UNUSED_OPTIONS.items() if holds[reason] for name in names}
     return {

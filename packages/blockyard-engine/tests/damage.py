@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from blockyard import CacheConfig, CacheSalt, KVCacheManager, LayerGroup, LoRA, Span
+from blockyard import CacheConfig, CacheSalt, KVCacheManager, LayerGroup, LoRA, Span, StateSpec
 from blockyard.steps import PlanReceiver, PlanSender
 from blockyard_engine.parallel import HeadShards, Offer, OfferId, PeerInfo
 from blockyard_testing.damaged_bytes import DAMAGES, REFUSED
 from blockyard_testing.seeds import run_seed
 
 CONFIG = CacheConfig(num_blocks=40, block_size=4, max_num_seqs=8, max_model_len=64)
-HYBRID = CacheConfig(40, groups=(LayerGroup(4, token_bytes=64), LayerGroup(4, kind="state", state_bytes=512)))
+HYBRID = CacheConfig(40, groups=(LayerGroup(4, token_bytes=64), StateSpec(state_bytes=512, checkpoint_every=4)))
 
 
 def offers(draw: random.Random) -> bytes:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockyard import Admission, CacheConfig, CacheSalt, CapacityError, KVCacheManager, LayerGroup, StepPlan
+from blockyard import Admission, CacheConfig, CacheSalt, CapacityError, KVCacheManager, LayerGroup, StateSpec, StepPlan
 from blockyard_engine.parallel import (
     HandoffReceiver,
     HandoffSender,
@@ -64,7 +64,7 @@ class Node:
         sizes = [draw.choice([1, 2, 3, 4, 8]) for _ in range(world.num_groups)]
         groups = [LayerGroup(size, token_bytes=8) for size in sizes]
         if world.has_states:
-            groups.append(LayerGroup(draw.choice(sizes), kind="state", state_bytes=40))
+            groups.append(StateSpec(state_bytes=40, checkpoint_every=draw.choice(sizes)))
         num_blocks, cuts_chunks = draw.randrange(40, 160), draw.random() < 0.7
         self.config = CacheConfig(
             num_blocks=num_blocks,

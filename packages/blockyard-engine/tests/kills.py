@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from blockyard import CacheConfig, KVCacheManager, LayerGroup, StepPlan
+from blockyard import CacheConfig, KVCacheManager, LayerGroup, StateSpec, StepPlan
 from blockyard.storage import KVCache, StateSlots, StateTensor
 from blockyard.storage.states import state_bytes
 from blockyard_engine.parallel import (
@@ -59,7 +59,7 @@ class Side:
         self.tensors = KVCache(NUM_BLOCKS, block_size, NUM_LAYERS, NUM_HEADS, HEAD_SIZE)
         groups = [LayerGroup(block_size, token_bytes=self.tensors.bytes_per_block // block_size)]
         if has_states:
-            groups.append(LayerGroup(block_size, kind="state", state_bytes=state_bytes(STATE_TENSORS)))
+            groups.append(StateSpec(state_bytes=state_bytes(STATE_TENSORS), checkpoint_every=block_size))
         config = CacheConfig(num_blocks=NUM_BLOCKS, groups=tuple(groups), max_num_seqs=16, max_model_len=1024)
         self.cache = KVCacheManager(config)
         self.states = StateSlots(16, STATE_TENSORS, self.tensors) if has_states else None

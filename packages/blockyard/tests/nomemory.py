@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from blockyard import CacheConfig, KVCacheManager, LayerGroup, StateHints
+from blockyard import CacheConfig, KVCacheManager, LayerGroup, StateHints, StateSpec
 from blockyard._build import build_name
 
 from .support.own_calls import MANAGER_CALLS, POOL_CALLS, Call, Site, tokens
@@ -89,7 +89,7 @@ class StateSite:
     """A manager whose states some sequences have hit, saved, or are about to; none is evicted."""
 
     def __init__(self, order: str) -> None:
-        groups = (LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=100))
+        groups = (LayerGroup(4, token_bytes=8), StateSpec(state_bytes=100, checkpoint_every=4))
         sizes: dict[str, Any] = {"num_blocks": 200, "max_num_seqs": 7, "max_model_len": 64, "hash_seed": 3}
         sizes["num_cpu_blocks"] = 40
         self.cache = KVCacheManager(CacheConfig(groups=groups, state_order=order, track_misses=True, **sizes))

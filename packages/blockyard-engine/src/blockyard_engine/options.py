@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from blockyard.arguments import require_int, require_str
 from blockyard.config import CACHE_OPTIONS, STATE_OPTIONS, CacheConfig
 from blockyard.errors import InvalidArgument, ModelError
-from blockyard.groups import LayerGroup
+from blockyard.groups import LayerGroup, StateSpec
 from blockyard.sizing import MAX_BYTES, KVCacheSpec, require_utilization
 
 from .decoding.speculation import PromptLookup, require_speculation
@@ -96,11 +96,11 @@ class EngineOptions:
     def require_valid_without_a_model(self) -> None:
         """Raise `InvalidArgument` for all that is wrong whatever the model is."""
         options = self._cache_fields(self.num_cpu_blocks or int(self.swap_space_bytes > 0) * _FEWEST)
-        groups: tuple[LayerGroup, ...] = ()
+        groups: tuple[LayerGroup | StateSpec, ...] = ()
         if any(name in options for name in STATE_OPTIONS):
             groups = (
                 LayerGroup(self.block_size, token_bytes=1),
-                LayerGroup(self.block_size, kind="state", state_bytes=1),
+                StateSpec(state_bytes=1, checkpoint_every=self.block_size),
             )
         config = CacheConfig(
             num_blocks=_FEWEST if self.num_blocks is None else self.num_blocks,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from blockyard.config import CacheConfig
-from blockyard.groups import LayerGroup
+from blockyard.groups import StateSpec
 from blockyard.sizing import AttentionLayer, KVCacheSpec, Shard
 
 from .attention.context import ContextRank
@@ -84,7 +84,7 @@ class KVShape:
         needed = _FEWEST
         if self.states is not None:
             size = spec.block_size * spec.context_parallel_size
-            group = LayerGroup(size, name="states", kind="state", state_bytes=self.states.num_bytes)
+            group = StateSpec(state_bytes=self.states.num_bytes, checkpoint_every=size, name="states")
             fields["groups"] = (*spec.groups, group)
             needed = max(_FEWEST, 1 - (-self.states.num_bytes // spec.bytes_per_block))
         return spec.cache_config(needed if num_blocks is None else num_blocks, **fields)

@@ -17,7 +17,7 @@ from blockyard_engine import Engine, SamplingParams
 from blockyard_testing.hybrid_models import hybrid_model
 from blockyard_testing.tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
 
-#: Options that do something without a state group, and those that need one.
+#: Options that do something without states, and those that need one.
 EVERYTHING: dict[str, Any] = {
     "eviction_policy": "arc",
     "history_size": 50,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from blockyard import Admission, BlockPool, CacheConfig, KVCacheManager, LayerGroup
+from blockyard import Admission, BlockPool, CacheConfig, KVCacheManager, LayerGroup, StateSpec
 from blockyard_engine.parallel import (
     HandoffReceiver,
     HandoffSender,
@@ -24,7 +24,7 @@ class Two:
     """A sender and a receiver with a prompt computed, and the calls of a hand-over one by one."""
 
     def __init__(self, has_states: bool = False, is_warm: bool = False) -> None:
-        groups = (LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=50)) if has_states else ()
+        groups = (LayerGroup(4, token_bytes=8), StateSpec(state_bytes=50, checkpoint_every=4)) if has_states else ()
         config = CacheConfig(num_blocks=40, block_size=4, max_num_seqs=6, watermark=0.0, groups=groups)
         self.prefill, self.decode = KVCacheManager(config), KVCacheManager(config)
         shape: dict[str, Any] = {"dtype": "float32", "num_layers": 1, "head_size": 2, "shards": HeadShards.even(1)}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from blockyard import BlockyardError, CacheConfig, CacheSalt, KVCacheManager, LayerGroup, StepPlan
+from blockyard import BlockyardError, CacheConfig, CacheSalt, KVCacheManager, LayerGroup, StateSpec, StepPlan
 from blockyard_engine.parallel import HandoffSender, HeadShards, Offer, PeerInfo, StaleOffer
 from blockyard_testing import seeds
 from blockyard_testing.state_memory import StateMemory
@@ -145,7 +145,7 @@ def config(draw: random.Random) -> CacheConfig:
     groups = [LayerGroup(size, token_bytes=8)]
     if draw.random() < 0.4:
         groups.append(LayerGroup(size * draw.choice([1, 2]), draw.choice([0, 9]), token_bytes=8))
-    state = LayerGroup(draw.choice([size, 8]), kind="state", state_bytes=draw.choice([1, 8 * size, 24 * size]))
+    state = StateSpec(checkpoint_every=draw.choice([size, 8]), state_bytes=draw.choice([1, 8 * size, 24 * size]))
     groups.insert(draw.randrange(len(groups) + 1), state)
     return CacheConfig(
         draw.choice([60, 200, 1000]),

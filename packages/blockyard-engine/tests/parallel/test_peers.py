@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import InvalidArgument, LayerGroup
+from blockyard import InvalidArgument, LayerGroup, StateSpec
 from blockyard.wire.message import VERSION
 from blockyard_engine.parallel import (
     HandoffError,
@@ -22,7 +22,7 @@ from blockyard_engine.parallel import (
 
 from ..support.handoff_pair import Pair, side
 
-STATES = {"groups": (LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=100))}
+STATES = {"groups": (LayerGroup(4, token_bytes=8), StateSpec(state_bytes=100, checkpoint_every=4))}
 
 
 def test_sides_whose_states_differ_are_refused_with_both_values() -> None:

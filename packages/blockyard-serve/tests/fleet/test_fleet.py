@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import CacheConfig, KVCacheManager, LayerGroup, LoRA, Span
+from blockyard import CacheConfig, KVCacheManager, LayerGroup, LoRA, Span, StateSpec
 from blockyard.errors import InvalidArgument
 from blockyard.keys import ExtraKey
 
@@ -141,7 +141,7 @@ def test_hit_of_a_whole_prompt_ends_before_the_block_of_its_last_token(fleet: Fl
 
 
 WINDOW = (LayerGroup(4), LayerGroup(4, sliding_window=5))
-STATE = (LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=16))
+STATE = (LayerGroup(4, token_bytes=8), StateSpec(state_bytes=16, checkpoint_every=4))
 
 
 @pytest.mark.parametrize(

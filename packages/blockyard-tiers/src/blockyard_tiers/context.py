@@ -26,7 +26,7 @@ class Context:
     Args:
         cache: the manager.
         blocks: its KV storage.
-        states: its states; None for a cache without a state group.
+        states: its states; None for a cache without states.
         uses: the tiers, nearest first.
         make_model: makes the fingerprint of weights and config.
         clock: returns the time in seconds.

@@ -39,12 +39,12 @@ def require_arguments(
             raise InvalidArgument(f"{name} is {shown(call)}; it must be a function")
     require_offloadable(cache, int(blocks.layout().get("shards", 1)))
     config = cache.config
-    if on_plan is None and (config.num_cpu_blocks or config.partial_hits or config.state_group):
+    if on_plan is None and (config.num_cpu_blocks or config.partial_hits or config.has_states):
         raise InvalidArgument(
             "on_plan is None; a cache with a CPU pool, partial hits or states makes plans that move blocks"
         )
-    if (states is None) != (config.state_group is None):
-        raise InvalidArgument(f"states is {states!r}; groups has {'a' if config.state_group else 'no'} state group")
+    if (states is None) == config.has_states:
+        raise InvalidArgument(f"states is {states!r}; groups has {'a' if config.has_states else 'no'} StateSpec")
     if states is not None and blocks.num_rows // 2 <= states.num_rows:
         raise InvalidArgument(
             f"blocks has buffers for {blocks.num_rows} objects of {blocks.object_bytes} bytes; half of them must "

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import BlockyardError, CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, Span
+from blockyard import (
+    BlockyardError,
+    CacheConfig,
+    CacheSalt,
+    InvalidArgument,
+    KVCacheManager,
+    LayerGroup,
+    Span,
+    StateSpec,
+)
 from blockyard.wire.message import Message, pack
 from blockyard_testing.patience import PATIENCE_SECONDS, wait_until
 from blockyard_testing.seeds import draws, run_seed
@@ -283,7 +292,7 @@ def test_after_a_reset_the_model_is_asked_again() -> None:
     ("config", "words"),
     [
         (CacheConfig(9, groups=(LayerGroup(4), LayerGroup(8))), "one block size"),
-        (CacheConfig(9, groups=(LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=8))), "states"),
+        (CacheConfig(9, groups=(LayerGroup(4, token_bytes=8), StateSpec(state_bytes=8, checkpoint_every=4))), "states"),
         (CacheConfig(9, groups=(LayerGroup(4, shards=2),)), "2 shards"),
         (CacheConfig(9, max_steps_in_flight=2), "max_steps_in_flight is 2"),
         (CacheConfig(9, num_cpu_blocks=4), "on_plan is None"),

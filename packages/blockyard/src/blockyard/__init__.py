@@ -54,7 +54,7 @@ from .errors import (
     StepsInFlight,
     UnknownSequence,
 )
-from .groups import LayerGroup
+from .groups import LayerGroup, StateSpec
 from .keys import CacheSalt, ExtraKey, LoRA, Span
 from .state_hints import StateHints
 
@@ -96,6 +96,7 @@ __all__ = [
     "StaleBlocks",
     "StalePlan",
     "StateHints",
+    "StateSpec",
     "StepPlan",
     "StepsInFlight",
     "SwapPlan",

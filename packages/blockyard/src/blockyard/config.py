@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
 
 from .arguments import require_bool, require_int, shown
 from .errors import InvalidArgument
-from .groups import LayerGroup
+from .groups import LayerGroup, StateSpec
 from .hash_seeds import MAX_HASH_SEED
 from .tenants import Tenant, TenantGroup, tenant_groups
 from .windows import num_least_blocks
@@ -77,7 +77,7 @@ class _Unset(int):
     """A default that tells a value that was given from one that was not."""
 
 
-#: Options that only a cache with a state group uses.
+#: Options that only a cache with states uses.
 STATE_OPTIONS = ("state_places", "state_order", "cut_chunks")
 #: Options that do nothing beside others, by why: there each keeps its default, and any other value is refused.
 UNUSED_OPTIONS = {
@@ -85,8 +85,8 @@ UNUSED_OPTIONS = {
         *("eviction_policy", "retention_blocks", "partial_hits", "track_misses", "enable_kv_cache_events"),
         *("state_places", "state_order"),
     ),
-    "groups has no state group": STATE_OPTIONS,
-    "groups has a state group": ("partial_hits",),
+    "groups has no StateSpec": STATE_OPTIONS,
+    "groups has a StateSpec": ("partial_hits",),
 }
 
 
@@ -121,7 +121,7 @@ class CacheConfig:
     enable_kv_cache_events: whether the manager notes what can be hit and what no more, for `take_events`.
     max_sessions: sessions that are known at a time (`hint`), 0 to 2**20; of more the one heard of longest ago is
         forgotten. With 0 there are none, and every hint is refused.
-    state_places: of a cache with a state group, at which boundaries of a prompt states are kept: names of "last",
+    state_places: of a cache with states, at which boundaries of a prompt states are kept: names of "last",
         "junction", "ends", "pow2" and "every:N" (docs/states.md).
     state_order: which state is dropped first when room is needed: "index" (learned) or "lru" (docs/states.md). Keys and
         values that no state stands behind are evicted before all of them, in the order of `eviction_policy`.
@@ -148,7 +148,7 @@ class CacheConfig:
     hash_seed: int | None = field(
         default=None, metadata=_about("seed of the index's hash function", 0, MAX_HASH_SEED, engine=True)
     )
-    groups: tuple[LayerGroup, ...] = field(default=(), metadata=_about("layer groups that share the pool"))
+    groups: tuple[LayerGroup | StateSpec, ...] = field(default=(), metadata=_about("layer groups that share the pool"))
     num_cpu_blocks: int = field(default=0, metadata=_about("blocks of a CPU pool", 0, MAX_BLOCKS))
     keep_evicted: bool = field(
         default=True, metadata=_about("keep in the CPU pool what the pool evicts, for later hits", engine=True)
@@ -262,27 +262,27 @@ class CacheConfig:
             )
 
     def _check_group_types(self) -> None:
-        if not isinstance(self.groups, tuple) or not all(isinstance(group, LayerGroup) for group in self.groups):
-            raise InvalidArgument(f"groups is {self.groups!r}; it must be a tuple of LayerGroup")
+        kinds = (LayerGroup, StateSpec)
+        if not isinstance(self.groups, tuple) or not all(isinstance(group, kinds) for group in self.groups):
+            raise InvalidArgument(f"groups is {shown(self.groups)}; it must be a tuple of LayerGroup and StateSpec")
         if len(self.groups) > MAX_GROUPS:
             raise InvalidArgument(f"groups has {len(self.groups)} items; the limit is {MAX_GROUPS}")
         # Lists here and below: a Ctrl-C that comes where a generator is closed is lost.
-        if self.groups and not [group for group in self.groups if not group.is_state]:
-            raise InvalidArgument("groups has a state group alone; at least one attention group is needed beside it")
+        if self.groups and not [group for group in self.groups if isinstance(group, LayerGroup)]:
+            raise InvalidArgument("groups has only a StateSpec; add at least one LayerGroup")
 
     def _check_groups(self) -> None:
         self._check_group_types()
         if self.partial_hits and self.hash_block_size != self.hit_alignment:
             raise InvalidArgument(
-                f"partial_hits is True for groups with block sizes {[group.block_size for group in self.groups]}; "
-                f"they must be equal"
+                f"partial_hits is True for groups with block sizes {self._alignments()}; they must be equal"
             )
         require_places("state_places", self.state_places)
         if self.state_order not in STATE_ORDERS:
             raise InvalidArgument(
                 f"state_order is {shown(self.state_order)}; it must be one of {', '.join(STATE_ORDERS)}"
             )
-        if self.state_group is not None:
+        if self.has_states:
             self._check_states()
 
     def _check_block_size(self, is_given: bool) -> None:
@@ -300,8 +300,8 @@ class CacheConfig:
         """Refuse options that do nothing beside the others."""
         holds = {
             "enable_prefix_caching is False": not self.enable_prefix_caching,
-            "groups has no state group": self.state_group is None,
-            "groups has a state group": self.state_group is not None,
+            "groups has no StateSpec": not self.has_states,
+            "groups has a StateSpec": self.has_states,
         }
         for reason, names in UNUSED_OPTIONS.items():
             for name in names if holds[reason] else ():
@@ -314,7 +314,7 @@ class CacheConfig:
         if self.block_bytes == 0:
             sizes = [group.token_bytes for group in self.layer_groups]
             raise InvalidArgument(
-                f"groups has attention groups with token_bytes of {sizes} beside a state group; each must be above 0"
+                f"groups has a StateSpec, and LayerGroups with token_bytes of {sizes}; each must be above 0"
             )
         if self.state_blocks > self.num_blocks - 1:
             raise InvalidArgument(
@@ -323,10 +323,9 @@ class CacheConfig:
             )
 
     @property
-    def state_group(self) -> LayerGroup | None:
-        """Return the first group of layers that keep a state; None without one."""
-        states = [group for group in self.groups if group.is_state]
-        return states[0] if states else None
+    def has_states(self) -> bool:
+        """Whether some layers keep a state: `groups` has a `StateSpec`."""
+        return self.state_bytes > 0
 
     @property
     def block_bytes(self) -> int:
@@ -340,41 +339,49 @@ class CacheConfig:
         together, in the last block of each."""
         return tuple(
             self.state_blocks * self.block_bytes - self.state_bytes
-            if group.is_state
+            if isinstance(group, StateSpec)
             else max(self.block_bytes - group.block_bytes, 0)
             for group in self.groups
         )
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of a state of all state groups; 0 without one."""
-        return sum(group.state_bytes for group in self.groups)
+        """Bytes of a state, of every `StateSpec` together; 0 without one."""
+        return sum(group.state_bytes for group in self.groups if isinstance(group, StateSpec))
 
     @property
     def state_blocks(self) -> int:
-        """Return how many blocks of the pool a state of all state groups takes; 0 without one."""
+        """Blocks of the pool that a checkpointed state takes; 0 without states."""
         return -(-self.state_bytes // self.block_bytes) if self.state_bytes else 0
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
         """Return the groups with a block table, or the one that `block_size` stands for."""
-        return tuple(group for group in self.groups if not group.is_state) or (LayerGroup(self.block_size),)
+        return tuple(group for group in self.groups if isinstance(group, LayerGroup)) or (LayerGroup(self.block_size),)
 
     @property
     def hash_block_size(self) -> int:
-        """Tokens that are hashed and compared together: the greatest common divisor of the groups' block sizes."""
-        return math.gcd(*(group.block_size for group in self.groups or self.layer_groups))
+        """Tokens that are hashed and compared together: the greatest common divisor of all block sizes."""
+        return math.gcd(*self._alignments())
 
     @property
     def hit_alignment(self) -> int:
-        """A hit ends at a multiple of this many tokens: the least common multiple of the groups' block sizes."""
-        return math.lcm(*(group.block_size for group in self.groups or self.layer_groups))
+        """Tokens whose multiples a hit can end at: the least common multiple of all block sizes.
+
+        Also the tokens between the positions at which a state can be checkpointed.
+        """
+        return math.lcm(*self._alignments())
+
+    def _alignments(self) -> list[int]:
+        """Return the block size of each `LayerGroup` and the `checkpoint_every` of each `StateSpec`."""
+        groups = self.groups or self.layer_groups
+        return [group.block_size if isinstance(group, LayerGroup) else group.checkpoint_every for group in groups]
 
     @property
     def is_mapped(self) -> bool:
         """Whether what is hashed and what is stored are different blocks: several groups, windows, or a CPU pool."""
-        groups = self.groups or self.layer_groups
-        return len(groups) > 1 or groups[0].sliding_window > 0 or self.num_cpu_blocks > 0
+        groups = self.layer_groups
+        return len(groups) > 1 or self.has_states or groups[0].sliding_window > 0 or self.num_cpu_blocks > 0
 
     @property
     def max_servable_tokens(self) -> int:

@@ -1,14 +1,14 @@
-"""A layer group is layers that share a block table, or that keep states; it knows what a sequence takes.
+"""The layers of a model, as the cache sees them: groups that share a block table, and layers that keep a state.
 
-The allocator (`core.store.group_table`) and the capacity calculator (`sizing`) both ask `windows` which blocks a window
-still needs.
+The allocator (`core.store.group_table`) and the capacity calculator (`sizing`) both ask `windows` which blocks a
+sliding window still needs.
 """
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
-from .arguments import require_int, require_str, shown
+from .arguments import require_int, require_str
 from .errors import InvalidArgument
 from .windows import first_needed_block
 
@@ -16,26 +16,24 @@ MAX_GROUP_BLOCK_SIZE = 4096
 MAX_WINDOW = 2**27
 MAX_STATE_BYTES = 2**50
 MAX_TOKEN_BYTES = 2**50
-KINDS = ("attention", "state")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that share a block table, or whose states are kept at the same boundaries.
+    """Attention layers that share a block table, because they need the same tokens of a sequence.
 
-    block_size: tokens a block of this group holds, over all shards; 1 to 4096. Of a state group: states can be kept at
-        multiples of this many tokens.
-    sliding_window: how many tokens, its own included, a token attends to; 0 for all (full attention, MLA).
-    name: for reports.
-    shards: ranks that each keep a part of every block's tokens (context parallel); 1 for none.
-    interleave: neighbouring tokens that stay on one rank: token i is on rank (i // interleave) % shards. Both together
-        must divide block_size, so that every block begins on rank 0.
-    kind: "attention" for keys and values a token, "state" for layers that keep one state a sequence (docs/states.md).
-    state_bytes: of a state group, bytes of a state in all its layers, 1 to 2**50. token_bytes: bytes of keys and values
-        of a token in all layers of the group (with shards, on the rank that keeps it), 0 if not needed; wanted beside
-        a state group, and of a cache whose size is given in bytes.
+    Args:
+        block_size: tokens in a block of this group, over all shards; 1 to 4096.
+        sliding_window: tokens that a token attends to, itself included; 0 for all (full attention, MLA).
+        name: shown in reports.
+        shards: ranks that each hold a part of every block's tokens (context parallelism); 1 for none.
+        interleave: consecutive tokens on one rank: token i is on rank (i // interleave) % shards. shards *
+            interleave must divide block_size, so that every block begins on rank 0.
+        token_bytes: bytes of the keys and values of a token in all layers of the group (with shards, on the rank that
+            holds it). Needed beside a `StateSpec`, and for `CacheConfig(num_bytes=...)`; 0 if unknown.
 
-    Raises `InvalidArgument` for a value outside its limits.
+    Raises:
+        InvalidArgument: if a value is outside its limits.
     """
 
     block_size: int = 16
@@ -44,8 +42,6 @@ class LayerGroup:
     name: str = ""
     shards: int = 1
     interleave: int = 1
-    kind: str = "attention"
-    state_bytes: int = 0
     token_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -64,37 +60,45 @@ class LayerGroup:
                 f"block_size is {self.block_size}; it must be a multiple of shards * interleave, "
                 f"{self.shards} * {self.interleave}"
             )
-        if self.kind not in KINDS:
-            raise InvalidArgument(f"kind is {shown(self.kind)}; it must be one of {', '.join(KINDS)}")
-        if self.is_state:
-            self._check_state()
-        elif self.state_bytes != 0:
-            raise InvalidArgument(f"state_bytes is {shown(self.state_bytes)} for kind 'attention'; it must be 0")
-
-    def _check_state(self) -> None:
-        object.__setattr__(self, "state_bytes", require_int("state_bytes", self.state_bytes, 1, MAX_STATE_BYTES))
-        for name, value, only in (
-            ("sliding_window", self.sliding_window, 0),
-            ("shards", self.shards, 1),
-            ("token_bytes", self.token_bytes, 0),
-        ):
-            if value != only:
-                raise InvalidArgument(f"{name} is {value} for kind 'state'; it must be {only}")
-
-    @property
-    def is_state(self) -> bool:
-        """Return whether its layers keep a state."""
-        return self.kind == "state"
 
     @property
     def block_bytes(self) -> int:
-        """Return the bytes that its tokens take in a block, on each rank; 0 if it does not say how many one takes."""
+        """Bytes that a block takes on each rank; 0 if `token_bytes` is unknown."""
         return self.block_size // self.shards * self.token_bytes
 
     def first_needed_block(self, num_computed: int) -> int:
-        """Return the first block that tokens from `num_computed` on attend to; those before may be freed. O(1)."""
+        """Return the first block that tokens from `num_computed` on attend to; earlier ones may be freed. O(1)."""
         return first_needed_block(num_computed, self.sliding_window, self.block_size)
 
     def num_blocks(self, num_tokens: int, num_computed: int = 0) -> int:
-        """Blocks held while the tokens from `num_computed` to `num_tokens` of a sequence are computed. O(1)."""
+        """Count the blocks held while tokens `num_computed` to `num_tokens` of a sequence are computed. O(1)."""
         return max(-(-num_tokens // self.block_size) - self.first_needed_block(num_computed), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """Layers that keep one state per sequence instead of keys and values (Mamba, linear attention; vLLM's MambaSpec).
+
+    States of running sequences live in slots outside the pool. Checkpoints of them, from which later prompts continue,
+    take blocks of the pool (docs/states.md).
+
+    Args:
+        state_bytes: bytes of a state in all these layers, 1 to 2**50.
+        checkpoint_every: tokens between the positions at which a state can be checkpointed, 1 to 4096. With attention
+            groups these positions are also multiples of each block_size. `CacheConfig.states` selects among them.
+        name: shown in reports.
+
+    Raises:
+        InvalidArgument: if a value is outside its limits.
+    """
+
+    state_bytes: int
+    _: KW_ONLY
+    checkpoint_every: int = 16
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        # Stored as plain integers: what is compiled takes no others.
+        for field, limit in (("state_bytes", MAX_STATE_BYTES), ("checkpoint_every", MAX_GROUP_BLOCK_SIZE)):
+            object.__setattr__(self, field, require_int(field, getattr(self, field), 1, limit))
+        require_str("name", self.name)

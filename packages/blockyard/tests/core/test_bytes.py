@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from blockyard import CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, Resize
+from blockyard import CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, Resize, StateSpec
 from blockyard.tenants import Tenant
 
 from ..support.snapshot import refused
 
 WIDE = LayerGroup(16, name="full", token_bytes=100)
 NARROW = LayerGroup(16, sliding_window=32, name="window", token_bytes=60)
-STATE = LayerGroup(16, kind="state", state_bytes=4_000)
+STATE = StateSpec(state_bytes=4_000, checkpoint_every=16)
 
 
 def test_a_budget_is_whole_blocks_of_the_widest_group() -> None:
@@ -105,7 +105,7 @@ def test_states_stand_beside_groups_of_unequal_bytes() -> None:
         ({"num_bytes": "4GiB"}, "num_bytes is '4GiB'; it must be an integer"),
         ({"num_bytes": 10**6, "groups": ()}, "num_bytes is 1000000, and the bytes of a block are not known"),
         ({"num_bytes": 10**6, "groups": (WIDE, LayerGroup())}, "every attention group needs token_bytes"),
-        ({"num_bytes": 10**6, "groups": (STATE,)}, "groups has a state group alone"),
+        ({"num_bytes": 10**6, "groups": (STATE,)}, "groups has only a StateSpec"),
         ({"num_bytes": 10**6, "groups": 7}, "groups is 7; it must be a tuple of LayerGroup"),
         (
             {"num_bytes": 4_799},

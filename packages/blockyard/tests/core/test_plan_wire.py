@@ -20,6 +20,7 @@ from blockyard import (
     KVCacheManager,
     LayerGroup,
     StalePlan,
+    StateSpec,
     StepPlan,
     SwapPlan,
 )
@@ -307,7 +308,7 @@ def test_a_random_world_with_states_runs_on_what_a_rank_has_read() -> None:
     ],
 )
 def test_states_outside_of_a_rank_are_refused(array: int, numbers: list[int], words: str) -> None:
-    groups = (LayerGroup(16, token_bytes=10), LayerGroup(16, kind="state", state_bytes=300))
+    groups = (LayerGroup(16, token_bytes=10), StateSpec(state_bytes=300, checkpoint_every=16))
     config = CacheConfig(40, groups=groups, max_num_seqs=4)
     cache = KVCacheManager(config)
     plan = cache.reserve([cache.allocate(list(range(40)))])

@@ -17,6 +17,7 @@ from blockyard import (
     KVCacheManager,
     LayerGroup,
     StateHints,
+    StateSpec,
 )
 from blockyard.core.store.saves import Saves
 from blockyard.tenants import Tenant
@@ -30,7 +31,7 @@ ATTENTION = LayerGroup(16, token_bytes=1000)
 
 
 def hybrid(num_blocks: int = 4000, state_blocks: int = 3, **fields: Any) -> KVCacheManager:
-    state = LayerGroup(16, kind="state", state_bytes=16_000 * state_blocks)
+    state = StateSpec(state_bytes=16_000 * state_blocks, checkpoint_every=16)
     return KVCacheManager(
         CacheConfig(**{"num_blocks": num_blocks, "groups": (ATTENTION, state), "track_misses": True, **fields})
     )
@@ -141,17 +142,17 @@ def test_blocks_of_sixteen_stay_beside_states_of_any_size() -> None:
 
 
 def test_states_stand_at_multiples_of_their_own_block_size() -> None:
-    cache = hybrid(groups=(ATTENTION, LayerGroup(64, kind="state", state_bytes=1)))
+    cache = hybrid(groups=(ATTENTION, StateSpec(state_bytes=1, checkpoint_every=64)))
     memory = StateMemory(cache)
     assert [serve(cache, memory, Request(list(range(250)), [1], [])) for _ in range(2)] == [0, 192]
 
 
 def test_several_state_groups_are_kept_as_one_state_at_boundaries_of_all() -> None:
     groups = (
-        LayerGroup(16, kind="state", state_bytes=16_000 * 2 + 1),
+        StateSpec(state_bytes=16_000 * 2 + 1, checkpoint_every=16),
         ATTENTION,
-        LayerGroup(64, kind="state", state_bytes=7_000),
-        LayerGroup(32, kind="state", state_bytes=1),
+        StateSpec(state_bytes=7_000, checkpoint_every=64),
+        StateSpec(state_bytes=1, checkpoint_every=32),
     )
     cache = hybrid(groups=groups)
     assert cache.config.state_blocks == 3
@@ -514,41 +515,33 @@ def test_a_reset_forgets_states_on_their_way() -> None:
 # ---------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize("value", [0, -1, 10**18, 2**200, 1.5, None, "1"])
-def test_states_of_no_size(value: Any) -> None:
-    with pytest.raises(InvalidArgument, match=r"^state_bytes"):
-        LayerGroup(kind="state", state_bytes=value)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"kind": "mamba"}, "kind is 'mamba'; it must be one of attention, state"),
-        ({"state_bytes": 5}, "state_bytes is 5 for kind 'attention'; it must be 0"),
-        (
-            {"kind": "state", "state_bytes": 5, "sliding_window": 8},
-            "sliding_window is 8 for kind 'state'; it must be 0",
-        ),
-        ({"kind": "state", "state_bytes": 5, "shards": 2}, "shards is 2 for kind 'state'; it must be 1"),
+        *[({"state_bytes": value}, "^state_bytes") for value in (0, -1, 10**18, 2**200, 1.5, None, "1")],
+        ({"checkpoint_every": 0}, "checkpoint_every is 0; it must be from 1 to 4096"),
+        ({"checkpoint_every": 4097}, "checkpoint_every is 4097; it must be from 1 to 4096"),
+        ({"checkpoint_every": True}, "checkpoint_every is True"),
+        ({"name": b"mamba"}, "name is b'mamba'; it must be a string"),
     ],
 )
-def test_groups_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+def test_state_spec_refuses_values_outside_limits(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        LayerGroup(**fields)
+        StateSpec(**{"state_bytes": 5, **fields})
 
 
-STATE = LayerGroup(kind="state", state_bytes=100)
+STATE = StateSpec(state_bytes=100)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"groups": (STATE,)}, "groups has a state group alone"),
-        ({"groups": (ATTENTION, STATE, LayerGroup(kind="state", state_bytes=2**40))}, "state_bytes is 1099511627876, "),
-        ({"groups": (LayerGroup(), STATE)}, r"attention groups with token_bytes of \[0\]"),
+        ({"groups": (STATE,)}, "groups has only a StateSpec"),
+        ({"groups": (ATTENTION, STATE, StateSpec(state_bytes=2**40))}, "state_bytes is 1099511627876, "),
+        ({"groups": (LayerGroup(), STATE)}, r"LayerGroups with token_bytes of \[0\]"),
         ({"groups": (ATTENTION, LayerGroup(), STATE)}, r"token_bytes of \[1000, 0\]"),
         (
-            {"groups": (ATTENTION, LayerGroup(kind="state", state_bytes=2**40))},
+            {"groups": (ATTENTION, StateSpec(state_bytes=2**40))},
             "state_bytes is 1099511627776, 68719477",
         ),
         ({"state_places": ("every:0",)}, "state_places is"),
@@ -598,7 +591,7 @@ def test_checkpoints_round_down_and_count_once() -> None:
 
 
 def test_state_hints_are_refused_without_states() -> None:
-    with pytest.raises(InvalidArgument, match="states is given; groups has no state group: leave it out"):
+    with pytest.raises(InvalidArgument, match="states is given; groups has no StateSpec: leave it out"):
         KVCacheManager(CacheConfig(num_blocks=10)).allocate([1, 2], states=StateHints(checkpoints=[1]))
 
 
@@ -627,7 +620,7 @@ def test_without_states_there_is_nothing_to_ask() -> None:
 
 def test_a_state_is_no_reason_to_refuse_a_batch_or_a_group() -> None:
     """Nothing runs, and the prompts fit without the idle state that each of them hits: LATER would last forever."""
-    groups = (LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=8 * 4 * 6))
+    groups = (LayerGroup(4, token_bytes=8), StateSpec(state_bytes=8 * 4 * 6, checkpoint_every=4))
     cache = KVCacheManager(CacheConfig(14, groups=groups, max_num_seqs=8, max_model_len=64, state_places=("last",)))
     memory, prompt = StateMemory(cache), list(range(9))
     compute(cache, memory, cache.allocate(prompt), prompt, [])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from blockyard import CacheConfig, KVCacheManager, LayerGroup, SequenceNotReady, StateHints
+from blockyard import CacheConfig, KVCacheManager, LayerGroup, SequenceNotReady, StateHints, StateSpec
 from blockyard_testing.state_memory import StateMemory, compute
 
-GROUPS = (LayerGroup(16, token_bytes=1000), LayerGroup(16, kind="state", state_bytes=48_000))
+GROUPS = (LayerGroup(16, token_bytes=1000), StateSpec(state_bytes=48_000, checkpoint_every=16))
 
 
 def swapped_at_its_hit() -> tuple[KVCacheManager, StateMemory, int, list[int]]:

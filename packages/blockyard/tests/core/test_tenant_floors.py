@@ -19,6 +19,7 @@ from blockyard import (
     LayerGroup,
     SeqStatus,
     SequenceNotReady,
+    StateSpec,
     StepsInFlight,
 )
 from blockyard.tenants import OTHERS, Tenant, TenantGroup
@@ -37,7 +38,7 @@ def groups_of(choose: random.Random, kind: str) -> tuple[LayerGroup, ...]:
     if "windows" in kind:
         groups.append(LayerGroup(4, choose.choice((1, 9)), token_bytes=8))
     if "states" in kind:
-        groups.append(LayerGroup(4, kind="state", state_bytes=choose.choice((1, 32, 70))))
+        groups.append(StateSpec(state_bytes=choose.choice((1, 32, 70)), checkpoint_every=4))
     return tuple(groups)
 
 

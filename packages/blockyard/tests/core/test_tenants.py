@@ -22,6 +22,7 @@ from blockyard import (
     OutOfBlocks,
     OverBudget,
     SeqStatus,
+    StateSpec,
 )
 from blockyard.core.policies.layers.shares import TenantBook
 from blockyard.tenants import OTHERS, Tenant, TenantGroup
@@ -256,7 +257,7 @@ def test_the_limits_and_what_they_say() -> None:
 
 @pytest.mark.parametrize("state_bytes", [0, 100])
 def test_limits_above_the_pool_limit_nothing_and_below_a_sequence_refuse_it(state_bytes: int) -> None:
-    states = (LayerGroup(4, kind="state", state_bytes=state_bytes),) if state_bytes else ()
+    states = (StateSpec(state_bytes=state_bytes, checkpoint_every=4),) if state_bytes else ()
     huge, small = Tenant("huge", max_held=10**6, max_idle=10**6, max_retained=10**6), Tenant("small", max_held=1)
     groups = (LayerGroup(4, token_bytes=8), *states)
     settings: dict[str, Any] = {"max_model_len": 200, "groups": groups, "retention_blocks": 3}

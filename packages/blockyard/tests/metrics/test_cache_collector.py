@@ -29,6 +29,7 @@ from blockyard import (
     KVCacheManager,
     LayerGroup,
     OverBudget,
+    StateSpec,
 )
 from blockyard.metrics import BlockStates, CacheCollector, CacheReading
 from blockyard.tenants import Tenant
@@ -184,7 +185,7 @@ def test_retained_blocks_are_those_counted_by_hand() -> None:
 
 
 def test_states_are_counted_where_a_model_has_any() -> None:
-    groups = (LayerGroup(4, token_bytes=1), LayerGroup(4, kind="state", state_bytes=8))
+    groups = (LayerGroup(4, token_bytes=1), StateSpec(state_bytes=8, checkpoint_every=4))
     cache = KVCacheManager(CacheConfig(num_blocks=20, groups=groups, max_num_seqs=4, max_model_len=64))
     seq = cache.allocate(list(range(9)))
     cache.commit([seq], cache.reserve([seq]).num_scheduled)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import Admission, CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup
+from blockyard import Admission, CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, StateSpec
 from blockyard.config import MAX_TABLE_ENTRIES, POLICY_NAMES, UNUSED_OPTIONS
 from blockyard.policies import POLICIES
 from blockyard.tenants import Tenant, TenantGroup
@@ -163,12 +163,12 @@ OTHER_VALUES = {
     "state_order": "lru",
     "cut_chunks": False,
 }
-STATES = (LayerGroup(16, token_bytes=4), LayerGroup(16, kind="state", state_bytes=64))
+STATES = (LayerGroup(16, token_bytes=4), StateSpec(state_bytes=64, checkpoint_every=16))
 #: Why options are not used, and a config in which that is so.
 REASONS: dict[str, dict[str, Any]] = {
     "enable_prefix_caching is False": {"enable_prefix_caching": False},
-    "groups has no state group": {"groups": (LayerGroup(16),)},
-    "groups has a state group": {"groups": STATES},
+    "groups has no StateSpec": {"groups": (LayerGroup(16),)},
+    "groups has a StateSpec": {"groups": STATES},
 }
 UNUSED = [(reason, name) for reason, names in UNUSED_OPTIONS.items() for name in names]
 
@@ -216,7 +216,7 @@ def test_numbers_of_numpy_are_stored_as_plain_integers() -> None:
     layers = LayerGroup(
         np.int64(16), np.int64(20), name="w", shards=np.int64(1), interleave=np.int64(1), token_bytes=np.int64(4)
     )
-    state = LayerGroup(np.int64(16), kind="state", state_bytes=np.int64(64))
+    state = StateSpec(state_bytes=np.int64(64), checkpoint_every=np.int64(16))
     for made in (tenant, group, layers, state):
         numbers = [getattr(made, each.name) for each in dataclasses.fields(made)]
         assert not [number for number in numbers if isinstance(number, np.integer)], made

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import blockyard
-from blockyard import BlockPool, CacheConfig, CacheSalt, KVCacheManager, LayerGroup, LoRA, Span, StateHints
+from blockyard import BlockPool, CacheConfig, CacheSalt, KVCacheManager, LayerGroup, LoRA, Span, StateHints, StateSpec
 from blockyard.tenants import Tenant, TenantGroup
 from blockyard_testing.own_policies import MRU
 from blockyard_testing.twin import count_handles_from_the_start
@@ -18,7 +18,7 @@ from blockyard_testing.twin import count_handles_from_the_start
 BLOCK_SIZE = 4
 NUM_BLOCKS = 24
 GROUPS = (LayerGroup(4), LayerGroup(4, 6))
-STATES = (LayerGroup(4, token_bytes=8), LayerGroup(4, kind="state", state_bytes=60))
+STATES = (LayerGroup(4, token_bytes=8), StateSpec(state_bytes=60, checkpoint_every=4))
 TENANTS = (Tenant("first", min_blocks=2), TenantGroup("others", (Tenant("second", 2), Tenant("third", max_idle=3))))
 #: Options that do not exclude one another.
 EVERYTHING: dict[str, Any] = {

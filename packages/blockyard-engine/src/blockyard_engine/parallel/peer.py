@@ -140,7 +140,7 @@ class PeerInfo:
     that offers of an earlier start of the same process are recognized: a count of its starts, or a random number.
     config: the cache's. dtype, num_layers, head_size, value_size: of its keys and values. shards: which rank keeps
     which heads. layout: the order in a block, "NHD" or "HND". layer_groups: the layers of each group; one group of all
-    if empty. state_bytes: of a state, of a cache with state groups; 0 for none. state_tensors: what it is made of, a
+    if empty. state_bytes: of a state; 0 for a cache without states. state_tensors: what it is made of, a
     name for each tensor (`StateSlots.describe`). A side with states has one rank.
 
     Raises `InvalidArgument` for values outside their limits.
@@ -228,7 +228,7 @@ class PeerInfo:
         fields = read("peer", message).fields
         try:
             return cls(
-                groups=tuple(LayerGroup(*group) for group in fields["groups"]),
+                groups=tuple(_group(*group) for group in fields["groups"]),
                 shards=HeadShards(fields["heads"], tuple(fields["shards"])),
                 layer_groups=tuple(map(tuple, fields["layer_groups"])),
                 # Sides of before there were states say nothing of them.
@@ -278,6 +278,10 @@ def require_own_config(cache: KVCacheManager, peer: PeerInfo) -> None:
         raise InvalidArgument(f"peer has the groups {shown(peer.groups)}; the cache has {cache.config.layer_groups}")
     if peer.state_bytes != cache.config.state_bytes:
         raise InvalidArgument(f"peer has state_bytes {peer.state_bytes}; the cache has {cache.config.state_bytes}")
+
+
+def _group(block_size: int, sliding_window: int, name: str) -> LayerGroup:
+    return LayerGroup(block_size, sliding_window, name=name)
 
 
 def _told(groups: tuple[LayerGroup, ...]) -> list[tuple[int, int, str]]:

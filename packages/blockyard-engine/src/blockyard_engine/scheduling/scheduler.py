@@ -422,7 +422,7 @@ class Scheduler:
 
     def _state_hints(self, branch: Branch) -> StateHints | None:
         """Return the prompts that wait behind a branch: a state is checkpointed where it diverges from them."""
-        if self._cache.config.state_group is None:
+        if not self._cache.config.has_states:
             return None
         extra_keys = branch.request.extra_keys
         others = (other for other in self.waiting if other is not branch and other.request.extra_keys == extra_keys)

@@ -234,8 +234,8 @@ class KVCacheManager:
     def _prompt_with(self, token_ids: object, extra_keys: object, states: object) -> Prompt:
         prompt = self._prompt(token_ids, extra_keys)
         if states is not None:
-            if self._parts.config.state_group is None:
-                raise InvalidArgument("states is given; groups has no state group: leave it out")
+            if not self._parts.config.has_states:
+                raise InvalidArgument("states is given; groups has no StateSpec: leave it out")
             read_state_hints(states, prompt, self._block_size)
         return prompt
 

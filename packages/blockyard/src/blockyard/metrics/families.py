@@ -117,7 +117,7 @@ def _ended(seen: CacheReading) -> Values:
 
 def _states(seen: CacheReading) -> Values:
     stats = seen.stats
-    if stats is None or seen.config is None or seen.config.state_group is None:
+    if stats is None or seen.config is None or not seen.config.has_states:
         return None
     return {
         "written": stats.num_saved_states,

@@ -40,7 +40,7 @@ def num_token_blocks(config: CacheConfig) -> int:
     held = config.max_num_seqs * config.max_blocks_per_seq
     if any(group.sliding_window == 0 for group in config.layer_groups):
         held = min(held, 2 * stored)
-    if config.state_group is not None:
+    if config.has_states:
         # What states need is older than what was used last (`NeededTokens`).
         held += 2 * stored
     return min(1 + held + stored, MAX_BLOCKS)
@@ -72,7 +72,7 @@ class GroupedStore(Store):
         #: By row, the computed tokens at which the next block falls behind a window, or fewer.
         self._slides_at = zeros_i64(config.max_num_seqs)
         self.states: StateGroup | None = None
-        if config.state_group is not None:
+        if config.has_states:
             self.states = StateGroup(config, self.pool, token_blocks, sequences)
             self.has_states = True
             self.cut_limit = "a state cannot be cut"
