@@ -128,7 +128,7 @@ class StatesOnADataPlane(World):
         seq = self.one()
         if seq is not None:
             count = self.random.randint(0, len(seq.tokens))
-            self.cache.skip_states(seq.handle, count, kept=self.random.choice((0, self.random.randint(0, count))))
+            self.cache.states.skip(seq.handle, count, checkpoint=self.random.choice((0, self.random.randint(0, count))))
 
     def bring(self) -> int:
         """A prompt whose state is to come from outside: in one of its steps, or never."""
@@ -175,7 +175,7 @@ class StatesOnADataPlane(World):
         if seq is None or seq.spans or seq.generation != self.cache.generation:
             return
         count = self.random.randint(1, len(seq.tokens))
-        found = self.cache.state_blocks(seq.tokens[:count], extra_keys=seq.keys).tolist()
+        found = self.cache.states.blocks(seq.tokens[:count], extra_keys=seq.keys).tolist()
         name = self.names(seq, seq.tokens)[count - 1]
         assert [self.parts[block] for block in found] == [(name, part) for part in range(len(found))]
         self.counts["states found"] += len(found) > 0

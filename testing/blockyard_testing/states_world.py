@@ -165,7 +165,7 @@ class World:
         lying = {}
         for seq in set(seqs) & rolling.keys():
             salt, tokens = rolling[seq]
-            blocks = self.cache.state_blocks(list(tokens), extra_keys=(CacheSalt(str(salt)),) if salt else ())
+            blocks = self.cache.states.blocks(list(tokens), extra_keys=(CacheSalt(str(salt)),) if salt else ())
             lying[seq] = sorted(blocks.tolist())
         return lying
 

@@ -420,7 +420,7 @@ class World:
             return
         receiver.require_right(seq, keys, transfer.stop)
         if self.has_states:
-            state = receiver.slots[receiver.cache.state_slot(seq)]
+            state = receiver.slots[receiver.cache.states.slot(seq)]
             assert state == receiver.state_after(seq, keys, transfer.stop), self.about()
             self.counts["finished with a state"] += 1
         receiver.seqs.append((seq, keys))

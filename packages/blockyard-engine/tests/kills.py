@@ -172,9 +172,9 @@ def require_right(side: Side, seq: int) -> None:
         assert torch.equal(side.tensors.value_cache(layer)[slots // size, slots % size], 2 * keys)
     if side.states is not None:
         tokens, count = side.cache.token_ids(seq), int(side.cache.num_computed_tokens(seq))
-        assert torch.equal(side.states.state(side.cache.state_slot(seq)), side.state(tokens, count))
+        assert torch.equal(side.states.state(side.cache.states.slot(seq)), side.state(tokens, count))
         for end in range(size, count + 1, size):
-            blocks = side.cache.state_blocks(tokens[:end])
+            blocks = side.cache.states.blocks(tokens[:end])
             assert not len(blocks) or torch.equal(side.states.kept(blocks), side.state(tokens, end))
 
 

@@ -164,7 +164,7 @@ def _tried(site: Any, call: Call, arguments: dict[str, Any], before: dict[str, A
     """In the child: run the call, then look."""
     import _testcapi
 
-    method = getattr(getattr(site, call.owner), call.name)
+    method = call.of(site)
     raised: BaseException | None = None
     _testcapi.set_nomemory(number, number + 1)
     try:

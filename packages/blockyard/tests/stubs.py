@@ -13,7 +13,11 @@ from pathlib import Path
 
 from blockyard_testing.source_only import PACKAGE_DIR
 
-STUBBED = ("core/manager.py", *(f"core/pools/{pool}_pool.py" for pool in ("block", "lease", "named", "standalone")))
+STUBBED = (
+    "core/manager.py",
+    "core/states.py",
+    *(f"core/pools/{pool}_pool.py" for pool in ("block", "lease", "named", "standalone")),
+)
 
 ARGUMENTS = {
     **dict.fromkeys(["token_ids", "parents"], "Integers"),
@@ -24,7 +28,7 @@ ARGUMENTS = {
             "num_seqs",
             "num_forks",
             "num_tokens",
-            "kept",
+            "checkpoint",
             "num_blocks",
             "num_cached_blocks",
             "block_id",

@@ -43,7 +43,7 @@ def forgotten(self: HandoffReceiver, transfer: Any) -> bool:
 
 def anothers(self: HandoffSender, offer_id: Any, now: float) -> int:
     self.require_held(offer_id, now)
-    return (int(self.cache.state_slot(self._held[offer_id.number].seq)) + 1) % 4
+    return (int(self.cache.states.slot(self._held[offer_id.number].seq)) + 1) % 4
 
 
 def kept_all_the_same(self: HandoffReceiver, transfer: Any) -> None:

@@ -169,9 +169,9 @@ def test_a_kept_state_that_is_gone_when_it_is_asked_for() -> None:
     offer, transfer = begin(ends, prompt)
     assert transfer.kept == offer.kept == 72
     cache = ends.prefill.engine.cache
-    blocks = cache.state_blocks(prompt[:72])
+    blocks = cache.states.blocks(prompt[:72])
     held = []
-    while len(cache.state_blocks(prompt[:72])):
+    while len(cache.states.blocks(prompt[:72])):
         held.append(cache.pool.get_new_blocks(1))
     assert {int(lease[0]) for lease in held} & set(blocks.tolist())
     ends.fetch(transfer)
@@ -180,7 +180,7 @@ def test_a_kept_state_that_is_gone_when_it_is_asked_for() -> None:
         cache.pool.free_blocks(lease)
     results = [result.token_ids for _ in range(20) for result in ends.decode.step(0).finished]
     assert results == reference_tokens(hybrid_model("jamba"), [prompt], 12)
-    assert len(ends.decode.engine.cache.state_blocks(prompt[:72])) == 0
+    assert len(ends.decode.engine.cache.states.blocks(prompt[:72])) == 0
     ends.sender.serve(0)
     require_answers(ends, "jamba", [prompt])
 

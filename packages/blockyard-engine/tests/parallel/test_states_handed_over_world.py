@@ -61,7 +61,7 @@ class Side(StatesOnADataPlane):
 
     def state_of(self, handle: int) -> int:
         """The name of the state that stands in a sequence's slot."""
-        return self.slots[self.cache.state_slot(handle)]
+        return self.slots[self.cache.states.slot(handle)]
 
 
 class TwoWorlds:

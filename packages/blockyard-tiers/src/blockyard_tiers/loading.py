@@ -359,7 +359,7 @@ class Loader:
             return 0, None
         if not self._cache.can_append([seq], [count]):
             return 0, None
-        self._cache.skip_states(seq, stop)
+        self._cache.states.skip(seq, stop)
         plan = self._cache.reserve([seq], [count])
         if self._on_plan is not None:
             self._on_plan(plan)

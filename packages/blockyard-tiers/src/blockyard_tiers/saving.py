@@ -123,7 +123,7 @@ class Saver:
             uses = [use for use in self._uses if use.wants(name)]
             if not uses:
                 continue
-            ids = self._cache.state_blocks(prompt.token_ids[:boundary], extra_keys=keys)
+            ids = self._cache.states.blocks(prompt.token_ids[:boundary], extra_keys=keys)
             if not len(ids):
                 continue
             if len(self.stores.free) < states.num_rows:

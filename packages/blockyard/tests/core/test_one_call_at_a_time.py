@@ -20,6 +20,7 @@ from blockyard import (
     StalePlan,
     UnknownSequence,
 )
+from blockyard.core.states import CacheStates
 from blockyard_testing.own_policies import MRU
 from blockyard_testing.patience import PATIENCE_SECONDS
 
@@ -73,6 +74,7 @@ def public_calls(kind: type) -> set[str]:
 def test_the_table_has_every_public_call() -> None:
     known = {call.name for call in MANAGER_CALLS} | set(QUESTIONS) | {"miss_causes", "miss_totals", "residency"}
     assert public_calls(KVCacheManager) - known == set()
+    assert {f"states.{name}" for name in public_calls(CacheStates)} - known == set()
     of_pools = {call.name for call in POOL_CALLS + LONE_POOL_CALLS} | {name.removeprefix("pool.") for name in QUESTIONS}
     assert public_calls(BlockPool) - of_pools == set()
 

@@ -259,7 +259,7 @@ def test_the_next_state_of_an_output_takes_the_blocks_of_the_one_before(
     fields: dict[str, Any], state_blocks: int
 ) -> None:
     cache, seq, tokens = answering(48, state_blocks=state_blocks, **fields)
-    blocks = cache.state_blocks(tokens[:32]).tolist()
+    blocks = cache.states.blocks(tokens[:32]).tolist()
     assert len(blocks) == state_blocks
     for end in (48, 64, 80):
         taken = cache.stats().num_allocated_blocks
@@ -268,12 +268,12 @@ def test_the_next_state_of_an_output_takes_the_blocks_of_the_one_before(
         assert sorted(plan.states.save_blocks[0].tolist()) == sorted(blocks)
         assert cache.stats().num_allocated_blocks == taken + state_blocks
         # What is written over is found no more.
-        assert not len(cache.state_blocks(tokens[: end - 16]))
+        assert not len(cache.states.blocks(tokens[: end - 16]))
         cache.check()
         cache.commit([seq], 1, [end])
         cache.check()
         tokens.append(end)
-        assert cache.state_blocks(tokens[:end]).tolist() == plan.states.save_blocks[0].tolist()
+        assert cache.states.blocks(tokens[:end]).tolist() == plan.states.save_blocks[0].tolist()
         for token in range(end + 1, end + 16):
             cache.commit([seq], cache.reserve([seq]).num_scheduled, [token])
             tokens.append(token)
@@ -297,12 +297,12 @@ def test_a_state_that_was_to_be_written_over_is_gone_where_the_step_fails(fields
         cache.free(seq)
     else:
         if end == "dropped":
-            cache.drop_saves(seq)
+            cache.states.drop_checkpoints(seq)
         cache.commit([seq], 0 if end == "failed" else 1)
     cache.check()
     # What is kept of an output in its next step is kept as ever.
-    assert len(cache.state_blocks(tokens[:48])) == (3 if end == "replaced" else 0)
-    assert not len(cache.state_blocks(tokens[:32]))
+    assert len(cache.states.blocks(tokens[:48])) == (3 if end == "replaced" else 0)
+    assert not len(cache.states.blocks(tokens[:32]))
     if end != "freed":
         cache.commit([seq], cache.reserve([seq]).num_scheduled)
         cache.check()
@@ -316,7 +316,7 @@ def test_a_state_stays_where_the_step_may_end_before_the_next(fields: dict[str, 
     cache, seq, tokens = answering(47, **fields)
     plan = cache.reserve([seq], [2])  # the second token is drafted
     assert plan.states.save_boundaries.tolist() == [48]
-    before = cache.state_blocks(tokens[:32]).tolist()
+    before = cache.states.blocks(tokens[:32]).tolist()
     assert len(before) == 3
     assert not set(before) & set(plan.states.save_blocks[0].tolist())
     cache.commit([seq], 1)
@@ -330,12 +330,12 @@ def test_a_state_that_another_prompt_hit_stays() -> None:
     other = cache.allocate([*tokens[:32], 7, 7])
     assert cache.num_computed_tokens(other) == 32
     cache.commit([other], cache.reserve([other]).num_scheduled)
-    before = cache.state_blocks(tokens[:32]).tolist()
+    before = cache.states.blocks(tokens[:32]).tolist()
     plan = cache.reserve([seq])
     assert not set(before) & set(plan.states.save_blocks[0].tolist())
     cache.commit([seq], 1)
-    assert cache.state_blocks(tokens[:32]).tolist() == before
-    assert len(cache.state_blocks(tokens)) == 3
+    assert cache.states.blocks(tokens[:32]).tolist() == before
+    assert len(cache.states.blocks(tokens)) == 3
     cache.free([seq, other])
     cache.check()
 
@@ -350,7 +350,7 @@ def test_in_a_full_pool_an_output_keeps_its_states_and_evicts_nothing_for_them()
     assert plan.states.save_boundaries.tolist() == [48]
     assert cache.num_free_blocks == 0
     cache.commit([seq], 1)
-    assert len(cache.state_blocks(tokens)) == 3
+    assert len(cache.states.blocks(tokens)) == 3
     cache.check()
     cache.pool.free_blocks(lease)
     cache.free([seq, *others])
@@ -608,14 +608,14 @@ def test_a_pool_below_one_sequence_refuses_it_with_numbers() -> None:
 def test_without_states_there_is_nothing_to_ask() -> None:
     cache = KVCacheManager(CacheConfig(100))
     seq = cache.allocate([1, 2, 3])
-    with pytest.raises(InvalidArgument, match="state_blocks needs a state group; groups has none"):
-        cache.state_blocks([1])
-    with pytest.raises(InvalidArgument, match="skip_states needs a state group; groups has none"):
-        cache.skip_states(seq, 2)
-    with pytest.raises(InvalidArgument, match="state_slot needs a state group; groups has none"):
-        cache.state_slot(seq)
-    with pytest.raises(InvalidArgument, match="drop_saves needs a state group; groups has none"):
-        cache.drop_saves(seq)
+    with pytest.raises(InvalidArgument, match=r"states\.blocks needs a StateSpec; groups has none"):
+        cache.states.blocks([1])
+    with pytest.raises(InvalidArgument, match=r"states\.skip needs a StateSpec; groups has none"):
+        cache.states.skip(seq, 2)
+    with pytest.raises(InvalidArgument, match=r"states\.slot needs a StateSpec; groups has none"):
+        cache.states.slot(seq)
+    with pytest.raises(InvalidArgument, match=r"states\.drop_checkpoints needs a StateSpec; groups has none"):
+        cache.states.drop_checkpoints(seq)
 
 
 def test_a_state_is_no_reason_to_refuse_a_batch_or_a_group() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+
+from blockyard import StateHints
 
 Act = Callable[[], object]
 
@@ -186,6 +189,10 @@ def disguises(value: Any, act: Act) -> dict[str, Any]:
         found |= {"a list": _made(List, act, value), "a tuple": _made(Tuple, act, value)}
         found |= {"a sequence": Sequence(act, value), "a generator": _generated(act, value)}
         found["followed by nothing"] = [*value, Reads(act)]
+    if isinstance(value, StateHints):
+        for field in fields(value):
+            given = disguises(getattr(value, field.name), act)
+            found |= {f"{field.name}: {name}": replace(value, **{field.name: item}) for name, item in given.items()}
     if isinstance(value, list) and value:
         found["an array"] = Array(act, value)
         found |= {f"beginning with {name}": [item, *value[1:]] for name, item in disguises(value[0], act).items()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import blockyard
@@ -153,12 +154,16 @@ class Call:
     name: str
     arguments: Callable[[Site], Arguments] = lambda _: {}
 
+    def of(self, site: Any) -> Callable[..., Any]:
+        method: Callable[..., Any] = attrgetter(f"{self.owner}.{self.name}")(site)
+        return method
+
     def run(self, site: Site, arguments: Arguments) -> Any:
-        return getattr(getattr(site, self.owner), self.name)(**arguments)
+        return self.of(site)(**arguments)
 
     def make(self, site: Site) -> Callable[[], Any]:
         """What is nothing but the call: its arguments are made already."""
-        method, arguments = getattr(getattr(site, self.owner), self.name), self.arguments(site)
+        method, arguments = self.of(site), self.arguments(site)
         return lambda: method(**arguments)
 
 
@@ -223,19 +228,19 @@ def _manager_calls() -> list[Call]:
         ("hint", lambda s: {"target": s.decoding, "over": True}),
         ("hint", lambda s: {"target": s.done}),
         ("num_cached_tokens", lambda s: {"token_ids": tokens(1, 14), "extra_keys": s.keys}),
-        ("state_blocks", lambda s: {"token_ids": tokens(1, 12), "extra_keys": s.keys}),
-        ("skip_states", lambda s: {"seq": s.waiting, "num_tokens": 9}),
-        ("skip_states", lambda s: {"seq": s.waiting, "num_tokens": 9, "kept": 4}),
+        ("states.blocks", lambda s: {"token_ids": tokens(1, 12), "extra_keys": s.keys}),
+        ("states.skip", lambda s: {"seq": s.waiting, "num_tokens": 9}),
+        ("states.skip", lambda s: {"seq": s.waiting, "num_tokens": 9, "checkpoint": 4}),
         (
             "allocate",
             lambda s: {
                 "token_ids": tokens(1, 30),
                 "extra_keys": s.keys,
-                "states": StateHints((), (), 29),
+                "states": StateHints([12], [tokens(1, 9)], 29),
             },
         ),
-        ("drop_saves", lambda s: {"seq": s.reserved}),
-        ("state_slot", lambda s: {"seq": s.decoding}),
+        ("states.drop_checkpoints", lambda s: {"seq": s.reserved}),
+        ("states.slot", lambda s: {"seq": s.decoding}),
         ("num_tokens", lambda s: {"seqs": [s.decoding, s.done]}),
         ("num_computed_tokens", lambda s: {"seqs": [s.decoding, s.done]}),
         ("token_ids", lambda s: {"seq": s.decoding}),

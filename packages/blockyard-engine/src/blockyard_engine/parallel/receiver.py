@@ -172,7 +172,7 @@ class HandoffReceiver:
         start = int(self.cache.num_computed_tokens(seq))
         has_state = bool(self.peer.state_bytes) and start < offer.num_computed
         if has_state and self._wants_kept(offer, start):
-            self.cache.skip_states(seq, offer.num_computed, kept=offer.kept)
+            self.cache.states.skip(seq, offer.num_computed, checkpoint=offer.kept)
         # With nothing to fetch, a token is reserved all the same: it tells whether the beginning is there or in work.
         count = max(offer.num_computed - start, 1)
         step = self.cache.reserve([seq], [count])
@@ -200,7 +200,7 @@ class HandoffReceiver:
         if offer.kept > start:
             return True
         tokens, keys = offer.token_ids, offer.extra_keys
-        return not any(len(self.cache.state_blocks(tokens[:place], extra_keys=keys)) for place in (offer.kept, start))
+        return not any(len(self.cache.states.blocks(tokens[:place], extra_keys=keys)) for place in (offer.kept, start))
 
     def _plan(self, offer: Offer, peer: PeerInfo, seq: int, start: int) -> TransferPlan:
         groups = [
@@ -244,7 +244,7 @@ class HandoffReceiver:
         """
         self.require_live(transfer)
         if transfer.kept:
-            self.cache.drop_saves(transfer.seq)
+            self.cache.states.drop_checkpoints(transfer.seq)
             transfer.saves = ()
 
     def require_live(self, transfer: Transfer) -> None:

@@ -106,7 +106,7 @@ class HandoffSender:
         if self.cache.is_swapped_out(seq):
             raise SequenceNotReady("offer: the sequence is swapped out; swap it in first")
         if self.peer.state_bytes:
-            self.cache.state_slot(seq)  # it raises where there is no state to be handed over yet
+            self.cache.states.slot(seq)  # it raises where there is no state to be handed over yet
         return keys
 
     def _hold(self, seq: int, keys: tuple[ExtraKey, ...]) -> Offer:
@@ -141,7 +141,7 @@ class HandoffSender:
         Raises as `require_held`, and `InvalidArgument` for a cache without states.
         """
         self.require_held(offer_id, now)
-        return int(self.cache.state_slot(self._held[offer_id.number].seq))
+        return int(self.cache.states.slot(self._held[offer_id.number].seq))
 
     def kept_blocks(self, offer_id: OfferId, now: float) -> npt.NDArray[np.int32]:
         """Return the blocks of the state that an offer's `kept` names, int32 (n,); (0,) if it is gone. O(tokens).
@@ -149,7 +149,7 @@ class HandoffSender:
         The offer does not hold them: copy them before the next call. Raises as `state_slot`.
         """
         offer = self.require_held(offer_id, now)
-        return self.cache.state_blocks(offer.token_ids[: offer.kept], extra_keys=offer.extra_keys)
+        return self.cache.states.blocks(offer.token_ids[: offer.kept], extra_keys=offer.extra_keys)
 
     def _tables(self, seq: int, num_computed: int) -> tuple[npt.NDArray[np.int32], ...]:
         """Return the blocks of `num_computed` tokens, of each layer group."""

@@ -41,7 +41,6 @@ from .calls.hints import HintCalls
 from .calls.hold import HoldCalls
 from .calls.in_flight import NO_STEP, in_flight_of
 from .calls.reserve import ReserveCalls
-from .calls.states import StateCalls
 from .calls.swap import SwapCalls, swap_calls
 from .calls.truncate import TruncateCalls
 from .face import read_bool, read_int, read_str, refuse_copy, refuse_pickle, refuse_subclass
@@ -61,6 +60,7 @@ from .reading import (
 )
 from .sequences.block_table import BlockTable
 from .sequences.table import is_batch, read_handle, read_handles
+from .states import CacheStates
 from .tokens import int64_items, int64_vector, token_table
 
 
@@ -112,7 +112,7 @@ class KVCacheManager:
         self._parts.gate.deferred.append(self._free)
         self._evict = EvictCalls(self._parts)
         self._hold = HoldCalls(self._parts)
-        self._states = StateCalls(self._parts)
+        self._states = CacheStates(self._parts)
         self._hints = HintCalls(self._parts, self._evict.order)
         self._counts = PromptCounts(self._sequences, self._parts.misses)
         self._allocate = AllocateCalls(self._parts, self._free, self._hints, self._counts)
@@ -289,64 +289,6 @@ class KVCacheManager:
             return self._hold.hold_cached(self._prompt(token_ids, extra_keys), read_str("holder", holder))
         finally:
             self._gate.leave_with_result()
-
-    def state_blocks(self, token_ids: object, *, extra_keys: object = ()) -> npt.NDArray[np.int32]:
-        """Return the blocks of the state that is kept behind all of these tokens, int32 (n,), or (0,). O(tokens).
-
-        In the order of its bytes, as plans have them. No sequence holds it: copy it before the next call. Raises
-        `InvalidArgument`, also without a state group.
-        """
-        self._gate.enter("state_blocks")
-        try:
-            return self._states.blocks(self._prompt(token_ids, extra_keys))
-        finally:
-            self._gate.leave()
-
-    def skip_states(self, seq: object, num_tokens: object, *, kept: object = 0) -> None:
-        """Keep no state before the first `num_tokens` tokens, for a sequence whose state there is brought from outside.
-
-        Its keys and values are too: reserve up to there, in one step, write both, and commit. One is kept there, if one
-        can stand there and the order of states wants it. kept: where a further state that is brought is kept, 0 for
-        none; the plan's saves say whether it is. Raises `SequenceNotReady` while something is reserved, and
-        `InvalidArgument` unless num_tokens is above the computed tokens and at most all, for a `kept` that is not
-        between both or no boundary, or without a state group.
-        """
-        self._gate.enter("skip_states")
-        try:
-            handle = read_handle(seq)
-            row = self._sequences.live_row(handle)
-            least, most = self._sequences.num_computed[row] + 1, self._sequences.num_tokens[row]
-            count = read_int("num_tokens", num_tokens, least, most)
-            position = read_int("kept", kept, 0, count - 1)
-            self._states.skip(self._sequences.live_row(handle), count, position)
-        finally:
-            self._gate.leave()
-
-    def drop_saves(self, seq: object) -> None:
-        """Keep none of the states that plans said to save after steps that are not committed: they are not there.
-
-        What they were to be saved in is free. O(saves). Raises `UnknownSequence`, and `InvalidArgument` without a state
-        group.
-        """
-        self._gate.enter("drop_saves")
-        try:
-            self._parts.kv_pool.act("drop_saves")
-            self._states.drop_saves(self._sequences.live_row(read_handle(seq)))
-        finally:
-            self._gate.leave()
-
-    def state_slot(self, seq: object) -> int:
-        """Return the slot that has the state after the computed tokens of a sequence, until the next plan. O(1).
-
-        To copy it out, as a hand-over does. Of a fork that no plan has copied a slot for it is its parent's. Raises
-        `SequenceNotReady` while something is reserved, and before a plan has filled the slot; `UnknownSequence`;
-        `InvalidArgument` without a state group.
-        """
-        self._gate.enter("state_slot")
-        try:
-            return int(self._states.slot(self._sequences.live_row(read_handle(seq))))
-        finally:
-            self._gate.leave()
 
     # The step.
 
@@ -808,6 +750,11 @@ class KVCacheManager:
     def cpu_pool(self) -> LeasePool | None:
         """The CPU pool; None without one."""
         return self._parts.cpu_pool
+
+    @property
+    def states(self) -> CacheStates:
+        """Calls on the states of a hybrid model: where they are, and which the caller supplies."""
+        return self._states
 
     @property
     def block_size(self) -> int:
