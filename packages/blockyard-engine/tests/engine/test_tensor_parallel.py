@@ -197,7 +197,7 @@ def test_the_pool_of_an_engine_that_is_not_told_fits_every_rank() -> None:
             "llama-gqa",
             7,
             InvalidArgument,
-            "number of ranks is 7; the model has 6 attention heads, and a rank needs one",
+            "number of ranks is 7; it must be at most the number of attention heads, 6",
         ),
     ],
 )

@@ -51,7 +51,7 @@ def test_a_length_that_is_announced_takes_no_memory_before_its_bytes_come(
     theirs.sendall(LENGTH.pack(2**32))
     tracemalloc.start()
     try:
-        with pytest.raises(ConnectionLost, match="broke off"):
+        with pytest.raises(ConnectionLost, match="stopped for"):
             connection.recv_bytes()
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
@@ -123,7 +123,7 @@ def test_after_a_message_that_was_cut_while_it_went_none_is_sent_as_its_rest(
         with cut_soon():
             connection.send_bytes(large)
     else:
-        with pytest.raises(ConnectionLost, match="nothing was taken"):
+        with pytest.raises(ConnectionLost, match="read nothing"):
             connection.send_bytes(large)
     theirs.setblocking(False)
     while _takes(theirs.recv):

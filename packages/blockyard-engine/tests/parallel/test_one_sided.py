@@ -113,7 +113,7 @@ def test_slots_that_are_not_there_are_refused() -> None:
         MemoryShape(-1, 1, 2, 3, 4, 5, 6, True)
     with pytest.raises(InvalidArgument, match="whole account of a memory"):
         MemoryShape.from_bytes(pack("memory", {"shape": {"bass": 1}, "access": ""}))
-    with pytest.raises(InvalidArgument, match="it was changed on its way"):
+    with pytest.raises(InvalidArgument, match="it was damaged"):
         MemoryShape.from_bytes(small.to_bytes().replace(b"base", b"bass"))
 
 

@@ -340,10 +340,10 @@ def test_types_of_weights_and_cache(capsys: pytest.CaptureFixture[str]) -> None:
 BAD = [
     (
         ("lama-3.1-8b",),
-        "model is 'lama-3.1-8b'; it must be a model's folder, a config.json, or a known name; close are",
+        "model is 'lama-3.1-8b'; it must be a model's folder, a config.json, or a known name; similar names:",
     ),
     ((), "MODEL is missing"),
-    (("llama-3.1-8b", "--gpu", "h1000"), "gpu is 'h1000'; known are h100, "),
+    (("llama-3.1-8b", "--gpu", "h1000"), "gpu is 'h1000'; it must be one of h100, "),
     (("llama-3.1-8b", "--max-num-batched-tokens", "0"), "max_num_batched_tokens is 0; it must be from 1"),
     (("llama-3.1-8b", "--gpus", "0"), "--gpus is 0; it must be at least 1"),
     (("llama-3.1-8b", "--tensor-parallel", "0"), "--tensor-parallel is 0; it must be at least 1"),
@@ -382,7 +382,7 @@ def test_folders_that_say_too_little(tmp_path: Path, capsys: pytest.CaptureFixtu
     typed = folder_of(tmp_path / "typed", LLAMA, model=1)
     (tmp_path / "empty").mkdir()
     for arguments, message in (
-        ((bare,), "has no *.safetensors, and model_type is 'jamba'; its parameters cannot be counted here"),
+        ((bare,), "has no *.safetensors, and model_type is 'jamba'; to count parameters it must be one of"),
         ((fields,), "num_hidden_layers is missing"),
         ((typed, "--dtype", "fp8"), "--dtype is 'fp8', and the *.safetensors"),
         ((tmp_path / "empty",), "config.json could not be read"),

@@ -308,9 +308,9 @@ def test_a_known_model_is_a_copy() -> None:
 
 
 def test_an_unknown_name_shows_what_looks_like_it() -> None:
-    with pytest.raises(InvalidArgument, match=r"model is 'llama3.1-8b'; .*close are llama-3.1-8b"):
+    with pytest.raises(InvalidArgument, match=r"model is 'llama3.1-8b'; .*similar names: llama-3.1-8b"):
         known_model("llama3.1-8b")
-    with pytest.raises(InvalidArgument, match=r"known are bamba-9b, "):
+    with pytest.raises(InvalidArgument, match=r"known names: bamba-9b, "):
         known_model("?")
     with pytest.raises(InvalidArgument, match="name is 3; it must be a string"):
         known_model(3)  # type: ignore[arg-type]

@@ -302,8 +302,8 @@ def test_a_random_world_with_states_runs_on_what_a_rank_has_read() -> None:
         (2, [-1], "among clears of states"),
         (3, [0, 5, 0], "among loads of states"),
         (3, [0, 5, 40], "among loads of states"),
-        (4, [0, 33, 5, 6], "saves slot 0 behind 33 tokens; its step computes 32 behind 0"),
-        (4, [1, 16, 5, 6], "saves slot 1 behind 16 tokens; its step computes 0 behind 0"),
+        (4, [0, 33, 5, 6], "saves slot 0 after 33 tokens; its step computes tokens 0 to 32"),
+        (4, [1, 16, 5, 6], "saves slot 1 after 16 tokens; its step computes tokens 0 to 0"),
         (5, [0, -1], "among refused states"),
     ],
 )
@@ -462,7 +462,7 @@ def test_a_late_rank_is_refused() -> None:
         ({"max_model_len": 32}, "message has block size 4 and 16 blocks a sequence in group 0; rank 5 has 4 and 8"),
         ({"max_num_seqs": 9}, "message is a plan of 1 groups and 8 sequences at once; rank 5 has 1 and 9"),
         ({"groups": GROUPS}, "message is a plan of 1 groups and 8 sequences at once; rank 5 has 3 and 8"),
-        ({"num_blocks": 2}, "message has block 2 in a table; blocks are from 0 to 1"),
+        ({"num_blocks": 2}, "message has block 2 in a table; it must be from 0 to 1"),
     ],
 )
 def test_ranks_of_another_shape_are_refused_with_both_values(config: dict[str, Any], message: str) -> None:
@@ -610,7 +610,7 @@ def test_a_refused_plan_leaves_the_chain_as_it_was() -> None:
         with pytest.raises(error):
             chain.sender.to_bytes(plan)
     wide = KVCacheManager(CacheConfig(20, 8, max_num_seqs=8, max_model_len=64))
-    with pytest.raises(InvalidArgument, match=r"^plan has block sizes \[8\], .* the config of this sender says \[4\]"):
+    with pytest.raises(InvalidArgument, match=r"^plan has block sizes \[8\], .* this sender's config has \[4\]"):
         chain.sender.to_bytes(wide.reserve([], 1))
     with pytest.raises(InvalidArgument, match="moves_only"):
         chain.sender.to_bytes(stale, 1)

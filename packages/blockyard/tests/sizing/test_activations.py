@@ -130,11 +130,11 @@ def test_gpus_by_name() -> None:
         gpu = known_gpu(name)
         assert gpu.source.startswith("https://")
         assert 10 < gpu.memory_gib < 200
-    with pytest.raises(InvalidArgument, match="gpu is 'h10000'; known are h100"):
+    with pytest.raises(InvalidArgument, match="gpu is 'h10000'; it must be one of h100"):
         known_gpu("h10000")
     assert known_gpu("H200").memory_gib == 139.80
     with pytest.raises(InvalidArgument) as told:
         known_gpu("h10000")
     assert all(name in str(told.value) for name in gpu_names()), "the likely ones first, and no name is left out"
-    with pytest.raises(InvalidArgument, match=r"known are a10, .*; for others, give the memory"):
+    with pytest.raises(InvalidArgument, match=r"one of a10, .*; for others, give the memory"):
         known_gpu("?")

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from blockyard import InvalidArgument
-from blockyard.sizing.fields import ConfigFields
+from blockyard.sizing.config_fields import ConfigFields
 from blockyard.sizing.from_config import read_layers
 
 from ..support.meta_caches import generating_classes, kept_elements, small_meta_config, text_model

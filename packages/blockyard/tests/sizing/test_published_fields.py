@@ -65,7 +65,7 @@ def test_published_fields_that_change_nothing_are_no_reason_to_refuse(config: di
         ({**MPT, "attn_config": {**MPT_ATTENTION, "attn_type": "multiquery_attention"}},
          "attn_config.attn_type is 'multiquery_attention'"),
         ({**MPT, "attn_config": {**MPT_ATTENTION, "sliding_window_size": 128}}, "attn_config.sliding_window_size is"),
-        ({**LONGCAT, "attention_method": "MHA"}, "attention_method is 'MHA'; only 'MLA'"),
+        ({**LONGCAT, "attention_method": "MHA"}, "attention_method is 'MHA'; it must be 'MLA'"),
         (plain("bailing_moe", 28, 2048, 16, 4, use_sliding_window=True), "use_sliding_window is true"),
         (plain("gemma2", 42, 3584, 16, 8, sliding_window=4096, sliding_window_size=2048), "they must be equal"),
         (plain("kimi_linear", 4, 2304, 32, 32, linear_attn_config={"num_heads": 32, "num_kv_heads": 4}),

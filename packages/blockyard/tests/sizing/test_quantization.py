@@ -160,7 +160,7 @@ def test_the_type_of_the_cache_that_a_file_asks_for() -> None:
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [
-        ({"quant_method": "gguf"}, "quant_method is 'gguf'; the size of such weights is not known"),
+        ({"quant_method": "gguf"}, "quant_method is 'gguf'; the size of such weights is unknown"),
         ({"quant_method": "torchao"}, "quant_method is 'torchao'"),
         ({"quant_method": "new"}, "quant_method is 'new'"),
         ({}, "quant_method is None"),
@@ -170,7 +170,7 @@ def test_the_type_of_the_cache_that_a_file_asks_for() -> None:
         ({"quant_method": "bitsandbytes"}, "load_in_4bit is None"),
         (packed({"num_bits": 4, "strategy": "odd"}, []), "strategy is 'odd'"),
         (packed(INT4_32, [], format="marlin-24"), "format is 'marlin-24'"),
-        (packed(NVFP4, ["re:["]), r"has the pattern '\['"),
+        (packed(NVFP4, ["re:["]), r"has the invalid pattern '\['"),
         ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size is 128; it must be two numbers"),
         ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, "modules_to_not_convert is 'lm_head'"),
         ("fp8", "quantization_config is 'fp8'; it must be an object"),

@@ -45,7 +45,9 @@ def test_query_heads_are_a_bijection_and_go_with_their_kv_heads(group: int, num_
 
 
 def test_fewer_query_heads_than_ranks_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="number of ranks is 5; the model has 4 attention heads, and a rank"):
+    with pytest.raises(
+        InvalidArgument, match="number of ranks is 5; it must be at most the number of attention heads, 4"
+    ):
         Shard(0, 5).query_heads(4, 2)
     with pytest.raises(InvalidArgument, match="num_heads is 7; it must be a multiple of num_kv_heads, 2"):
         Shard(0, 2).query_heads(7, 2)

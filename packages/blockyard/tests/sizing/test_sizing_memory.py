@@ -55,7 +55,7 @@ def test_states_are_set_aside_first() -> None:
     # 10 GiB - 64 * 16,056,320 = 9,709,813,760; / 262,144 = 37,040.0 blocks.
     assert num_gpu_blocks(10 * GIB, 0, 1.0, spec=JAMBA, max_num_seqs=64) == 37_040
     assert num_cpu_blocks(10 * GIB, spec=JAMBA, max_num_seqs=64) == 37_040
-    with pytest.raises(InvalidArgument, match="max_num_seqs is 0; each sequence keeps a state of 16056320 bytes"):
+    with pytest.raises(InvalidArgument, match="max_num_seqs is 0; .* a state of 16056320 bytes"):
         num_gpu_blocks(10 * GIB, 0, spec=JAMBA)
 
 
@@ -146,7 +146,7 @@ def test_a_cache_budget_comes_with_its_reasons() -> None:
     assert (advice.num_blocks, advice.reserved_blocks, advice.missing_blocks) == (4_000, 6_000, 0)
     assert advice.reasons == (
         "50 requests of 100 blocks hold 5000 blocks at once.",
-        "A fifth more, 6000 in all, lets them grow before anything is evicted.",
+        "A fifth more, 6000 in all, lets them grow before blocks are evicted.",
         "Of 10000 blocks 10000 - 6000 = 4000 (40.0 %) are left for cached prefixes.",
     )
     # 1.2 * 3 * 1 = 3.6 is rounded up: 4 blocks are held back.

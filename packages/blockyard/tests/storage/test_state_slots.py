@@ -103,9 +103,9 @@ def test_what_there_is_not_is_refused() -> None:
     slots = StateSlots(2, TENSORS, cache_of())
     for slot, blocks, words in (
         (2, [5, 6], "slot is 2; it must be from 0 to 1"),
-        (0, [5, 20], r"blocks of a state are \[5, 20\]; they must be 2 from 1 to 19"),
-        (0, [0, 5], "they must be 2 from 1 to 19"),
-        (0, [5], "they must be 2 from 1 to 19"),
+        (0, [5, 20], r"blocks of a state are \[5, 20\]; they must be 2 ids from 1 to 19"),
+        (0, [0, 5], "they must be 2 ids from 1 to 19"),
+        (0, [5], "they must be 2 ids from 1 to 19"),
     ):
         with pytest.raises(InvalidArgument, match=words):
             slots.save(ids(slot), ids(blocks))

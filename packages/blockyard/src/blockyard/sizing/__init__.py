@@ -1,9 +1,9 @@
-"""The capacity model: what a model keeps for each token, how many blocks fit, and how many sequences.
+"""The capacity model: bytes per token of a model, and how many blocks and sequences fit.
 
     from blockyard.sizing import KVCacheSpec, num_gpu_blocks
 
-It counts blocks with the same `LayerGroup` as the allocator, and needs nothing outside the standard library.
-`docs/sizing.md` has examples and says what is assumed.
+It counts blocks with the allocator's `LayerGroup` and needs only the standard library. `docs/sizing.md` has examples
+and the assumptions.
 """
 
 from .activations import EncoderShape, StepMemory, num_cuda_graphs, step_memory
@@ -12,7 +12,7 @@ from .encoders import encoder_shape
 from .gpus import Gpu, gpu_names, known_gpu
 from .known_models import KnownModel, known_model, model_config, model_names
 from .layers import AttentionLayer, StateLayer, StatePart, dtype_bytes
-from .memory import MemoryProfile, num_cpu_blocks, num_gpu_blocks, profile, require_utilization
+from .memory_profile import MemoryProfile, num_cpu_blocks, num_gpu_blocks, profile, require_utilization
 from .shape import ModelShape
 from .shards import MAX_RANKS, Shard
 from .spec import MAX_BYTES, KVCacheSpec, PageGroup

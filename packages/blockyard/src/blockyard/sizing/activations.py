@@ -1,7 +1,7 @@
-"""What the largest step of an engine takes on a GPU beside weights and blocks: from a config and the tokens of a step.
+"""GPU memory of an engine's largest step besides weights and blocks, estimated from a config.
 
-An engine measures it, by running that step without a cache; this says it in advance. Constants are measured, and
-`docs/sizing.md` says on what, beside published figures that had no part in them.
+An engine measures it by running the step without a cache; this predicts it. The constants were measured;
+`docs/sizing.md` describes how, and compares the results with published figures that were not used for them.
 """
 
 from __future__ import annotations
@@ -15,33 +15,36 @@ from .layers import MAX_DIMENSION
 from .shape import ModelShape
 
 _GIB = 2**30
-#: Tenths of bytes that sampling takes for a logit beside the logit itself, by sampler. A fused kernel keeps it in
-#: float32, with its probability and a draw; one that sorts keeps values and indices too, and room to sort in.
+#: Tenths of bytes that sampling takes per logit besides the logit, by sampler. A fused kernel keeps a float32 copy, the
+#: probability and a random number; a sorting one also values, indices and a sort buffer.
 _SAMPLER_TENTHS = {"fused": 129, "sorting": 363}
-#: Quarters of tensors as wide as the hidden state that a layer has at once, while its MLP runs.
+#: Live tensors of the hidden state's width while a layer's MLP runs, in quarters.
 _HIDDEN_QUARTERS = 17
-#: Tensors as wide as the MLP: gate and up together, and their product.
+#: Live tensors of the MLP's width: gate and up together, and their product.
 _MLP_TENSORS = 3
-#: Bytes outside the tensors: kernels' code and workspaces; on one of several GPUs also buffers of NCCL, which are small
-#: on PCIe and large where GPUs have links of their own.
+#: Bytes outside the tensors: code and workspaces of kernels, and with several GPUs NCCL's buffers, which are small on
+#: PCIe and large with NVLink.
 _ALONE_BYTES, _PCIE_BYTES, _LINKED_BYTES = int(0.25 * _GIB), int(0.35 * _GIB), int(2.1 * _GIB)
-#: Bytes more in versions that count CUDA graphs (libraries, rotary tables, kernels' copies of weights); and on a GPU
-#: whose memory is the CPU's too, pages of files.
+#: Further bytes in versions that count CUDA graphs (libraries, rotary tables, kernels' copies of weights), and file
+#: pages on a GPU that shares the CPU's memory.
 _RECENT_BYTES, _SHARED_BYTES = int(0.45 * _GIB), int(4.4 * _GIB)
-#: Bytes that vLLM estimates for a CUDA graph, for each layer of the model.
+#: vLLM's estimate of the bytes of a CUDA graph per layer.
 _GRAPH_LAYER_BYTES = 2**18
-#: The most sequences that a CUDA graph is captured for.
+#: Most sequences of a captured CUDA graph.
 _MAX_CAPTURED = 512
 
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """Bytes on one GPU.
+    """Memory of a step on one GPU, in bytes.
 
-    forward_bytes: a layer's tensors, for all tokens of the step. sampling_bytes: logits of all sequences and what a
-    sampler makes of them, while the hidden states are kept. workspace_bytes: of a mixture's experts, kept throughout.
-    context_bytes: outside the tensors: what libraries take. encoder_bytes: tensors of an image encoder, for the most
-    images of a step. graph_bytes: CUDA graphs.
+    Attributes:
+        forward_bytes: tensors of one layer for all tokens of the step.
+        sampling_bytes: hidden states, logits of all sequences, and the sampler's tensors.
+        workspace_bytes: experts' workspace, kept throughout.
+        context_bytes: memory of libraries.
+        encoder_bytes: tensors of an image encoder for the most images of a step.
+        graph_bytes: CUDA graphs.
     """
 
     forward_bytes: int
@@ -53,7 +56,7 @@ class StepMemory:
 
     @property
     def total_bytes(self) -> int:
-        """Return the most at once: the encoder runs, then the model, then its logits are sampled."""
+        """Return the peak: the encoder runs, then the model, then the sampler."""
         running = max(self.forward_bytes + self.workspace_bytes, self.sampling_bytes + self.workspace_bytes)
         return max(running, self.encoder_bytes) + self.context_bytes + self.graph_bytes
 
@@ -62,7 +65,11 @@ class StepMemory:
 class EncoderShape:
     """Widths of an image encoder.
 
-    patches_per_token: patches that become one token of the text model. max_item_tokens: tokens of the largest image.
+    Attributes:
+        hidden_size: width of its hidden state.
+        mlp_size: width of its MLP.
+        patches_per_token: patches that become one token of the text model.
+        max_item_tokens: tokens of the largest image.
     """
 
     hidden_size: int
@@ -71,9 +78,9 @@ class EncoderShape:
     max_item_tokens: int
 
     def bytes_of(self, max_num_batched_tokens: int) -> int:
-        """Count the bytes of the tensors of one layer, for as many images of the largest size as a step takes.
+        """Return the bytes of one layer's tensors for as many images of the largest size as fit into a step. O(1).
 
-        Ranks share the weights, and gather queries, keys and values whole. O(1).
+        Ranks share the weights, but each gathers all queries, keys and values.
         """
         items = max(1, max_num_batched_tokens // self.max_item_tokens)
         patches = items * self.max_item_tokens * self.patches_per_token
@@ -92,15 +99,21 @@ def step_memory(
     num_graph_layers: int = 0,
     encoder: EncoderShape | None = None,
 ) -> StepMemory:
-    """Return what a step of `max_num_batched_tokens` tokens takes that samples for `max_num_seqs` sequences.
+    """Return the memory of a step. O(1).
 
-    max_num_seqs: 0 for an engine whose profile samples for none. tensor_parallel_size: ranks that share the MLP; logits
-    are gathered whole on each. sampler: "fused" (vLLM 0.17 and later) or "sorting" (before it). has_links: whether the
-    GPUs of several ranks have links of their own (NVLink) or PCIe. has_shared_memory: whether a GPU's memory is the
-    CPU's too. num_graph_layers: layers of the model that CUDA graphs are captured of; 0 for an engine without, or one
-    that does not count them. encoder: of images, if it runs.
+    Args:
+        shape: widths of the model.
+        max_num_batched_tokens: tokens of the step.
+        max_num_seqs: sequences to sample for; 0 if the engine's profile run does not sample.
+        tensor_parallel_size: ranks that share the MLP. Each gathers all logits.
+        sampler: "fused" (vLLM 0.17 and later) or "sorting" (before).
+        has_links: whether several GPUs are connected by NVLink instead of PCIe.
+        has_shared_memory: whether the GPU shares the CPU's memory.
+        num_graph_layers: layers captured in CUDA graphs; 0 if the engine has or counts none.
+        encoder: image encoder, if it runs.
 
-    O(1). Raises `InvalidArgument` for a value outside its limits.
+    Raises:
+        InvalidArgument: a value is outside its limits.
     """
     if not isinstance(shape, ModelShape):
         raise InvalidArgument(f"shape is {shape!r}; it must be a ModelShape")
@@ -121,9 +134,11 @@ def step_memory(
 
 
 def num_cuda_graphs(max_num_seqs: int) -> int:
-    """Count the CUDA graphs that vLLM captures: in pieces for steps of 1, 2, 4, 8, 16 ... tokens, whole for decoding.
+    """Return the number of CUDA graphs that vLLM captures: piecewise for steps of 1, 2, 4, 8, 16, ...
 
-    The largest has twice `max_num_seqs` tokens, at most 512; steps of decoding have at most `max_num_seqs`. O(1).
+    tokens, and for decode.
+
+    The largest has twice `max_num_seqs` tokens, at most 512; decode graphs have at most `max_num_seqs`. O(1).
     """
     largest = min(2 * max_num_seqs, _MAX_CAPTURED)
     sizes = [1, 2, 4, *range(8, 257, 8), *range(272, _MAX_CAPTURED + 1, 16)]
@@ -138,13 +153,13 @@ def _sampler_tenths(sampler: object) -> int:
 
 
 def _forward_quarters(shape: ModelShape, ranks: int) -> int:
-    """Of a token, in quarters of elements: its hidden states, and a dense MLP; a mixture's are its workspace."""
+    """Return quarters of elements per token: hidden states, and a dense MLP. Experts are in the workspace."""
     mlp = 0 if shape.num_experts else -(-shape.mlp_size // ranks)
     return 4 * _MLP_TENSORS * mlp + _HIDDEN_QUARTERS * shape.hidden_size
 
 
 def _workspace_elements(shape: ModelShape, ranks: int) -> int:
-    """Of a token: what its experts make of it, in two buffers that they share, and their sum."""
+    """Return the elements per token of the experts' two shared buffers and their sum."""
     if not shape.num_experts or shape.has_packed_experts:
         return 0
     expert = -(-shape.expert_size // ranks)

@@ -1,4 +1,4 @@
-"""Advice on the block size and on the share of blocks left to cached prefixes, each with its reasons in numbers."""
+"""Advice on the block size and on the blocks left for cached prefixes, with reasons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..config import MAX_BLOCKS, MAX_MODEL_LEN, MAX_SEQS
 from ..errors import InvalidArgument
 
 _BLOCK_SIZES = (8, 16, 32, 64, 128)
-#: Blocks held for running requests, in tenths of what they need: a fifth more, so that they can grow.
+#: Blocks reserved for running requests, in tenths of their mean need: a fifth more, so that they can grow.
 _RESERVE_TENTHS = 12
 
 
@@ -17,8 +17,11 @@ _RESERVE_TENTHS = 12
 class BlockSizeAdvice:
     """A block size in tokens, and why.
 
-    expected_waste_tokens: slots of a sequence's last block that stay empty, on average over all lengths.
-    table_entries: blocks of a sequence of the mean length: entries of its table, hashes of its prompt.
+    Attributes:
+        block_size: the block size.
+        expected_waste_tokens: mean number of empty slots in a sequence's last block, over all lengths.
+        table_entries: blocks of a sequence of the mean length, which are entries of its table and hashes of its prompt.
+        reasons: sentences with the numbers.
     """
 
     block_size: int
@@ -29,9 +32,13 @@ class BlockSizeAdvice:
 
 @dataclass(frozen=True, slots=True)
 class CacheBudgetAdvice:
-    """Blocks left for cached prefixes that no sequence uses at the moment, and why.
+    """Blocks left for cached prefixes that no sequence uses, and why.
 
-    reserved_blocks: held back for running requests. missing_blocks: how many of these the pool does not have.
+    Attributes:
+        num_blocks: blocks left for cached prefixes.
+        reserved_blocks: blocks reserved for running requests.
+        missing_blocks: how many of these the pool lacks.
+        reasons: sentences with the numbers.
     """
 
     num_blocks: int
@@ -41,10 +48,16 @@ class CacheBudgetAdvice:
 
 
 def advise_block_size(mean_sequence_tokens: float) -> BlockSizeAdvice:
-    """The power of two nearest to the square root of the mean length (by ratio), from 8 to 128.
+    """Return the power of two from 8 to 128 that is nearest, by ratio, to the square root of the mean length. O(1).
 
-    Large blocks waste half a block a sequence, small ones make long tables and many hashes; the square root lets both
-    grow alike. mean_sequence_tokens: prompt and output together; above 0. O(1). Raises `InvalidArgument`.
+    Large blocks waste half a block per sequence; small blocks make long tables and many hashes. With the square root
+    both costs grow alike.
+
+    Args:
+        mean_sequence_tokens: mean tokens of prompt and output together; above 0.
+
+    Raises:
+        InvalidArgument: the value is outside its limits.
     """
     mean = _positive("mean_sequence_tokens", mean_sequence_tokens)
     # A power is nearest to the root by ratio when the mean lies between half its square and twice its square.
@@ -55,10 +68,17 @@ def advise_block_size(mean_sequence_tokens: float) -> BlockSizeAdvice:
 
 
 def advise_cache_budget(total_blocks: int, concurrent_requests: int, blocks_per_request: int) -> CacheBudgetAdvice:
-    """Return blocks for cached prefixes: total_blocks - 1.2 * concurrent_requests * blocks_per_request, never negative.
+    """Return the blocks left for cached prefixes: total_blocks - 1.2 * concurrent_requests * blocks_per_request. O(1).
 
-    total_blocks: blocks of the pool. concurrent_requests: that run at once. blocks_per_request: that each holds, at the
-    mean. O(1). Raises `InvalidArgument` for a value outside its limits.
+    Never negative.
+
+    Args:
+        total_blocks: blocks of the pool.
+        concurrent_requests: requests that run at once.
+        blocks_per_request: mean blocks of each.
+
+    Raises:
+        InvalidArgument: a value is outside its limits.
     """
     total = require_int("total_blocks", total_blocks, 0, MAX_BLOCKS)
     concurrent = require_int("concurrent_requests", concurrent_requests, 0, MAX_SEQS)
@@ -68,7 +88,7 @@ def advise_cache_budget(total_blocks: int, concurrent_requests: int, blocks_per_
     budget, missing = max(total - reserved, 0), max(reserved - total, 0)
     reasons = (
         f"{concurrent} requests of {each} blocks hold {needed} blocks at once.",
-        f"A fifth more, {reserved} in all, lets them grow before anything is evicted.",
+        f"A fifth more, {reserved} in all, lets them grow before blocks are evicted.",
         _rest_reason(total, reserved, budget, missing),
     )
     return CacheBudgetAdvice(budget, reserved, missing, reasons)
@@ -107,7 +127,7 @@ def _cost_sentence(mean: float, block_size: int, verb: str) -> str:
 
 
 def _waste(block_size: int) -> float:
-    """Empty slots of the last block, the mean over lengths that end anywhere in it: 0 to block_size - 1."""
+    """Return the mean number of empty slots in the last block."""
     return (block_size - 1) / 2
 
 

@@ -1,4 +1,4 @@
-"""Families of models whose layers keep keys and values alone, in the order of what is special about them."""
+"""Model families whose layers only keep keys and values, ordered by their special features."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .family import UNVERIFIED, VLLM, gqa, latent, mha, row, windowed
 
 _GPT_NAMES = {"num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head"}
 _MPT_NAMES = {"num_hidden_layers": "n_layers", "hidden_size": "d_model", "num_attention_heads": "n_heads"}
-#: Fields of latent attention that only its weights depend on.
+#: Fields of latent attention that only affect weights.
 _LATENT_ONLY = "head_dim num_key_value_heads qk_nope_head_dim qk_head_dim v_head_dim"
 _INDEX_ONLY = _LATENT_ONLY + " index_n_heads index_topk"
 _INDEXED: dict[str, Any] = {"index_head_dim": 128, "indexer_types": None, "layer_types": None}

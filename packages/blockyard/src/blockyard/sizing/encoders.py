@@ -1,7 +1,7 @@
-"""The weight matrices of image encoders, counted from a config's `vision_config`, and which parts are not counted.
+"""Weight matrices of image encoders, counted from a config's `vision_config`.
 
-An engine holds the encoder beside the text model, unless it is started for text only. Families that are not known here
-are named, so that a plan can say what it leaves out.
+An engine loads the encoder with the text model unless it is started for text only. Unknown encoders are reported, so
+that a plan can say what it omits.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from ..arguments import require_int
 from ..errors import InvalidArgument
 from .activations import EncoderShape
-from .fields import MAX_FIELD, ConfigFields
+from .config_fields import MAX_FIELD, ConfigFields
 from .matrices import LINEAR, PLAIN, Matrix
 from .shape import ModelShape
 
-#: Parts of a config that describe encoders, and where their weights stand beside the text model's.
+#: Fields of a config that describe encoders.
 _PARTS = ("vision_config", "audio_config", "sound_config")
 
 
 def encoder_matrices(fields: ConfigFields, shape: ModelShape) -> tuple[list[Matrix], tuple[str, ...]]:
-    """Return the matrices of a model's encoders, and the parts of the config whose weights are not counted. O(layers).
+    """Return the matrices of a model's encoders, and the fields of encoders that are not counted. O(layers).
 
     Raises `InvalidArgument` naming the field of a known encoder that is missing or out of range.
     """
@@ -40,9 +40,9 @@ def encoder_matrices(fields: ConfigFields, shape: ModelShape) -> tuple[list[Matr
 
 
 def encoder_shape(config: object) -> EncoderShape | None:
-    """Return the widths of the image encoder that a Hugging Face config describes; None without one that is known.
+    """Return the widths of the image encoder in a Hugging Face config; None if there is none or it is unknown. O(1).
 
-    O(1). Raises `InvalidArgument` naming the field of a known encoder that is missing or out of range.
+    Raises `InvalidArgument` naming the field of a known encoder that is missing or out of range.
     """
     described = ConfigFields(config).outer("vision_config")
     if described is None or described == {}:
@@ -58,7 +58,7 @@ def encoder_shape(config: object) -> EncoderShape | None:
 
 
 class _Sizes:
-    """The fields of one encoder. text_size: of the text model's hidden state."""
+    """The fields of one encoder. `text_size` is the text model's hidden size."""
 
     def __init__(self, part: str, described: object, text_size: int) -> None:
         self._part, self._described, self.text_size = part, described, text_size
@@ -73,7 +73,7 @@ class _Sizes:
         if value is None and default is not None:
             return default
         if value is None:
-            raise InvalidArgument(f"{self._part}.{name} is missing; the encoder's weights cannot be counted without it")
+            raise InvalidArgument(f"{self._part}.{name} is missing; it is needed to count the encoder's weights")
         return require_int(f"{self._part}.{name}", value, 0, MAX_FIELD)
 
     def length(self, name: str) -> int:
@@ -97,7 +97,7 @@ def _other(name: str, size: int) -> Matrix:
 
 
 def _qwen(sizes: _Sizes) -> Iterator[Matrix]:
-    """Of Qwen3-VL and Qwen3.5: mergers join squares of patches, one for each level that the text model reads."""
+    """Yield Qwen3-VL's and Qwen3.5's. Mergers join squares of patches, one per level that the text model reads."""
     hidden, wide = sizes.count("hidden_size"), sizes.count("intermediate_size")
     patch, merge = sizes.count("patch_size"), sizes.count("spatial_merge_size")
     pixels = sizes.count("in_channels", 3) * sizes.count("temporal_patch_size", 2) * patch**2
@@ -140,7 +140,7 @@ def _gemma_4(sizes: _Sizes) -> Iterator[Matrix]:
 
 
 def _siglip(sizes: _Sizes) -> Iterator[Matrix]:
-    """Gemma 3's, without the head that pools its outputs."""
+    """Yield Gemma 3's, without the pooling head."""
     hidden, wide, patch = sizes.count("hidden_size"), sizes.count("intermediate_size"), sizes.count("patch_size")
     yield _other("vision_tower.embeddings", hidden * (3 * patch**2 + 1 + (sizes.count("image_size") // patch) ** 2))
     for index in range(sizes.count("num_hidden_layers")):
@@ -155,7 +155,7 @@ def _siglip(sizes: _Sizes) -> Iterator[Matrix]:
 
 
 def _pixtral(sizes: _Sizes) -> Iterator[Matrix]:
-    """Mistral 3's: squares of two by two patches are joined."""
+    """Yield Mistral 3's, which join two by two patches."""
     hidden, wide = sizes.count("hidden_size"), sizes.count("intermediate_size")
     yield _other("vision_tower.patch_conv", 3 * hidden * sizes.count("patch_size") ** 2 + hidden)
     for index in range(sizes.count("num_hidden_layers")):
@@ -210,7 +210,7 @@ _FAMILIES: dict[str, Callable[[_Sizes], Iterator[Matrix]]] = {
     "llama4_vision_model": _llama_4,
 }
 
-#: Patches of a token, and tokens of the largest image, by family: those that their processors make by default.
+#: Patches per token, and tokens of the largest image by the processor's default, by family.
 _IMAGES = {
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision"), (4, 16384)),
     **dict.fromkeys(("qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"), (4, 16384)),

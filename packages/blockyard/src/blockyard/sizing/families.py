@@ -1,8 +1,8 @@
-"""The families of models that are known: which fields of a config decide what their layers keep.
+"""The known model families, found by model type or architecture.
 
-A row is read from the source that it names. It says which fields the family reads, with the defaults of its class, and
-by which rule its layers are of one kind or another; what a field is called elsewhere is an alias. A field that can
-change the cache (`field_names`) and that the row neither reads nor lists as harmless is refused.
+A row has the fields that the family reads, with the class's defaults, the rule for the kinds of its layers, and aliases
+of fields. A config field that can change the cache (`field_names`) and is neither read nor listed as harmless is
+rejected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .state_families import STATE_FAMILIES
 
 
 def find_family(*names: str) -> Family | None:
-    """Return the family of the first model type, or architecture class, that is known; None for none. O(names)."""
+    """Return the family of the first known model type or architecture in `names`, or None. O(names)."""
     return next((found for name in names if (found := _BY_NAME.get(_plain(name))) is not None), None)
 
 
@@ -25,19 +25,19 @@ def known_model_types() -> list[str]:
 
 
 def wrapped_model_type(model_type: str) -> str | None:
-    """Return the model type that the text layers of a multimodal one have if they do not say it; None if unknown."""
+    """Return the model type of a multimodal model's text layers if their config does not name one; None if unknown."""
     return _WRAPPERS.get(_plain(model_type))
 
 
 def _plain(name: str) -> str:
-    """Return a model type or a class's name as both are spelled when nothing but letters and digits counts."""
+    """Return a model type or class name as lower-case letters and digits, without suffixes like ForCausalLM."""
     stem = re.sub(r"(ForCausalLM|ForConditionalGeneration|LMHeadModel|LMHead|TextModel)$", "", name)
     return re.sub(r"[^a-z0-9]", "", stem.lower())
 
 
 _FAMILIES = (*ATTENTION_FAMILIES, *STATE_FAMILIES)
 _BY_NAME = {_plain(name): family for family in _FAMILIES for name in family.model_types}
-#: Multimodal models whose text layers are one of the families, by the type that those have if they do not say it.
+#: Multimodal models, by the model type of their text layers.
 _WRAPPED = {
     "aria_text": "aria",
     "chatglm": "glm4v_9b",

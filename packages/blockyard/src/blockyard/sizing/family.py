@@ -1,4 +1,4 @@
-"""What is known of a family of models, and the fields that families have in common."""
+"""A family of models, and the fields that families have in common."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ from typing import Any
 from .layer_rules import LayerRule, all_full
 from .state_layers import StateReader
 
-#: Sources: model files of transformers 5.19, and of vLLM (those that it has removed, in its history). UNVERIFIED: the
-#: row follows from the model's fields and relatives; nobody compared it with code that runs the model.
+#: Sources: model files of transformers 5.19, and of vLLM (removed ones from its history). UNVERIFIED: inferred from the
+#: model's fields and related models, and not compared with code that runs the model.
 TRANSFORMERS, VLLM, UNVERIFIED = "transformers", "vLLM", "unverified"
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models whose caches follow from the same fields.
+    """Models whose caches are computed from the same fields.
 
-    model_types: their names in configs. reads: fields that decide what a layer keeps, with the default of the class.
-    rule: which layers are of which kind if no list says it. state: of a layer that has one.
-    aliases: what publishers call a field that is read. harmless: fields that look as if they could change the cache.
-    source: where this was read. fixed: what the class does whatever the config says.
+    Attributes:
+        model_types: their names in configs.
+        reads: fields that determine what a layer keeps, with the class's defaults.
+        rule: kinds of the layers if no list in the config gives them.
+        state: reads the state of a layer that has one.
+        aliases: other names of fields, by field.
+        harmless: fields that look relevant to the cache but are not.
+        source: where the row was taken from.
+        fixed: properties of the class that no field changes.
     """
 
     model_types: tuple[str, ...]
@@ -34,7 +39,7 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def names_of(self, name: str) -> tuple[str, ...]:
-        """Return the names that a field has in a config, the usual one first."""
+        """Return the names of a field in configs, the usual one first."""
         return (name, *self.aliases.get(name, ()))
 
     def reads_field(self, name: str) -> bool:
@@ -55,7 +60,7 @@ def row(
 
 
 def mha(layers: int | None, hidden: int | None, heads: int | None, **more: Any) -> dict[str, Any]:
-    """Fields of multi-head attention: as many KV heads as query heads, of the hidden size shared out to them."""
+    """Return fields of multi-head attention: as many KV heads as query heads, and hidden_size / heads elements each."""
     return {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, **more}
 
 
@@ -67,12 +72,12 @@ def gqa(
     head_dim: int | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Fields of grouped-query attention; no KV heads are as many as query heads."""
+    """Return fields of grouped-query attention. If `kv_heads` is None there are as many as query heads."""
     return {**mha(layers, hidden, heads), "num_key_value_heads": kv_heads, "head_dim": head_dim, **more}
 
 
 def latent(layers: int | None, hidden: int | None, heads: int | None, rank: int, rope: int, **more: Any) -> Any:
-    """Fields of latent attention: one vector for all heads, and its rotary part."""
+    """Return fields of latent attention: one vector for all heads, and its rotary part."""
     return {**mha(layers, hidden, heads), "kv_lora_rank": rank, "qk_rope_head_dim": rope, **more}
 
 

@@ -1,8 +1,8 @@
-"""Which fields of a config can change what a layer keeps, judged by their names.
+"""Which config fields may change the cache, judged by the words in their names.
 
-A config has dozens of fields, and publishers add more. A field that a family does not read matters only if its name
-says something about attention, states or layers; the words below decide. A field that they suspect is refused unless
-its family lists it as harmless, so a new word costs a refusal and never a wrong number.
+A config has dozens of fields, and publishers add more. A field that a family does not read matters only if its name is
+about attention, states or layers. Such a field is rejected unless its family lists it as harmless, so an unknown field
+causes an error and never a wrong number.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ def _set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-#: A name with one of these words can change the cache, whatever else it says.
+#: A field with one of these words may change the cache.
 _CACHE_WORDS = _set("""
 cache cca cla compress compressed compression compressor conv conv1d convs cross cycles delta gdn gqa head headdim heads
 hybrid index indexer kda kv kvs latent loop loops lru mamba mem memory mha mla mqa recurrence recurrent repeat retention
 reuse rwkv shortconv sliding sparse ssm state states swa window windows yoco
 """)
-#: A name with one of these words can change the cache, unless a word of `_OTHER_WORDS` says what else it is about.
+#: A field with one of these words may change the cache, unless it also has a word of `_OTHER_WORDS`.
 _LAYER_WORDS = _set("""
 attention attentions attn block blocks chunk chunked d depth dim dims expand full global group groups hidden interval
 key keys kernel layer layers linear local lora mixer n nope num pattern period qk qkv query rank share shared size skip
 stride type types value values width
 """)
-#: Experts, normalisation, positions, vocabularies, training, images and sound: nothing of these is cached.
+#: Words of experts, normalisation, positions, vocabularies, training, images and sound, none of which is cached.
 _OTHER_WORDS = _set("""
 act activation activations adapter audio bias biases cap capping decay dense drop dropout dropped droppath emb embd
 embed embedding embeddings eps epsilon expert experts ffn final fp32 image images init initializer intermediate label
@@ -35,9 +35,9 @@ labels layerdrop layernorm logit logits loss mlp moe mtp multiplier multipliers 
 position positions probs quant quantization residual rms rope rotary routed router routing scale scaled scaling softcap
 softcapping softmax speech std summary temperature theta token topk tuning video vision vocab vocabulary
 """)
-#: Names of parts that keep nothing between steps begin like this, whatever else they say.
+#: Prefixes of fields of parts that keep nothing between steps.
 _OTHER_PARTS = ("moe_", "mtp_", "patch_")
-#: Names that the words suspect and that are harmless in every model.
+#: Fields with suspicious words that are harmless in every model.
 _HARMLESS = _set("""
 _attn_implementation _attn_implementation_autoset _attn_implementation_internal _flash_attn_2_enabled
 attention_output_gate attn_implementation attn_output_gate cache_implementation
@@ -63,5 +63,5 @@ def can_change_cache(name: str) -> bool:
 
 
 def is_off(value: object) -> bool:
-    """Return whether a field of this value switches nothing on: null, false, or empty."""
+    """Return whether this value of a field enables nothing: null, false, or empty."""
     return value is None or value is False or (isinstance(value, (str, list, tuple, Mapping)) and len(value) == 0)

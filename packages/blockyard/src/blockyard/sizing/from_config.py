@@ -1,4 +1,4 @@
-"""The layers of a Hugging Face config: which keep keys and values, how many, and which keep a state."""
+"""Reads the layers of a Hugging Face config: attention layers and layers with a state."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from ..arguments import require_int, shown
 from ..errors import InvalidArgument
+from .config_fields import ConfigFields, FamilyFields
 from .families import find_family, wrapped_model_type
 from .family import Family
 from .field_names import can_change_cache, is_off
-from .fields import ConfigFields, FamilyFields
 from .layer_rules import (
     CHUNKED,
     CONVOLUTION,
@@ -26,7 +26,7 @@ from .layer_rules import (
 from .layers import AttentionLayer, StateLayer
 from .state_layers import convolution
 
-#: Fields that no family reads, since they change what a layer keeps in a way that is not counted here.
+#: Fields that no family supports, and how they change the cache.
 _NOT_COUNTED = {
     "is_encoder_decoder": "the decoder also keeps keys and values of the encoder",
     "cross_attention_layers": "these layers keep keys and values of another input",
@@ -35,12 +35,12 @@ _NOT_COUNTED = {
     "block_configs": "layers differ in their attention",
     "num_key_value_heads_per_layer": "layers differ in their attention",
 }
-#: Kinds with keys and values, and kinds with a state; a hybrid layer has both.
+#: Kinds of layers with keys and values, and with a state; a hybrid layer has both.
 _WITH_KEYS = {FULL, SLIDING, CHUNKED, HYBRID, INDEXED}
 _WITH_STATE = {STATE, CONVOLUTION, HYBRID}
-#: Keys of the `attn_config` of DBRX and MPT that are read, or change nothing.
+#: Keys of DBRX's and MPT's `attn_config` that are read or harmless.
 _ATTN_CONFIG = frozenset(["kv_n_heads", "attn_impl", "attn_type", "attn_pdrop", "attn_uses_sequence_id", "qk_ln"])
-#: Keys of MiniMax M3's `sparse_attention_config` that change nothing of what is kept.
+#: Keys of MiniMax M3's `sparse_attention_config` that are harmless.
 _SPARSE_HARMLESS = frozenset(
     [
         "sparse_num_index_heads",
@@ -59,12 +59,12 @@ _SPARSE_HARMLESS = frozenset(
 def read_layers(fields: ConfigFields) -> tuple[tuple[AttentionLayer, ...], tuple[StateLayer, ...]]:
     """Return the layers that keep keys and values, and those that keep a state. O(layers).
 
-    Raises `InvalidArgument` naming the field that is missing, out of range, or not understood; `model_type` if the
-    family is not known.
+    Raises `InvalidArgument` naming the field that is missing, out of range or not understood, or `model_type` if the
+    family is unknown.
     """
     for name, reason in _NOT_COUNTED.items():
         if not is_off(fields.get(name)):
-            raise InvalidArgument(f"{name} is {shown(fields.get(name))}; such a model cannot be counted: {reason}")
+            raise InvalidArgument(f"{name} is {shown(fields.get(name))}; such models are not supported: {reason}")
     family = family_of(fields)
     known = FamilyFields(fields, family)
     _require_understood(fields, family)
@@ -81,7 +81,7 @@ def read_layers(fields: ConfigFields) -> tuple[tuple[AttentionLayer, ...], tuple
 
 
 def family_of(fields: ConfigFields) -> Family:
-    """Return the family of a config. Raises `InvalidArgument` naming its `model_type` if it is not known. O(1)."""
+    """Return the family of a config. O(1). Raises `InvalidArgument` naming `model_type` if it is unknown."""
     if fields.outer_model_type and not _is_known(fields.outer_model_type) and fields.is_nested:
         raise InvalidArgument(_unknown_type(fields.outer_model_type))
     if fields.is_nested and not fields.model_type:
@@ -97,29 +97,29 @@ def family_of(fields: ConfigFields) -> Family:
 
 
 def _is_known(model_type: str) -> bool:
-    """Return whether the text layers in a config of this type are known to be all that keeps keys and values."""
+    """Return whether only the text layers of models of this outer type are known to keep keys and values."""
     return wrapped_model_type(model_type) is not None or find_family(model_type) is not None
 
 
 def _unknown_type(model_type: str) -> str:
     given = f"model_type is {shown(model_type)}" if model_type else "model_type is missing, or empty"
     return (
-        f"{given}; what the layers of such a model keep is not known. Give the layers yourself, as in "
+        f"{given}; the layers of such a model are unknown. Give them yourself, as in "
         f"KVCacheSpec(layers=(AttentionLayer(0, num_kv_heads, key_size, value_size), ...)), or "
         f"KVCacheSpec.uniform(num_layers, num_kv_heads, head_size)"
     )
 
 
 def _require_understood(fields: ConfigFields, family: Family) -> None:
-    """Raise `InvalidArgument` for a field that can change the cache and that the family does not read."""
+    """Raise `InvalidArgument` if a field may change the cache and the family does not read it."""
     present = fields.present()
     for name, value in present.items():
         if family.reads_field(name) or name in family.harmless or is_off(value):
             continue
         if can_change_cache(name):
             raise InvalidArgument(
-                f"{name} is {shown(value)}; it can change what a layer keeps, and is not known of model_type "
-                f"{family.model_types[0]!r}. If it changes nothing, leave it out of the config that is sized"
+                f"{name} is {shown(value)}; it may change the cache, and is unknown for model_type "
+                f"{family.model_types[0]!r}. If it does not, remove it from the config"
             )
     for name in family.reads:
         values = [present[spelling] for spelling in family.names_of(name) if present.get(spelling) is not None]
@@ -129,21 +129,20 @@ def _require_understood(fields: ConfigFields, family: Family) -> None:
                 f"{spelled} are {' and '.join(map(shown, values))}; they must be equal, or one absent"
             )
     if "is_decoder" in family.reads and not FamilyFields(fields, family).flag("is_decoder"):
-        raise InvalidArgument("is_decoder is not true; an encoder keeps nothing from step to step")
+        raise InvalidArgument("is_decoder is not true; an encoder has no KV cache")
     both_ways = fields.get("use_bidirectional_attention")
     if "use_bidirectional_attention" in family.reads and both_ways not in (None, False, "vision"):
-        # Gemma 4's "vision" is about the tokens of an image among themselves: they are kept as all others are.
+        # Gemma 4's "vision" only concerns attention among the tokens of an image, which are cached like others.
         raise InvalidArgument(
-            f"use_bidirectional_attention is {shown(both_ways)}; a model that attends to later tokens keeps nothing "
-            f"from step to step"
+            f"use_bidirectional_attention is {shown(both_ways)}; a model that attends to later tokens has no KV cache"
         )
 
 
 def _num_layers(fields: FamilyFields) -> int:
     listed = num_listed_layers(fields)
-    if fields.fixed("is_listed", False) and listed is not None:  # Nemotron-H ignores a number beside its list
+    if fields.fixed("is_listed", False) and listed is not None:  # Nemotron-H ignores the number if there is a list
         return require_int("num_hidden_layers", listed, 1, MAX_LAYERS)
-    if "num_layers" in fields.read_names:  # LongCat has two attentions in each of these layers
+    if "num_layers" in fields.read_names:  # each of LongCat's layers has two attentions
         attentions = 2 * fields.count("num_layers", high=MAX_LAYERS // 2)
         if fields.count("num_hidden_layers", default=attentions) != attentions:
             raise InvalidArgument(
@@ -155,7 +154,7 @@ def _num_layers(fields: FamilyFields) -> int:
 
 
 def _num_shared(fields: FamilyFields, num_layers: int) -> int:
-    """The last layers of Gemma 3n and Gemma 4 read the keys and values of earlier ones and keep none."""
+    """Return the number of last layers that reuse the keys and values of earlier ones (Gemma 3n, Gemma 4)."""
     return require_int(
         "num_kv_shared_layers", fields.count("num_kv_shared_layers", low=0, default=0), 0, num_layers - 1
     )
@@ -166,8 +165,8 @@ def _state_layer(fields: FamilyFields, family: Family, index: int, kind: str) ->
         return convolution(fields, index)
     if family.state is None:
         raise InvalidArgument(
-            f"layer {index} keeps a state (linear attention or Mamba); no such layer is known of model_type "
-            f"{family.model_types[0]!r}"
+            f"layer {index} keeps a state (linear attention or Mamba); model_type {family.model_types[0]!r} is not "
+            f"known to have such layers"
         )
     return family.state(fields, index)
 
@@ -197,7 +196,7 @@ def _is_latent(fields: FamilyFields) -> bool:
 
 
 def _index_size(fields: FamilyFields, index: int, num_layers: int) -> int:
-    """Return the elements of an index key; none in layers that take the selection of an earlier one (GLM 5)."""
+    """Return the elements of an index key; 0 for layers that use the selection of an earlier one (GLM 5)."""
     if "index_head_dim" not in fields.read_names:
         return 0
     return 0 if _shares_index(fields, index, num_layers) else fields.count("index_head_dim")
@@ -219,7 +218,7 @@ def _shares_index(fields: FamilyFields, index: int, num_layers: int) -> bool:
 
 
 def _sparse_size(fields: FamilyFields) -> int:
-    """Return the elements of MiniMax M3's index key: `index_head_dim`, or what its nested config calls it."""
+    """Return the elements of MiniMax M3's index key, from `index_head_dim` or its nested config."""
     nested = fields.get("sparse_attention_config")
     if not isinstance(nested, Mapping):
         return fields.count("index_head_dim")
@@ -228,11 +227,11 @@ def _sparse_size(fields: FamilyFields) -> int:
         if not isinstance(kept, (list, tuple)) or not all(kept[i] for i, on in enumerate(_freq(nested)) if on):
             raise InvalidArgument(
                 f"sparse_attention_config.sparse_disable_index_value is {shown(kept)}; it must be 1 for every sparse "
-                f"layer: what a layer with index values keeps is not known"
+                f"layer: layers with index values are not supported"
             )
     for name, value in nested.items():
         if name not in _SPARSE_HARMLESS | {"sparse_disable_index_value"} and not is_off(value):
-            raise InvalidArgument(f"sparse_attention_config.{name} is {shown(value)}; it is not known")
+            raise InvalidArgument(f"sparse_attention_config.{name} is {shown(value)}; this key is unknown")
     return ConfigFields(nested).count("sparse_index_dim", default=fields.count("index_head_dim"))
 
 
@@ -242,19 +241,17 @@ def _freq(nested: Mapping[str, object]) -> list[object]:
 
 
 def _window(fields: FamilyFields, kind: str) -> int:
-    if kind == SLIDING and "local_attention" in fields.read_names:  # ModernBERT names both sides of a token
+    if kind == SLIDING and "local_attention" in fields.read_names:  # ModernBERT counts both sides of a token
         return fields.count("local_attention", low=2) // 2
     if kind == SLIDING:
         return fields.count("sliding_window")
-    # A token of a chunk attends to at most the chunk: a window of its size is the most that is kept.
+    # A token attends at most to its chunk, so a window of the chunk's size is an upper bound.
     return fields.count("attention_chunk_size") if kind == CHUNKED else 0
 
 
 def _num_kv_heads(fields: FamilyFields, kind: str) -> int:
-    """Count the KV heads; as many as query heads when the config does not say."""
-    if not fields.fixed(
-        "query_heads", True
-    ):  # JetMoE counts the heads of its keys and values, and takes others from it
+    """Return the number of KV heads; as many as query heads by default."""
+    if not fields.fixed("query_heads", True):  # JetMoE gives only the number of KV heads
         return fields.count("num_key_value_heads")
     num_heads = fields.count("num_attention_heads")
     if kind == SLIDING:
@@ -284,13 +281,13 @@ def _num_kv_heads(fields: FamilyFields, kind: str) -> int:
 
 
 def _require_known_attention(nested: object) -> None:
-    """Raise `InvalidArgument` for a key of `attn_config` that can change the cache and is not known."""
+    """Raise `InvalidArgument` if a key of `attn_config` may change the cache and is unknown."""
     for name, value in nested.items() if isinstance(nested, Mapping) else ():
         is_known = name in _ATTN_CONFIG or is_off(value) or not can_change_cache(str(name))
         if not is_known or (name == "attn_type" and value not in ("multihead_attention", "grouped_query_attention")):
             raise InvalidArgument(
-                f"attn_config.{name} is {shown(value)}; what a layer keeps then is not known. If it changes nothing, "
-                f"leave it out of the config that is sized"
+                f"attn_config.{name} is {shown(value)}; it may change the cache. If it does not, remove it from the "
+                f"config"
             )
 
 
@@ -300,15 +297,15 @@ def _of_nested(nested: object, name: str, default: int) -> object:
 
 
 def _of_sliding_layers(fields: FamilyFields, num_heads: int) -> int | None:
-    """Count the KV heads of sliding layers if these have a number of their own: MiMo-V2, Step 3.5."""
+    """Return the KV heads of sliding layers if they differ (MiMo-V2, Step 3.5), else None."""
     if fields.get("swa_num_key_value_heads") is not None:
         return fields.count("swa_num_key_value_heads")
     other = fields.get("attention_other_setting")
     if other is not None:
         return _other_setting(other, "num_attention_groups", fields.count("num_key_value_heads", default=num_heads))
     times: int = fields.fixed("sliding_kv_heads", 1)
-    if times > 1 and fields.get("hybrid_layer_pattern") is not None:  # the publisher's form, which always has both
-        raise InvalidArgument("swa_num_key_value_heads is missing, and hybrid_layer_pattern says which layers slide")
+    if times > 1 and fields.get("hybrid_layer_pattern") is not None:  # the publisher's configs always have both
+        raise InvalidArgument("swa_num_key_value_heads is missing; a config with hybrid_layer_pattern must have it")
     return times * fields.count("num_key_value_heads") if times > 1 else None
 
 
@@ -323,19 +320,19 @@ def _other_setting(other: object, name: str, default: int) -> int:
         )
     for key, value in other.items():
         if key not in ("attention_type", "num_attention_heads", "num_attention_groups", "head_dim", "true_head_dim"):
-            raise InvalidArgument(f"attention_other_setting.{key} is {shown(value)}; it is not known")
+            raise InvalidArgument(f"attention_other_setting.{key} is {shown(value)}; this key is unknown")
     given = other.get(name)
     return default if given is None else require_int(f"attention_other_setting.{name}", given, 1, 2**20)
 
 
 def _differs_when_full(fields: FamilyFields) -> bool:
-    """Return whether full layers of Gemma 4 have sizes of their own and no config for each layer gives them."""
+    """Return whether Gemma 4's full layers have their own sizes, not given per layer."""
     own = fields.read_names & {"attention_k_eq_v"} and not fields.has_layer_configs
     return bool(own) and fields.flag("attention_k_eq_v")
 
 
 def _head_size(fields: FamilyFields, kind: str) -> int:
-    """Elements of a key; the hidden size shared out to the heads when the config does not say."""
+    """Return the elements of a key; by default hidden_size / num_attention_heads."""
     if kind == FULL and "global_head_dim" in fields.read_names and not fields.has_layer_configs:  # Gemma 4
         return fields.count("global_head_dim")
     if kind == SLIDING and fields.get("swa_head_dim") is not None:
@@ -354,7 +351,8 @@ def _own_head_size(fields: FamilyFields) -> int:
     num_heads = fields.count("num_attention_heads")
     if hidden_size % num_heads:
         raise InvalidArgument(
-            f"head_dim is missing, and hidden_size, {hidden_size}, is no multiple of num_attention_heads, {num_heads}"
+            f"head_dim is missing; without it hidden_size, {hidden_size}, must be a multiple of num_attention_heads, "
+            f"{num_heads}"
         )
     return hidden_size // num_heads
 

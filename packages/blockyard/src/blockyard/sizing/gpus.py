@@ -1,7 +1,7 @@
-"""GPUs by name, with the memory that CUDA gives a program: less than the data sheet says, and than `nvidia-smi` lists.
+"""GPUs by name, with the memory available to a CUDA program, which is less than data sheets and `nvidia-smi` show.
 
-Each number is what a program read on one such GPU (`torch.cuda.mem_get_info`, or the total in an error of PyTorch's
-allocator); drivers differ by some tenths of a GiB. Beside each, where it was published.
+Each number was read by a program on such a GPU (`torch.cuda.mem_get_info`, or the total in an error of PyTorch's
+allocator) and published at the given address. Drivers differ by some tenths of a GiB.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from ..errors import InvalidArgument
 class Gpu:
     """A kind of GPU.
 
-    memory_gib: as a program sees it. source: where that was published. has_links: whether GPUs of this kind stand in
-    servers with links of their own (NVLink, Infinity Fabric), whose libraries keep buffers. has_small_step: whether
-    vLLM computes smaller steps on it than its memory would suggest: it excepts the A100 by name. has_shared_memory:
-    whether its memory is the CPU's too; steps are small there as well.
+    Attributes:
+        name: its name.
+        memory_gib: memory available to a program.
+        source: where that was published.
+        has_links: whether servers connect these GPUs by NVLink or Infinity Fabric, whose libraries allocate buffers.
+        has_small_step: whether vLLM computes smaller steps on it than its memory suggests (it excepts the A100 by
+            name).
+        has_shared_memory: whether its memory is the CPU's too; steps are small there as well.
     """
 
     name: str
@@ -66,19 +70,19 @@ _BY_NAME = {gpu.name: gpu for gpu in _GPUS}
 
 
 def known_gpu(name: str) -> Gpu:
-    """Return the GPU of this name, upper and lower case, spaces and hyphens alike. O(1).
+    """Return the GPU of this name; case, and spaces instead of hyphens, do not matter. O(1).
 
-    Raises `InvalidArgument` for any other name, with all known ones; those that look like it stand first.
+    Raises `InvalidArgument` for an unknown name, with the known ones, similar ones first.
     """
     wanted = "-".join(require_str("name", name).lower().split())
     found = _BY_NAME.get(wanted)
     if found is None:
         close = difflib.get_close_matches(wanted, _BY_NAME, n=3, cutoff=0.5)
         names = dict.fromkeys([*close, *gpu_names()])
-        raise InvalidArgument(f"gpu is {name!r}; known are {', '.join(names)}; for others, give the memory")
+        raise InvalidArgument(f"gpu is {name!r}; it must be one of {', '.join(names)}; for others, give the memory")
     return found
 
 
 def gpu_names() -> list[str]:
-    """Return the names that `known_gpu` knows, sorted."""
+    """Return the known names, sorted."""
     return sorted(_BY_NAME)

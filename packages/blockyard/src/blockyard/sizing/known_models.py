@@ -1,9 +1,9 @@
-"""Models by name: the fields of their config.json that decide what a layer keeps and what its weights take.
+"""Published models by name, with the config fields that determine their cache and weights.
 
-Each config holds what the model's config.json on the Hugging Face hub has, and of it only those fields; one that a file
-leaves out because it is the default of its class is left out here too. Numbers of parameters are those of the text
-model: a head that is the embedding counts once, encoders and layers that predict further tokens are out. Each is what
-`weights.count_parameters` counts, or what transformers builds from the config where that has no row.
+Each config has these fields of the model's config.json on the Hugging Face hub; fields that the file omits because they
+are defaults are omitted here too. Numbers of parameters are those of the text model: a head tied to the embedding
+counts once, encoders and draft layers do not count. They were computed by `weights.count_parameters`, or by
+transformers for architectures that it does not know.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from ..errors import InvalidArgument
 class KnownModel:
     """A published model.
 
-    config: for `KVCacheSpec.from_config`, `ModelShape.from_config` and `model_weights`. num_parameters: of its text
-    model.
+    Attributes:
+        name: its name.
+        config: config for `KVCacheSpec.from_config`, `ModelShape.from_config` and `model_weights`.
+        num_parameters: parameters of its text model.
     """
 
     name: str
@@ -33,9 +35,9 @@ class KnownModel:
 
 
 def known_model(name: str) -> KnownModel:
-    """Return the model of this name, upper and lower case alike; its config is a copy. O(1).
+    """Return the model of this name, ignoring case, with a copy of its config. O(1).
 
-    Raises `InvalidArgument` for any other name, with those that look like it.
+    Raises `InvalidArgument` for an unknown name, with similar ones.
     """
     found = _BY_NAME.get(require_str("name", name).lower())
     if found is None:
@@ -44,12 +46,12 @@ def known_model(name: str) -> KnownModel:
 
 
 def model_names() -> list[str]:
-    """Return the names that `known_model` knows, sorted."""
+    """Return the known names, sorted."""
     return sorted(_BY_NAME)
 
 
 def model_config(model: str | PathLike[str]) -> object:
-    """Return what `KVCacheSpec.from_config` takes for a folder, a config.json, or the name of a known model.
+    """Return a config for `KVCacheSpec.from_config` from a folder, a config.json, or the name of a known model.
 
     Raises `InvalidArgument` if it is none of them.
     """
@@ -59,7 +61,7 @@ def model_config(model: str | PathLike[str]) -> object:
 
 def _unknown(name: str) -> str:
     close = difflib.get_close_matches(name.lower(), _BY_NAME, n=4, cutoff=0.5)
-    hint = f"close are {', '.join(close)}" if close else f"known are {', '.join(model_names())}"
+    hint = f"similar names: {', '.join(close)}" if close else f"known names: {', '.join(model_names())}"
     return f"it must be a model's folder, a config.json, or a known name; {hint}"
 
 
@@ -80,7 +82,7 @@ def _widths(mlp: int, vocabulary: int) -> dict[str, Any]:
 
 
 def _tied(mlp: int, vocabulary: int) -> dict[str, Any]:
-    """Of a model whose head is its embedding, and whose file says so."""
+    """Return the widths of a model whose config ties the head to the embedding."""
     return {**_widths(mlp, vocabulary), "tie_word_embeddings": True}
 
 
@@ -90,7 +92,7 @@ def _qwen_2_5(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int) -> 
 
 
 def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
-    """Without a type: the files name none, because the weights have several. Keys and values are bfloat16."""
+    """Return a config without a type, because the files name none: the weights have several. The cache is bfloat16."""
     sizes = {"head_dim": 64, "sliding_window": 128, "num_local_experts": experts, "num_experts_per_tok": 4}
     config = _plain("gpt_oss", layers, 2880, 64, 8, **sizes, **_widths(2880, 201088), attention_bias=True)
     del config["torch_dtype"]
@@ -111,7 +113,7 @@ def _experts(mlp: int, vocabulary: int, size: int, count: int, per_token: int) -
 def _routed(
     mlp: int, vocabulary: int, size: int, count: int, per_token: int, shared: int, dense: int
 ) -> dict[str, Any]:
-    """As DeepSeek names them: `shared` experts for every token, and `dense` layers first, without any."""
+    """Return fields under DeepSeek's names: `shared` experts for every token, after `dense` layers without experts."""
     config = _experts(mlp, vocabulary, size, count, per_token)
     config["n_routed_experts"] = config.pop("num_experts")
     return {**config, "n_shared_experts": shared, "first_k_dense_replace": dense}
@@ -120,7 +122,7 @@ def _routed(
 def _qwen_3_5(
     layers: int, hidden: int, heads: int, kv_heads: int, value_heads: int, *, image_layers: int = 27, **others: Any
 ) -> dict[str, Any]:
-    """With an encoder of images; `others` are widths, or experts."""
+    """Return a config with an image encoder; `others` are widths or experts."""
     is_mixture = "num_experts" in others
     kind = "qwen3_5_moe" if is_mixture else "qwen3_5"
     text = _plain(f"{kind}_text", layers, hidden, heads, kv_heads, head_dim=256, **_GATED, **others)
@@ -131,7 +133,7 @@ def _qwen_3_5(
 
 
 def _gemma_4(layers: int, hidden: int, heads: int, kv_heads: int, period: int = 6, **others: Any) -> dict[str, Any]:
-    """Every `period`-th layer is full, and so is the last."""
+    """Return a config in which every `period`-th layer and the last one are full."""
     kinds = ["full_attention" if (i + 1) % period == 0 else "sliding_attention" for i in range(layers)]
     text = _plain("gemma4_text", layers, hidden, heads, kv_heads, head_dim=256, global_head_dim=512, **others)
     text |= {"layer_types": [*kinds[:-1], "full_attention"], "vocab_size": 262144}
@@ -139,7 +141,7 @@ def _gemma_4(layers: int, hidden: int, heads: int, kv_heads: int, period: int = 
 
 
 def _gemma_4_small(layers: int, hidden: int, kv_heads: int, mlp: int, shared: int, period: int) -> dict[str, Any]:
-    """With an embedding a layer; the last `shared` layers keep no keys and values, and E2B's have twice the MLP."""
+    """Return a config with per-layer embeddings. The last `shared` layers keep no KV; E2B's have twice the MLP."""
     sizes = {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "sliding_window": 512}
     sizes |= {"num_kv_shared_layers": shared, "use_double_wide_mlp": period == 5, "intermediate_size": mlp}
     config = _gemma_4(layers, hidden, 8, kv_heads, period, **sizes)
@@ -152,7 +154,6 @@ def _glm_4_5(layers: int, hidden: int, has_norms: bool, **others: Any) -> dict[s
 
 
 def _llama_4(experts: int, every: int) -> dict[str, Any]:
-    """Experts in every `every`-th layer."""
     sizes = {"head_dim": 128, "intermediate_size_mlp": 16384, "interleave_moe_layer_step": every}
     sizes |= {"num_local_experts": experts, "num_experts_per_tok": 1, "attention_chunk_size": 8192}
     text = _plain("llama4_text", 48, 5120, 40, 8, **sizes, **_widths(8192, 202048))

@@ -1,4 +1,4 @@
-"""The kind of each layer of a model: from the list in its config, or by the rule of its family."""
+"""The kind of each layer of a model, from a list in its config or the rule of its family."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 
 from ..arguments import require_int, shown
 from ..errors import InvalidArgument
-from .fields import ConfigFields
+from .config_fields import ConfigFields
 
 FULL, SLIDING, CHUNKED = "full", "sliding", "chunked"
 STATE, CONVOLUTION, HYBRID, NOTHING = "state", "convolution", "hybrid", "nothing"
-#: Full attention whose layer also keeps the key by which sparse attention selects.
+#: Full attention that also keeps the keys by which sparse attention selects tokens.
 INDEXED = "indexed"
-#: Ten times the layers of the deepest models; each is an object here.
+#: Ten times the layers of the deepest models; each layer is an object.
 MAX_LAYERS = 4096
-#: The names that configs give to kinds of layers.
+#: Kinds by their names in configs.
 _KINDS = {
     "full_attention": FULL,
     "attention": FULL,
@@ -36,14 +36,14 @@ _KINDS = {
 }
 #: Fields that list the layers' types.
 _TYPE_FIELDS = ("layer_types", "layers_block_type", "hybrid_override_pattern")
-#: Kinds of layers from the fields of a config and the number of layers.
+#: A function from a config's fields and the number of layers to the kinds of the layers.
 LayerRule = Callable[[ConfigFields, int], list[str]]
 
 
 def layer_kinds(fields: ConfigFields, num_layers: int, rule: LayerRule) -> list[str]:
-    """Return the kind of each layer, `num_layers` of them: a list of types counts first, then the family's rule.
+    """Return the kind of each layer, from a list in the config or else by the family's rule. O(layers).
 
-    O(layers). Raises `InvalidArgument` naming the field that is missing, of another length, or not understood.
+    Raises `InvalidArgument` naming the field that is missing, has another length, or is not understood.
     """
     for name in _TYPE_FIELDS:
         types = _types(fields, name)
@@ -53,7 +53,7 @@ def layer_kinds(fields: ConfigFields, num_layers: int, rule: LayerRule) -> list[
 
 
 def num_listed_layers(fields: ConfigFields) -> int | None:
-    """Return layers of the first list of layer types that there is; None without one."""
+    """Return the length of the first list of layer types in the config; None without one."""
     lists = (_types(fields, name) for name in _TYPE_FIELDS)
     return next((len(types) for types in lists if types is not None), None)
 
@@ -64,28 +64,24 @@ def _types(fields: ConfigFields, name: str) -> list[object] | None:
 
 
 def _named_kinds(name: str, types: list[object], num_layers: int, num_predicting: int) -> list[str]:
-    if len(types) == num_layers + num_predicting:  # Step 3.5 also lists the layers that predict further tokens
+    if len(types) == num_layers + num_predicting:  # Step 3.5 also lists the draft layers
         types = types[:num_layers]
     if len(types) != num_layers:
         raise InvalidArgument(f"{name} has {len(types)} entries; num_hidden_layers is {num_layers}")
     for index, value in enumerate(types):
         if not isinstance(value, str) or value not in _KINDS:
-            raise InvalidArgument(
-                f"{name}[{index}] is {shown(value)}; what such a layer keeps is unknown. Known: {', '.join(_KINDS)}"
-            )
+            raise InvalidArgument(f"{name}[{index}] is {shown(value)}; it must be one of {', '.join(_KINDS)}")
     return [_KINDS[str(value)] for value in types]
 
 
-# ---------------------------------------------------------------- rules without a choice
+# ---------------------------------------------------------------- all layers alike
 
 
 def all_full(_fields: ConfigFields, num_layers: int) -> list[str]:
-    """Return full attention for every layer."""
     return [FULL] * num_layers
 
 
 def all_states(_fields: ConfigFields, num_layers: int) -> list[str]:
-    """Return a state for every layer."""
     return [STATE] * num_layers
 
 
@@ -95,9 +91,9 @@ def all_hybrid(_fields: ConfigFields, num_layers: int) -> list[str]:
 
 
 def must_list(_fields: ConfigFields, _num_layers: int) -> list[str]:
-    """Raise `InvalidArgument`: nothing but the list says which layers are of which kind."""
+    """Raise `InvalidArgument`, for families whose configs must list the kinds."""
     raise InvalidArgument(
-        "layer_types is missing; nothing else says which layers have attention (transformers.AutoConfig fills it in)"
+        "layer_types is missing; the config must list which layers have attention (transformers.AutoConfig adds it)"
     )
 
 
@@ -105,14 +101,14 @@ def must_list(_fields: ConfigFields, _num_layers: int) -> list[str]:
 
 
 def all_slide(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Let every layer slide if there is a window, and the field that switches it on, if any, is true."""
+    """Return sliding for all layers if there is a window and its switch, if any, is on."""
     switch = fields.get("use_sliding_window")
     slides = fields.get("sliding_window") is not None and (switch is None or fields.flag("use_sliding_window"))
     return [SLIDING if slides else FULL] * num_layers
 
 
 def last_slide(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Let the layers from `max_window_layers` on slide, when switched on (Qwen2, Qwen3)."""
+    """Return sliding for the layers from `max_window_layers` on, if switched on (Qwen2, Qwen3)."""
     if not fields.flag("use_sliding_window") or fields.get("sliding_window") is None:
         return [FULL] * num_layers
     first = fields.count("max_window_layers", low=0)
@@ -120,25 +116,25 @@ def last_slide(fields: ConfigFields, num_layers: int) -> list[str]:
 
 
 def switched_off(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Require that no switch turns a window on: the code that was read has none (Ling)."""
+    """Reject configs that switch a window on, which this family's code does not have (Ling)."""
     if fields.flag("use_sliding_window"):
-        raise InvalidArgument("use_sliding_window is true; windows are not known of this model: it must be false")
+        raise InvalidArgument("use_sliding_window is true; it must be false: this model is not known to have windows")
     return [FULL] * num_layers
 
 
 def must_be(field: str, known: str) -> LayerRule:
-    """Return the rule that all layers have full attention, and that `field` has the value that is known."""
+    """Return a rule of full attention for all layers that requires `field` to be absent or `known`."""
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
         if fields.get(field) not in (None, known):
-            raise InvalidArgument(f"{field} is {shown(fields.get(field))}; only {known!r} is known of this model")
+            raise InvalidArgument(f"{field} is {shown(fields.get(field))}; it must be {known!r} for this model")
         return [FULL] * num_layers
 
     return rule
 
 
 def windows_from(field: str) -> LayerRule:
-    """Return the rule that the layers from number `field` on slide, if there is a window."""
+    """Return a rule by which the layers from number `field` on slide, if there is a window."""
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
         first = num_layers if fields.get("sliding_window") is None else fields.count(field, low=0)
@@ -148,7 +144,7 @@ def windows_from(field: str) -> LayerRule:
 
 
 def alternate_when_on(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Let every other layer up to `max_window_layers` slide, when switched on (Qwen2-MoE)."""
+    """Return sliding for every other layer up to `max_window_layers`, if switched on (Qwen2-MoE)."""
     if not fields.flag("use_sliding_window"):
         return [FULL] * num_layers
     end = fields.count("max_window_layers", low=0)
@@ -156,10 +152,12 @@ def alternate_when_on(fields: ConfigFields, num_layers: int) -> list[str]:
 
 
 def last_of(interval: int, field: str = "sliding_window_pattern", ends_full: bool = False) -> LayerRule:
-    """Return the rule that the last of every `interval` layers is full and the others slide.
+    """Return a rule by which the last of every `interval` layers is full and the others slide.
 
-    field: may give another interval, or be a string of L (local) and G (global).
-    ends_full: whether the last layer is full anyway.
+    Args:
+        interval: default interval.
+        field: field that overrides the interval, or has a string of L (local) and G (global).
+        ends_full: whether the last layer is always full.
     """
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
@@ -181,7 +179,10 @@ def _lettered(field: str, pattern: str, num_layers: int) -> list[str]:
 
 
 def first_of(interval: int, field: str = "") -> LayerRule:
-    """Return the rule that the first of every `interval` layers, or of as many as `field` says, is full."""
+    """Return a rule by which the first of every `interval` layers is full.
+
+    `field`, if given, overrides the interval.
+    """
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
         step = fields.count(field, default=interval) if field else interval
@@ -191,7 +192,7 @@ def first_of(interval: int, field: str = "") -> LayerRule:
 
 
 def counted_backwards(interval: int) -> LayerRule:
-    """Return the rule that every `interval`-th layer is full, counted from the last one; the others slide."""
+    """Return a rule by which every `interval`-th layer is full, counted from the last one."""
 
     def rule(_fields: ConfigFields, num_layers: int) -> list[str]:
         return [SLIDING if (num_layers - 1 - index) % interval else FULL for index in range(num_layers)]
@@ -200,7 +201,7 @@ def counted_backwards(interval: int) -> LayerRule:
 
 
 def first_and_every(interval: int) -> LayerRule:
-    """Return the rule that the first layer and the last of every `interval` are full, unless a list says it."""
+    """Return a rule by which the first layer and the last of every `interval` are full, by default."""
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
         listed = fields.items("hybrid_layer_pattern")
@@ -213,46 +214,46 @@ def first_and_every(interval: int) -> LayerRule:
 
 
 def prefixed(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Give the dense first layers an interval of their own (Cohere 2 MoE)."""
+    """Return the kinds with another interval for the dense first layers (Cohere 2 MoE)."""
     dense = min(fields.count("first_k_dense_replace", low=0, default=0), num_layers)
     first = every(fields.count("prefix_dense_sliding_window_pattern"), FULL, SLIDING, dense)
     return first + every(fields.count("sliding_window_pattern"), FULL, SLIDING, num_layers - dense)
 
 
 def rotary_slide(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Let layers without rotary embeddings slide, when switched on (SmolLM 3)."""
+    """Return sliding for layers without rotary embeddings, if switched on (SmolLM 3)."""
     if not fields.flag("use_sliding_window") or fields.get("sliding_window") is None:
         return [FULL] * num_layers
     return [FULL if has_rotary else SLIDING for has_rotary in _rotary(fields, num_layers)]
 
 
 def chunks(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Chunk layers with rotary embeddings; the others attend to all tokens (Llama 4)."""
+    """Return chunked attention for layers with rotary embeddings and full attention for the others (Llama 4)."""
     if fields.get("attention_chunk_size") is None:
         return [FULL] * num_layers
     return [CHUNKED if has_rotary else FULL for has_rotary in _rotary(fields, num_layers)]
 
 
 def _rotary(fields: ConfigFields, num_layers: int) -> list[bool]:
-    listed = fields.items("no_rope_layers")  # the field holds 1 for a layer that has rotary embeddings
+    listed = fields.items("no_rope_layers")  # despite the name, 1 means that a layer has rotary embeddings
     if listed:
         return [bool(value) for value in exactly("no_rope_layers", listed, num_layers)]
     return [kind == STATE for kind in every(fields.count("no_rope_layer_interval"), FULL, STATE, num_layers)]
 
 
 def local_and_global(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Check `attention_types`, pairs of kinds and of how often they repeat (GPT-Neo); all layers keep all tokens."""
+    """Check `attention_types`, pairs of kinds and repetitions (GPT-Neo). All layers keep all tokens."""
     kinds = fields.items("attention_layers")
     if kinds is None:
         kinds = []
         for pair in fields.items("attention_types") or []:
             if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not isinstance(pair[0], (list, tuple)):
-                raise InvalidArgument(f"attention_types holds {shown(pair)}; it must hold pairs of kinds and a count")
+                raise InvalidArgument(f"attention_types holds {shown(pair)}; its items must be [kinds, count]")
             kinds += list(pair[0]) * require_int("attention_types", pair[1], 1, MAX_LAYERS)
     for kind in kinds:
         if kind not in ("local", "global"):
             raise InvalidArgument(f"attention_types names {shown(kind)}; it must be local or global")
-    # transformers masks local layers and keeps every token of them all the same; so does every engine that has it.
+    # transformers masks local layers but keeps all their tokens, and so does every engine that supports the model.
     exactly("attention_types", kinds, num_layers)
     return [FULL] * num_layers
 
@@ -261,12 +262,12 @@ def local_and_global(fields: ConfigFields, num_layers: int) -> list[str]:
 
 
 def every(interval: int, last: str, others: str, num_layers: int) -> list[str]:
-    """Return `last` for every `interval`-th layer and `others` for those before it."""
+    """Return `last` for every `interval`-th layer and `others` for the rest."""
     return [others if (index + 1) % interval else last for index in range(num_layers)]
 
 
 def attention_every(interval: int) -> LayerRule:
-    """Return the rule that the last of every `full_attention_interval` layers has attention, the others a state."""
+    """Return a rule of attention in the last of every `full_attention_interval` layers, and states in the others."""
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
         return every(fields.count("full_attention_interval", default=interval), FULL, STATE, num_layers)
@@ -275,7 +276,7 @@ def attention_every(interval: int) -> LayerRule:
 
 
 def some_attention_every(interval: int) -> LayerRule:
-    """Return the rule that the last of every `interval` layers has attention, and the last layer if none has."""
+    """Return a rule by which the last of every `interval` layers has attention, and the last layer if none has."""
 
     def rule(_fields: ConfigFields, num_layers: int) -> list[str]:
         kinds = every(interval, FULL, STATE, num_layers)
@@ -285,7 +286,7 @@ def some_attention_every(interval: int) -> LayerRule:
 
 
 def alternating_states(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Read `attn_type_list`, 1 for attention and 0 for a state; without it they alternate (MiniMax-Text-01)."""
+    """Read `attn_type_list`, 1 for attention and 0 for a state. By default they alternate (MiniMax-Text-01)."""
     listed = fields.items("attn_type_list")
     if listed is not None:
         return [FULL if value else STATE for value in exactly("attn_type_list", listed, num_layers)]
@@ -293,19 +294,19 @@ def alternating_states(fields: ConfigFields, num_layers: int) -> list[str]:
 
 
 def attention_by_period(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Put attention at `attn_layer_offset` of every `attn_layer_period` layers (Jamba)."""
+    """Return attention at `attn_layer_offset` of every `attn_layer_period` layers, states elsewhere (Jamba)."""
     period, offset = fields.count("attn_layer_period"), fields.count("attn_layer_offset", low=0)
     return [FULL if index % period == offset else STATE for index in range(num_layers)]
 
 
 def attention_at(field: str, other: str) -> LayerRule:
-    """Return the rule that the layers that `field` lists have attention, and the others are of the kind `other`."""
+    """Return a rule by which the layers that `field` lists have attention and the others are of kind `other`."""
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
         indices = fields.items(field)
         if indices is None:
             raise InvalidArgument(
-                f"{field} is missing, and so is layer_types; nothing says which layers have attention"
+                f"{field} and layer_types are missing; one of them must list which layers have attention"
             )
         return [FULL if index in indices else other for index in range(num_layers)]
 
@@ -313,14 +314,17 @@ def attention_at(field: str, other: str) -> LayerRule:
 
 
 def grouped(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Put attention last in every `layer_group_size` layers, and in all that are left over (Ling, Ring)."""
+    """Return attention for the last of every `layer_group_size` layers and for the remainder (Ling, Ring)."""
     size = fields.count("layer_group_size")
     whole = num_layers // size * size
     return [STATE if (index + 1) % size and index < whole else FULL for index in range(num_layers)]
 
 
 def kimi_linear(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Read the lists of `linear_attn_config`, counted from 1; every fourth has attention without it (Kimi Linear)."""
+    """Read the lists of `linear_attn_config`, counted from 1.
+
+    By default every fourth layer has attention (Kimi Linear).
+    """
     nested = fields.get("linear_attn_config")
     if not isinstance(nested, Mapping) or not ("full_attn_layers" in nested and "kda_layers" in nested):
         return [FULL if index and index % 4 == 0 else STATE for index in range(num_layers)]
@@ -334,17 +338,15 @@ def kimi_linear(fields: ConfigFields, num_layers: int) -> list[str]:
 
 
 def all_ones(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Require that `attn_type_list` holds 1 for every layer: none has linear attention (MiniMax M2)."""
+    """Require 1 for every layer in `attn_type_list`: none has linear attention (MiniMax M2)."""
     listed = fields.items("attn_type_list")
     if listed is not None and any(value != 1 for value in exactly("attn_type_list", listed, num_layers)):
-        raise InvalidArgument(
-            f"attn_type_list is {shown(listed)}; a layer of another type than 1 is not known for this model"
-        )
+        raise InvalidArgument(f"attn_type_list is {shown(listed)}; all entries must be 1 for this model")
     return [FULL] * num_layers
 
 
 def some_indexed(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Read `sparse_attention_config`, 1 for a layer of sparse attention (MiniMax M3)."""
+    """Read `sparse_attention_config`, with 1 for a layer of sparse attention (MiniMax M3)."""
     nested = fields.get("sparse_attention_config")
     listed = nested.get("sparse_attention_freq") if isinstance(nested, Mapping) else None
     if listed is None or (isinstance(nested, Mapping) and nested.get("use_sparse_attention") is False):
@@ -356,7 +358,7 @@ def some_indexed(fields: ConfigFields, num_layers: int) -> list[str]:
 
 
 def exactly(name: str, values: list[object], num_layers: int) -> list[object]:
-    """Return the values. Raises `InvalidArgument` unless there is one for each layer."""
+    """Return `values` if there is one for each layer, else raise `InvalidArgument`."""
     if len(values) != num_layers:
         raise InvalidArgument(f"{name} has {len(values)} entries; num_hidden_layers is {num_layers}")
     return values

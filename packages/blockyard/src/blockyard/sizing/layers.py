@@ -1,4 +1,4 @@
-"""What one layer of a model keeps: keys and values for each token, or a state of constant size for each sequence."""
+"""What one layer of a model keeps: keys and values per token, or a state of constant size per sequence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import InvalidArgument
 from ..groups import MAX_WINDOW
 from .shards import Shard
 
-#: Bytes of an element. The scales of a float8 cache are one number a tensor or a head, and are not counted.
+#: Bytes per element. The scales of a float8 cache, one number per tensor or head, are not counted.
 DTYPE_BYTES = {
     "float32": 4,
     "float": 4,
@@ -29,9 +29,14 @@ DTYPE_BYTES = {
 
 
 def dtype_name(name: str, value: object) -> str:
-    """`value`, a name or anything whose string is one ("torch.bfloat16"), without its module.
+    """Return the name of a type without its module, as in "torch.bfloat16".
 
-    name: the argument or field, for the error. Raises `InvalidArgument` for a type that `DTYPE_BYTES` does not list.
+    Args:
+        name: argument or field, for the error.
+        value: name of the type, or an object whose string is one.
+
+    Raises:
+        InvalidArgument: `DTYPE_BYTES` does not list the type.
     """
     text = str(value).removeprefix("torch.")
     if text not in DTYPE_BYTES:
@@ -40,7 +45,7 @@ def dtype_name(name: str, value: object) -> str:
 
 
 def dtype_bytes(name: str, value: object) -> int:
-    """Count the bytes of one element of the type called `value`; raises as `dtype_name`."""
+    """Return the bytes per element of the type `value`. Raises `InvalidArgument` if it is unknown."""
     return DTYPE_BYTES[dtype_name(name, value)]
 
 
@@ -49,9 +54,9 @@ MAX_ELEMENTS = 2**40
 
 
 def heads_of_rank(name: str, num_heads: int, tensor_parallel_size: int) -> int:
-    """Heads that one rank keeps: an equal share, or one replicated head when there are more ranks than heads.
+    """Return the heads that one rank keeps: an equal share, or one replicated head with more ranks than heads. O(1).
 
-    Raises `InvalidArgument` naming the heads as `name` when neither number divides the other. O(1).
+    Raises `InvalidArgument` naming the heads as `name` if neither number divides the other.
     """
     if num_heads % tensor_parallel_size == 0:
         return num_heads // tensor_parallel_size
@@ -62,9 +67,9 @@ def heads_of_rank(name: str, num_heads: int, tensor_parallel_size: int) -> int:
     )
 
 
-#: Lines of a description, and runs of neighbouring layers that one of them names; beyond these it counts.
+#: Most lines of a description, and most runs of layers listed on one of them.
 _MOST_LINES, _MOST_RUNS = 8, 8
-#: Elements of 8 bits that share a scale, and the bytes of it, in vLLM's format for sparse attention.
+#: 8-bit elements per scale, and bytes of a scale, in vLLM's format for sparse attention.
 _SCALED_ELEMENTS, _SCALE_BYTES = 128, 4
 
 
@@ -76,18 +81,23 @@ def _with_scales(num_elements: int) -> int:
 class AttentionLayer:
     """A layer that keeps keys and values for each token.
 
-    index: its place in the model, from 0.
-    num_kv_heads, key_size, value_size: heads, and elements of a key and of a value in each. Multi-head attention has
-        as many KV heads as query heads, grouped-query attention fewer, multi-query attention one. Latent attention
-        (MLA, DeepSeek-V2, arXiv 2405.04434) keeps one vector a token: one head, no value.
-    sliding_window: how many tokens, its own included, a token attends to; 0 for all.
-    is_latent: whether the one vector serves all heads, so that every rank keeps it whole.
-    index_size: elements of the key by which sparse attention selects what a token attends to (DeepSeek V3.2), whole on
-        every rank; 0 for none.
-    rope_size: of a latent vector that sparse attention reads, the rotary part, which vLLM keeps in 16 bits when the
-        rest has 8; 0 for any other layer.
+    Multi-head attention has as many KV heads as query heads, grouped-query attention fewer, multi-query attention one.
+    Latent attention (MLA, DeepSeek-V2, arXiv 2405.04434) keeps one vector per token: one head, no value.
 
-    Raises `InvalidArgument` for a value outside its limits.
+    Attributes:
+        index: number of the layer in the model, from 0.
+        num_kv_heads: KV heads.
+        key_size: elements of a key per head.
+        value_size: elements of a value per head.
+        sliding_window: tokens that a token attends to, itself included; 0 for all.
+        is_latent: whether one vector serves all heads, so that every rank keeps it whole.
+        index_size: elements of the key by which sparse attention selects tokens (DeepSeek V3.2), whole on every rank; 0
+            for none.
+        rope_size: elements of the rotary part of a latent vector that sparse attention reads, which vLLM keeps in 16
+            bits if the rest has 8; 0 for other layers.
+
+    Raises:
+        InvalidArgument: a value is outside its limits.
     """
 
     index: int
@@ -110,22 +120,31 @@ class AttentionLayer:
 
     @property
     def kind(self) -> str:
-        """Return `full`, or what it is of `sliding`, `latent` and `indexed`, in this order."""
+        """Return `full`, or those of `sliding`, `latent` and `indexed` that apply, in this order."""
         words = ["sliding"] * (self.sliding_window > 0) + ["latent"] * self.is_latent
         words += ["indexed"] * (self.index_size > 0)
         return " ".join(words) or "full"
 
     def elements_per_token(self, tensor_parallel_size: int = 1, rank: int | None = None) -> int:
-        """Elements that a rank keeps for a token: any of ranks with equal shares, or the one given. O(1)."""
+        """Return the elements that a rank keeps per token. O(1).
+
+        Args:
+            tensor_parallel_size: number of ranks.
+            rank: the rank; None if all have equal shares.
+        """
         heads = self._num_kept_heads(tensor_parallel_size, rank)
         return heads * (self.key_size + self.value_size) + self.index_size
 
     def bytes_per_token(self, element_bytes: int, tensor_parallel_size: int = 1, rank: int | None = None) -> int:
-        """Bytes that a rank keeps for a token, of elements of this size. O(1).
+        """Return the bytes that a rank keeps per token. O(1).
 
-        Sparse attention over latent vectors has a format of its own in 8 bits, vLLM's: a float32 scale for each 128
-        elements of the vector and of the index key, and the rotary part in 16 bits (656 and 132 bytes of DeepSeek
-        V3.2).
+        Sparse attention over latent vectors has vLLM's 8-bit format: a float32 scale per 128 elements of the vector and
+        of the index key, and the rotary part in 16 bits (656 and 132 bytes for DeepSeek V3.2).
+
+        Args:
+            element_bytes: bytes per element.
+            tensor_parallel_size: number of ranks.
+            rank: the rank; None if all have equal shares.
         """
         if element_bytes == 1 and self.rope_size:
             return _with_scales(self.key_size - self.rope_size) + 2 * self.rope_size + _with_scales(self.index_size)
@@ -141,9 +160,9 @@ class AttentionLayer:
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """One tensor of a state: `num_heads` times `elements_per_head`.
+    """A tensor of a state, with `num_heads` times `elements_per_head` elements.
 
-    is_recurrent: whether it is the running sum, which implementations keep in a wider type than the rest.
+    `is_recurrent` marks the running sum, which implementations keep in a wider type than the rest.
     """
 
     name: str
@@ -157,15 +176,15 @@ class StatePart:
         require_int("elements_per_head", self.elements_per_head, 0, MAX_ELEMENTS)
 
     def elements(self, tensor_parallel_size: int = 1) -> int:
-        """Elements that one rank keeps for a sequence. O(1)."""
+        """Return the elements that one rank keeps per sequence. O(1)."""
         return heads_of_rank(f"heads of {self.name}", self.num_heads, tensor_parallel_size) * self.elements_per_head
 
 
 @dataclass(frozen=True, slots=True)
 class StateLayer:
-    """A layer, or the part of one, that keeps a state of constant size for each sequence.
+    """A layer, or a part of one, that keeps a state of constant size per sequence.
 
-    kind: `gated delta net`, `mamba`, `mamba2`, `convolution`: for reports.
+    `kind` is for reports: `gated delta net`, `mamba`, `mamba2`, `convolution`.
     """
 
     index: int
@@ -184,7 +203,7 @@ def _require_items(name: str, values: object, kind: type) -> None:
 
 
 def require_layers(layers: object, states: object) -> None:
-    """Raise `InvalidArgument` unless these are tuples of `AttentionLayer`, at least one, and of `StateLayer`."""
+    """Raise `InvalidArgument` unless these are tuples of `AttentionLayer` (at least one) and of `StateLayer`."""
     _require_items("layers", layers, AttentionLayer)
     _require_items("states", states, StateLayer)
     if layers == ():
@@ -192,7 +211,7 @@ def require_layers(layers: object, states: object) -> None:
 
 
 def count_kinds(layers: Iterable[AttentionLayer | StateLayer]) -> dict[str, int]:
-    """Return how many layers there are of each kind, in the order in which the kinds first occur. O(layers)."""
+    """Return the number of layers of each kind, in the order of their first layer. O(layers)."""
     counts: dict[str, int] = {}
     for layer in layers:
         counts[layer.kind] = counts.get(layer.kind, 0) + 1
@@ -200,7 +219,7 @@ def count_kinds(layers: Iterable[AttentionLayer | StateLayer]) -> dict[str, int]
 
 
 def describe_layers(layers: Iterable[AttentionLayer | StateLayer]) -> list[str]:
-    """Return a line for each kind of equal layers, eight at most: their indices, and what they keep. O(layers)."""
+    """Return a line for each set of equal layers, at most eight: their indices and sizes. O(layers)."""
     indices: dict[AttentionLayer | StateLayer, list[int]] = {}
     for layer in layers:
         indices.setdefault(replace(layer, index=0), []).append(layer.index)
@@ -210,7 +229,7 @@ def describe_layers(layers: Iterable[AttentionLayer | StateLayer]) -> list[str]:
 
 
 def _ranges(indices: list[int]) -> str:
-    """Return "layers 0-3, 5", or how many there are if that is shorter."""
+    """Return "layers 0-3, 5", or the number of layers if that is shorter."""
     runs: list[list[int]] = []
     for index in indices:
         if runs and index == runs[-1][-1] + 1:

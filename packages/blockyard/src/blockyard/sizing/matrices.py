@@ -1,7 +1,7 @@
-"""The weight matrices of a text model, counted from its config, under the names that published files give them.
+"""Weight matrices of a text model, counted from its config, under the names of published files.
 
-Each architecture is a row of what it does differently. One that has no row is refused by its name: a guess would be
-wrong by a part that nobody thought of. The tests build every row with transformers, without memory for it, and compare.
+Each architecture is a row with its differences. Unknown architectures are rejected, because a guess would miss parts.
+The tests build every row with transformers, without allocating memory, and compare.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from ..arguments import shown
 from ..errors import InvalidArgument
-from .fields import ConfigFields
+from .config_fields import ConfigFields
 from .from_config import read_layers
 from .layers import AttentionLayer, StateLayer
 from .shape import ModelShape
 
-#: Kinds of a matrix: a linear layer's, which quantization may change; a router's and all others, which it does not.
+#: Kinds of matrices: linear layers, which may be quantized; routers and others, which are not.
 LINEAR, ROUTER, PLAIN = "linear", "router", "plain"
 
 
@@ -24,8 +24,13 @@ LINEAR, ROUTER, PLAIN = "linear", "router", "plain"
 class Matrix:
     """Equal matrices of one module.
 
-    name: the module's, as in the published file; of experts, the first one's. count: how many there are (experts).
-    ways: among how many ranks they can be divided; 0 for any number, 1 if each rank keeps them whole.
+    Attributes:
+        name: name of the module in the published file; of experts, the first one's.
+        rows: rows of each.
+        columns: columns of each.
+        count: number of matrices (experts).
+        kind: LINEAR, ROUTER or PLAIN.
+        ways: most ranks that can divide them; 0 for no limit, 1 if each rank keeps them whole.
     """
 
     name: str
@@ -37,19 +42,25 @@ class Matrix:
 
     @property
     def num_elements(self) -> int:
-        """Count the elements of all of them."""
+        """Return the elements of all of them."""
         return self.rows * self.columns * self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What an architecture has besides the common parts.
+    """Differences of an architecture from Llama's.
 
-    is_tied: whether the head is the embedding if the config does not say. num_norms: of `hidden_size`, a layer.
-    has_qkv_bias: of queries, keys and values, always. has_output_bias: whether `attention_bias` adds one to the output.
-    qk_norm: "head" for a norm of a head of queries and one of keys, "all" for norms of all heads, "flag" for one a head
-    if `use_qk_norm` says so. has_gate: whether queries come with a gate of their size. mlp: name of a layer's MLP.
-    experts: names of the three matrices of an expert. has_correction: whether the router has a bias an expert.
+    Attributes:
+        is_tied: whether the head is tied to the embedding by default.
+        num_norms: norms of `hidden_size` per layer.
+        has_qkv_bias: whether queries, keys and values always have biases.
+        has_output_bias: whether `attention_bias` also adds one to the output.
+        qk_norm: "head" for norms of the size of a head, "all" for norms of all heads, "flag" for "head" if
+            `use_qk_norm` is set, "" for none.
+        has_gate: whether queries have a gate of their size.
+        mlp: name of a layer's MLP.
+        experts: names of an expert's three matrices.
+        has_correction: whether the router has a bias per expert.
     """
 
     is_tied: bool = False
@@ -106,23 +117,24 @@ ARCHITECTURES = {
 
 
 def text_matrices(config: object) -> list[Matrix]:
-    """Return the matrices of the text model: embeddings, layers, norms, head. A head that is the embedding is not one.
+    """Return the matrices of the text model: embeddings, layers, norms, and the head unless it is tied. O(layers).
 
-    O(layers). Raises `InvalidArgument` naming the architecture that has no row here, or the field that is missing.
+    Raises `InvalidArgument` naming the architecture that is unknown, or the field that is missing.
     """
     return list(_Text(config).matrices())
 
 
 def draft_matrices(config: object) -> list[Matrix]:
-    """Return the matrices of the layers that predict further tokens (MTP), besides the embedding and head they share.
+    """Return the matrices of the draft layers (multi-token prediction), without the shared embedding and head. O(1).
 
-    Empty if the config has none. O(1). Raises as `text_matrices`.
+    Empty if the config has none. Raises `InvalidArgument` naming the architecture that is unknown, or the field that is
+    missing.
     """
     return list(_Text(config).drafts())
 
 
 def mlp_is_mixture(fields: ConfigFields, shape: ModelShape, index: int) -> bool:
-    """Whether a layer's MLP is a mixture of experts; Gemma 4's has a dense one beside it."""
+    """Return whether a layer's MLP is a mixture of experts. Gemma 4's has a dense MLP besides."""
     if not shape.num_experts:
         return False
     if fields.model_type == "gemma4_text":
@@ -135,14 +147,14 @@ def mlp_is_mixture(fields: ConfigFields, shape: ModelShape, index: int) -> bool:
 
 
 class _Text:
-    """One model's matrices, read from its config."""
+    """A text model's matrices."""
 
     def __init__(self, config: object) -> None:
         fields = ConfigFields(config)
         kind = ARCHITECTURES.get(fields.model_type)
         if kind is None:
             raise InvalidArgument(
-                f"model_type is {shown(fields.model_type)}; its parameters cannot be counted here. Known: "
+                f"model_type is {shown(fields.model_type)}; to count parameters it must be one of "
                 f"{', '.join(sorted(ARCHITECTURES))}"
             )
         _refuse_unknown_parts(fields)
@@ -164,7 +176,7 @@ class _Text:
             yield Matrix("lm_head", vocabulary, hidden)
 
     def drafts(self) -> Iterator[Matrix]:
-        """DeepSeek's, GLM's and Qwen's: a projection of two hidden states, a layer of the model's last kind, norms."""
+        """Yield a projection of two hidden states, a layer of the model's last kind, and norms."""
         count = self._fields.count("num_nextn_predict_layers", "mtp_num_hidden_layers", low=0, default=0)
         hidden, last = self._shape.hidden_size, max(self._attention, default=0)
         is_qwen = self._fields.get("mtp_num_hidden_layers") is not None
@@ -213,7 +225,7 @@ class _Text:
             yield _plain(f"{base}.qk_norm", size * (1 if layer is None else 2))
 
     def _values_are_keys(self, index: int) -> bool:
-        """Gemma 4's full layers take their keys as values if `attention_k_eq_v` says so."""
+        """Return whether a layer uses its keys as values: Gemma 4's full layers with `attention_k_eq_v`."""
         fields = self._fields
         return fields.model_type == "gemma4_text" and fields.flag("attention_k_eq_v") and _is_full(fields, index)
 
@@ -225,7 +237,7 @@ class _Text:
         return queries + keys_and_values + (self._shape.hidden_size if self._kind.has_output_bias else 0)
 
     def _latent_attention(self, layer: AttentionLayer, base: str) -> Iterator[Matrix]:
-        """DeepSeek's: queries and keys and values go through narrow vectors, each with a norm of its own."""
+        """Yield DeepSeek's: queries, and keys and values, pass through narrow vectors with a norm each."""
         fields, hidden = self._fields, self._shape.hidden_size
         heads, rotary, latent = (fields.count(f) for f in ("num_attention_heads", "qk_rope_head_dim", "kv_lora_rank"))
         key, value = fields.count("qk_nope_head_dim"), fields.count("v_head_dim")
@@ -244,7 +256,7 @@ class _Text:
             yield from self._indexer(layer.index_size, narrow, f"{base}.indexer")
 
     def _indexer(self, size: int, narrow: int, base: str) -> Iterator[Matrix]:
-        """DeepSeek V3.2's, which selects the tokens that a token attends to."""
+        """Yield DeepSeek V3.2's indexer, which selects the tokens to attend to."""
         hidden, heads = self._shape.hidden_size, self._fields.count("index_n_heads")
         yield Matrix(f"{base}.wq_b", heads * size, narrow, ways=1)
         yield Matrix(f"{base}.wk", size, hidden, ways=1)
@@ -253,7 +265,7 @@ class _Text:
 
     def _linear_attention(self, layer: StateLayer, base: str) -> Iterator[Matrix]:
         if layer.kind != "gated delta net":
-            raise InvalidArgument(f"layer {layer.index} is {layer.kind}; parameters of such a layer cannot be counted")
+            raise InvalidArgument(f"layer {layer.index} is {layer.kind}; counting its parameters is not supported")
         fields, hidden = self._fields, self._shape.hidden_size
         keys = fields.count("linear_num_key_heads") * fields.count("linear_key_head_dim")
         heads = fields.count("linear_num_value_heads")
@@ -293,7 +305,7 @@ class _Text:
         yield Matrix(f"{base}.gate", shape.num_experts, hidden, kind=ROUTER, ways=1)
         if self._kind.has_correction:
             yield _plain(f"{base}.gate.e_score_correction_bias", shape.num_experts)
-        size = self._fields.count("shared_expert_intermediate_size", low=0, default=0)  # Qwen: with a gate
+        size = self._fields.count("shared_expert_intermediate_size", low=0, default=0)  # Qwen's has a gate
         if size:
             yield from _three(f"{base}.shared_expert", size, hidden)
             yield Matrix(f"{base}.shared_expert_gate", 1, hidden, kind=ROUTER, ways=1)
@@ -302,7 +314,7 @@ class _Text:
             yield from _three(f"{base}.shared_experts", shared * shape.expert_size, hidden)
 
     def _fused_experts(self, base: str) -> Iterator[Matrix]:
-        """Of gpt-oss, with biases, and of Llama 4, with a shared expert: gate and up are one matrix."""
+        """Yield experts with gate and up in one matrix: gpt-oss's with biases, Llama 4's with a shared expert."""
         hidden, shape = self._shape.hidden_size, self._shape
         yield Matrix(f"{base}.experts.gate_up_proj", 2 * shape.expert_size, hidden, shape.num_experts)
         yield Matrix(f"{base}.experts.down_proj", hidden, shape.expert_size, shape.num_experts)
@@ -331,7 +343,7 @@ class _Text:
             yield _plain(f"{layer}.router.scale", hidden + count + 3 * hidden)
 
     def _per_layer_embeddings(self) -> Iterator[Matrix]:
-        """Gemma 4's small models have an embedding a layer besides."""
+        """Yield the further embedding per layer of Gemma 4's small models."""
         fields, hidden = self._fields, self._shape.hidden_size
         narrow = fields.count("hidden_size_per_layer_input", low=0, default=0)
         if fields.model_type != "gemma4_text" or not narrow:
@@ -357,7 +369,7 @@ def _refuse_unknown_parts(fields: ConfigFields) -> None:
     for name in ("mlp_only_layers", "mlp_bias"):
         if fields.get(name):
             raise InvalidArgument(
-                f"{name} is {shown(fields.get(name))}; parameters of such layers cannot be counted here"
+                f"{name} is {shown(fields.get(name))}; counting the parameters of such layers is not supported"
             )
     for name in ("decoder_sparse_step", "moe_layer_freq"):
         if fields.count(name, default=1) != 1:
@@ -374,7 +386,7 @@ def _is_full(fields: ConfigFields, index: int) -> bool:
 
 
 def _shared_key_size(fields: ConfigFields, index: int) -> int:
-    """Elements of a head of queries in a layer that reads another layer's keys and values (Gemma 4)."""
+    """Return the elements of a query head in a layer that reads another layer's keys and values (Gemma 4)."""
     own = fields.of_layer(index)
     if _is_full(fields, index) and own.get("global_head_dim") is not None:
         return own.count("global_head_dim")

@@ -1,7 +1,7 @@
-"""Bytes of quantized weights, from a config's `quantization_config`: which matrices have few bits, and their scales.
+"""Bytes of quantized weights and their scales, from a config's `quantization_config`.
 
-The methods are those of published files. A method, a format or a width that is not known here is refused by its name:
-a plan that ignored it would be wrong by a factor of two to four.
+The methods are those of published files. An unknown method, format or width is rejected, because ignoring it would make
+a plan wrong by a factor of two to four.
 """
 
 from __future__ import annotations
@@ -24,11 +24,16 @@ _ADVICE = "give --weights (weights_gib), or a folder with its *.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a matrix is stored.
+    """Storage format of a matrix.
 
-    bits: of an element. group: columns that share a scale; -1 for a whole row, 0 for one scale a matrix. block_rows:
-    rows that share it besides. scale_bytes, zero_bits: of a scale, and of a zero point beside it. fixed_bytes: of a
-    matrix. column_bytes: of an index of the columns.
+    Attributes:
+        bits: bits per element.
+        group: columns per scale; -1 for a whole row, 0 for one scale per matrix.
+        block_rows: rows per scale.
+        scale_bytes: bytes of a scale.
+        zero_bits: bits of a zero point per scale.
+        fixed_bytes: further bytes per matrix.
+        column_bytes: further bytes per column, such as its index.
     """
 
     bits: int
@@ -40,7 +45,7 @@ class Packing:
     column_bytes: int = 0
 
     def num_bytes(self, rows: int, columns: int) -> int:
-        """Count the bytes of one matrix."""
+        """Return the bytes of one matrix."""
         scales = 1 if self.group == _WHOLE else -(-rows // self.block_rows) * self._groups(columns)
         packed = rows * -(-columns * self.bits // 8)
         zeros = -(-scales * self.zero_bits // 8)
@@ -52,12 +57,15 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What a quantization_config does to the matrices of a model.
+    """Storage of a model's matrices according to its quantization_config.
 
-    method: its name. rules: patterns of modules and how they are stored, the first that matches counts; None for as
-    they are. rest: how other linear layers are stored. cache_dtype: of keys and values that the file was made for, ""
-    for the engine's own. pads_experts: whether kernels pad experts (MXFP4). is_exact: whether a plain pattern names one
-    module and nothing inside it.
+    Attributes:
+        method: name of the method.
+        rules: patterns of module names and their packing, None if not quantized; the first match applies.
+        rest: packing of the other linear layers.
+        cache_dtype: type of keys and values that the file was made for; "" for the engine's default.
+        pads_experts: whether kernels pad experts (MXFP4).
+        is_exact: whether a plain pattern names one module and none inside it.
     """
 
     method: str
@@ -68,7 +76,7 @@ class Quantization:
     is_exact: bool = False
 
     def packing(self, matrix: Matrix) -> Packing | None:
-        """Return how a matrix is stored; None if it has the model's own type. O(patterns)."""
+        """Return the packing of a matrix; None if it has the model's own type. O(patterns)."""
         if matrix.kind != LINEAR:
             return None
         names = _aliases(matrix.name)
@@ -79,9 +87,9 @@ class Quantization:
 
 
 def read_quantization(described: object) -> Quantization | None:
-    """Return what a quantization_config says; None for None. described: a mapping, or an object with attributes.
+    """Return the quantization described by a mapping or an object with attributes; None for None.
 
-    Raises `InvalidArgument` naming the method, or the field of it, that is not known.
+    Raises `InvalidArgument` naming the method or the field that is unknown.
     """
     if described is None:
         return None
@@ -92,8 +100,8 @@ def read_quantization(described: object) -> Quantization | None:
     reader = _READERS.get(method)
     if reader is None:
         raise InvalidArgument(
-            f"quantization_config.quant_method is {shown(found.get('quant_method'))}; the size of such weights is not "
-            f"known here ({', '.join(sorted(_READERS))} are): {_ADVICE}"
+            f"quantization_config.quant_method is {shown(found.get('quant_method'))}; the size of such weights is "
+            f"unknown (known: {', '.join(sorted(_READERS))}): {_ADVICE}"
         )
     return reader(method, found)
 
@@ -119,7 +127,7 @@ def _mapping(described: object) -> Mapping[str, Any]:
     raise InvalidArgument(f"quantization_config is {shown(described)}; it must be an object with a quant_method")
 
 
-#: How wrappers of several kinds call the text model and the encoder of the same file.
+#: Prefixes of module names, and the ones that multimodal wrappers use instead.
 _PREFIXES = (
     ("model.", "model.language_model."),
     ("model.", "language_model.model."),
@@ -138,7 +146,10 @@ def _aliases(name: str) -> list[str]:
 
 
 def _matches(pattern: str, name: str, is_exact: bool) -> bool:
-    """Whether a module's name is meant: a regular expression behind "re:", wildcards, or whole parts of the name."""
+    """Return whether a pattern matches a module.
+
+    A pattern is "re:" and a regular expression, a name with wildcards, or whole parts of a name.
+    """
     if pattern.startswith("re:"):
         return re.match(pattern.removeprefix("re:"), name) is not None
     if "*" in pattern:
@@ -170,7 +181,7 @@ def _compiled(pattern: str) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise InvalidArgument(f"quantization_config has the pattern {shown(pattern)}, which is none: {error}") from None
+        raise InvalidArgument(f"quantization_config has the invalid pattern {shown(pattern)}: {error}") from None
 
 
 def _number(found: Mapping[str, Any], name: str, default: int | None, allowed: tuple[int, ...]) -> int:
@@ -198,14 +209,14 @@ def _pair(value: object, name: str) -> tuple[int, int]:
 
 
 _WIDTHS = (2, 3, 4, 5, 6, 8)
-#: The head has the model's own type unless a method says otherwise.
+#: The head has the model's own type by default.
 _HEAD: tuple[tuple[str, ...], None] = (("lm_head",), None)
-#: Outside the text model's layers: methods that go through layers leave it as it is.
+#: Modules outside the text model's layers, which methods that quantize layers leave unchanged.
 _OUTSIDE: tuple[tuple[str, ...], None] = (("re:(model\\.)?(visual|vision|multi_modal|embed_vision)", "lm_head"), None)
 
 
 def _fp8(method: str, found: Mapping[str, Any]) -> Quantization:
-    """DeepSeek's and Qwen's blocks with a scale each, or one scale a matrix; FBGEMM has one a row."""
+    """Read FP8: DeepSeek's and Qwen's blocks with a scale each, or one scale per matrix; FBGEMM has one per row."""
     skipped = _patterns(found, "modules_to_not_convert", "ignored_layers", "ignore")
     blocks = found.get("weight_block_size")
     static = 4 if found.get("activation_scheme") == "static" else 0
@@ -222,7 +233,7 @@ def _fp8(method: str, found: Mapping[str, Any]) -> Quantization:
 
 
 def _mxfp4(method: str, found: Mapping[str, Any]) -> Quantization:
-    """gpt-oss: experts have 4 bits, and a byte of scale for 32 of them."""
+    """Read gpt-oss: experts have 4 bits and a byte of scale per 32 elements."""
     skipped = _patterns(found, "modules_to_not_convert")
     experts = ("experts",)
     return Quantization(method, ((skipped, None), (experts, Packing(4, 32, scale_bytes=1))), None, pads_experts=True)
@@ -241,7 +252,7 @@ def _either(found: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _gptq(method: str, found: Mapping[str, Any]) -> Quantization:
-    """Zero points are in the file even if they are all equal; so is the order of the columns."""
+    """Read GPTQ. Files include zero points even if they are all equal, and the order of the columns."""
     packing = _gptq_packing(found)
     rules: list[tuple[tuple[str, ...], Packing | None]] = []
     dynamic = found.get("dynamic") or {}
@@ -268,7 +279,7 @@ def _gptq_packing(found: Mapping[str, Any]) -> Packing:
 
 
 def _auto_round(method: str, found: Mapping[str, Any]) -> Quantization:
-    """Intel's: `extra_config` gives modules bits of their own, 16 for as they are."""
+    """Read Intel's AutoRound: `extra_config` sets the bits per module, with 16 for not quantized."""
     packing = _auto_round_packing(found)
     rules: list[tuple[tuple[str, ...], Packing | None]] = []
     for name, settings in (found.get("extra_config") or {}).items():
@@ -287,7 +298,7 @@ def _auto_round(method: str, found: Mapping[str, Any]) -> Quantization:
 
 
 def _stem(block: str) -> str:
-    """The layers of a block's name, however the file calls the text model around them."""
+    """Return a pattern for the layers of a block's name, whatever prefix the text model has."""
     return "re:.*\\blayers\\." if block.endswith("layers") and "vis" not in block else block
 
 
@@ -353,14 +364,14 @@ def _modelopt(method: str, found: Mapping[str, Any]) -> Quantization:
 def _algorithm(name: str) -> Packing:
     if name.upper() not in _MODELOPT:
         raise InvalidArgument(
-            f"quantization_config.quant_algo is {shown(name)}; the size of such weights is not known here "
-            f"({', '.join(_MODELOPT)} are): {_ADVICE}"
+            f"quantization_config.quant_algo is {shown(name)}; the size of such weights is unknown (known: "
+            f"{', '.join(_MODELOPT)}): {_ADVICE}"
         )
     return _MODELOPT[name.upper()]
 
 
 def _cache_dtype(found: Mapping[str, Any]) -> str:
-    """The type of keys and values that the file has scales for: engines take it where nothing else is asked for."""
+    """Return the type of keys and values that the file has scales for, which engines use by default."""
     named = found.get("kv_cache_quant_algo")
     if isinstance(named, str) and named.upper() == "FP8":
         return "fp8"
@@ -375,7 +386,7 @@ def _compressed_tensors(method: str, found: Mapping[str, Any]) -> Quantization:
     if isinstance(sparsity, Mapping) and sparsity.get("format") not in (None, "dense"):
         raise InvalidArgument(
             f"quantization_config.sparsity_config.format is {shown(sparsity.get('format'))}; the size of sparse "
-            f"weights is not known here: {_ADVICE}"
+            f"weights is unknown: {_ADVICE}"
         )
     groups = found.get("config_groups") or {}
     if not isinstance(groups, Mapping):
@@ -393,7 +404,7 @@ def _compressed_tensors(method: str, found: Mapping[str, Any]) -> Quantization:
     return Quantization(method, tuple(rules), rest, _cache_dtype(found), is_exact=True)
 
 
-#: Classes of layers that a target may name instead of modules.
+#: Classes of layers that a target may name instead of a module.
 _CLASSES = ("Linear", "FusedMoE")
 
 
@@ -403,7 +414,7 @@ def _group_packing(where: str, group: Mapping[str, Any], outer_format: str) -> P
     if weights is None or layout == "dense":
         return None
     if layout.startswith("marlin-24") or "sparse" in layout:
-        raise InvalidArgument(f"quantization_config.format is {shown(layout)}; the size of sparse weights is not known")
+        raise InvalidArgument(f"quantization_config.format is {shown(layout)}; the size of sparse weights is unknown")
     weights = _mapping(weights)
     bits = _number(weights, "num_bits", 8, _WIDTHS)
     strategy, is_float = str(weights.get("strategy") or "tensor"), weights.get("type", "int") == "float"
@@ -431,7 +442,7 @@ _QUARK: dict[str, int] = {"fp8_e4m3": 8, "fp8_e5m2": 8, "int8": 8, "uint8": 8, "
 
 
 def _quark(method: str, found: Mapping[str, Any]) -> Quantization:
-    """AMD's: a type for all layers, and others by patterns."""
+    """Read AMD's Quark: one type for all layers, and others by patterns."""
     rules: list[tuple[tuple[str, ...], Packing | None]] = [(_patterns(found, "exclude"), None)]
     for name, own in (found.get("layer_quant_config") or {}).items():
         rules.append(((name,), _quark_packing(_mapping(own).get("weight"))))
@@ -449,7 +460,7 @@ def _quark_packing(weight: object) -> Packing | None:
     if name not in _QUARK or scheme not in ("per_tensor", "per_channel", "per_group"):
         raise InvalidArgument(
             f"quantization_config has weights of dtype {shown(name)} with qscheme {shown(scheme)}; the size of such "
-            f"weights is not known here: {_ADVICE}"
+            f"weights is unknown: {_ADVICE}"
         )
     bits = _QUARK[name]
     if scheme == "per_group":

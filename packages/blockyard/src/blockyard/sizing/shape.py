@@ -1,4 +1,4 @@
-"""The sizes of a model that decide what a step of it takes: widths, the vocabulary, and its experts."""
+"""Sizes of a model that determine the memory of a step: widths, vocabulary, experts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from ..arguments import require_int
 from ..errors import InvalidArgument
-from .fields import ConfigFields
+from .config_fields import ConfigFields
 from .layers import MAX_DIMENSION, dtype_bytes, dtype_name
 
 _HIDDEN_SIZE = ("hidden_size", "n_embd", "d_model")
 _MLP_SIZE = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "moe_topk", "top_k_experts")
-#: The fallback for an MLP whose width no config names: GPT-2's and Falcon's rule.
+#: Width of the MLP relative to hidden_size if the config does not give it (GPT-2, Falcon).
 _MLP_RATIO = 4
 
 
@@ -21,12 +21,18 @@ _MLP_RATIO = 4
 class ModelShape:
     """Widths of a model, in elements.
 
-    hidden_size, mlp_size, vocab_size: of the residual stream, of a dense MLP, of the logits.
-    num_experts, experts_per_token, expert_size: of a mixture of experts; 0, 0, 0 for a dense model.
-    has_packed_experts: whether the experts' weights are MXFP4, whose kernels need no workspace in the model's type.
-    dtype: that activations have.
+    Attributes:
+        hidden_size: width of the residual stream.
+        mlp_size: width of a dense MLP.
+        vocab_size: width of the logits.
+        num_experts: experts per layer; 0 for a dense model.
+        experts_per_token: experts that a token uses; 0 for a dense model.
+        expert_size: width of an expert; 0 for a dense model.
+        has_packed_experts: whether experts have MXFP4 weights, whose kernels need no workspace in the model's type.
+        dtype: type of activations.
 
-    Raises `InvalidArgument` for a value outside its limits.
+    Raises:
+        InvalidArgument: a value is outside its limits.
     """
 
     hidden_size: int
@@ -47,10 +53,14 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: object, *, dtype: object = None) -> ModelShape:
-        """Return the widths of a Hugging Face config, as `KVCacheSpec.from_config` takes it.
+        """Return the widths from a Hugging Face config, as for `KVCacheSpec.from_config`. O(1).
 
-        dtype: of the activations; the config's own if None, bfloat16 if it names none.
-        O(1). Raises `InvalidArgument` naming the field that is missing or out of range.
+        Args:
+            config: the config.
+            dtype: type of activations; the config's own if None, else bfloat16.
+
+        Raises:
+            InvalidArgument: a field is missing or out of range.
         """
         fields = ConfigFields(config)
         hidden = fields.count(*_HIDDEN_SIZE)
@@ -70,17 +80,17 @@ class ModelShape:
 
     @property
     def element_bytes(self) -> int:
-        """Count the bytes of an element of an activation."""
+        """Return the bytes per element of an activation."""
         return dtype_bytes("dtype", self.dtype)
 
 
 def _vocab_size(fields: ConfigFields) -> int:
     value = fields.outer("vocab_size", "padded_vocab_size")
     if value is None:
-        raise InvalidArgument("vocab_size is missing; the config must have it, since logits are as wide as it")
+        raise InvalidArgument("vocab_size is missing; the config must have it, as the width of the logits")
     return require_int("vocab_size", value, 1, MAX_DIMENSION)
 
 
 def _wide(name: str) -> str:
-    """Activations of a model whose weights have 8 bits have 16."""
+    """Return the type of activations, which have 16 bits if the weights have 8."""
     return name if dtype_bytes("dtype", name) > 1 else "bfloat16"

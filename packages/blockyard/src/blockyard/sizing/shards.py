@@ -1,7 +1,7 @@
-"""Which heads, rows and columns each rank of a tensor-parallel model has (Megatron-LM, Shoeybi et al., 2019).
+"""The heads, rows and columns of each rank of a tensor-parallel model (Megatron-LM, Shoeybi et al., 2019).
 
-Neighbouring ones stay together, and the first ranks get one more where they do not divide. Where there are fewer KV
-heads than ranks, neighbouring ranks keep the same head, each for query heads of its own.
+Each rank has a contiguous range, and the first ranks get one more if the number does not divide. With fewer KV heads
+than ranks, neighbouring ranks keep the same head for different query heads.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from ..arguments import require_int, shown
 from ..errors import InvalidArgument
 
-#: Largest number of ranks that share a model.
+#: Most ranks that share a model.
 MAX_RANKS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a model that rank `rank` of `size` has. Raises `InvalidArgument` for values outside their limits."""
+    """The part of a model on rank `rank` of `size`. Raises `InvalidArgument` for values outside their limits."""
 
     rank: int
     size: int
@@ -27,29 +27,29 @@ class Shard:
         require_int("rank", self.rank, 0, self.size - 1)
 
     def part(self, number: int) -> range:
-        """Return its own of `number` things: neighbours, of which no rank has more than one more than another. O(1)."""
+        """Return this rank's range of `number` items. The sizes of ranges differ by at most one. O(1)."""
         share, more = divmod(number, self.size)
         start = self.rank * share + min(self.rank, more)
         return range(start, start + share + (self.rank < more))
 
     def kv_heads(self, num_kv_heads: int) -> range:
-        """Return the KV heads that it keeps: a part of them, or one that other ranks keep too. O(1)."""
+        """Return this rank's KV heads: a range of its own, or one head shared with other ranks. O(1)."""
         if num_kv_heads >= self.size:
             return self.part(num_kv_heads)
         head = self._replicated(num_kv_heads)
         return range(head, head + 1)
 
     def query_heads(self, num_heads: int, num_kv_heads: int) -> range:
-        """Return the query heads that it computes, those of its KV heads: each is on one rank. O(1).
+        """Return this rank's query heads, those of its KV heads. Each is on one rank. O(1).
 
-        Raises `InvalidArgument` where a rank would have none, or num_kv_heads does not divide num_heads.
+        Raises `InvalidArgument` if a rank would have none, or num_kv_heads does not divide num_heads.
         """
         group, rest = divmod(num_heads, num_kv_heads)
         if rest:
             raise InvalidArgument(f"num_heads is {num_heads}; it must be a multiple of num_kv_heads, {num_kv_heads}")
         if num_heads < self.size:
             raise InvalidArgument(
-                f"the number of ranks is {self.size}; the model has {num_heads} attention heads, and a rank needs one"
+                f"the number of ranks is {self.size}; it must be at most the number of attention heads, {num_heads}"
             )
         kept = self.kv_heads(num_kv_heads)
         if num_kv_heads >= self.size:
@@ -59,14 +59,13 @@ class Shard:
         return range(kept.start * group + own.start, kept.start * group + own.stop)
 
     def _replicated(self, num_kv_heads: int) -> int:
-        """The one KV head that it keeps, where there are more ranks than heads: heads have neighbouring ranks."""
+        """Return the single KV head of this rank if there are more ranks than heads. Ranks of a head are neighbours."""
         share, more = divmod(self.size, num_kv_heads)
         behind = self.rank - more * (share + 1)
         return self.rank // (share + 1) if behind < 0 else more + behind // share
 
 
 def require_shard(shard: object) -> Shard:
-    """Return `shard` if it is a `Shard`."""
     if not isinstance(shard, Shard):
         raise InvalidArgument(f"shard is {shown(shard)}; it must be a Shard(rank, size)")
     return shard

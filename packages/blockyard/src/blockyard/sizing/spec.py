@@ -1,14 +1,14 @@
-"""`KVCacheSpec`: what a model keeps, and from it every number of bytes, blocks and sequences.
+"""`KVCacheSpec`: the cache of a model, and its numbers of bytes, blocks and sequences.
 
-A block id is one address for whichever layer group takes it, so a block must have the same bytes in every group. Two
-means make it so, after vLLM's hybrid KV cache manager, in this order:
+Any layer group can use any block, so blocks must have the same bytes in all groups. As in vLLM's hybrid KV cache
+manager, this takes two steps:
 
-1. Layers with the same window form groups of the same number of layers. That number is the smallest count of layers
-   with one window, or the largest if it is less than a quarter above; a group that lacks layers is padded.
-2. If the layers of two groups keep different bytes for a token, the group with fewer takes a larger block size: the
-   largest multiple of `block_size` whose block still fits the bytes of the largest group's. What is left is padding.
+1. Layers with the same window are divided into groups of equally many layers. That number is the smallest count of
+   layers with one window, or the largest count if it is less than a quarter larger. Smaller groups are padded.
+2. If tokens of two groups have different bytes, the group with fewer gets a larger block size: the largest multiple of
+   `block_size` whose block fits into the bytes of the largest group's. The rest is padding.
 
-A model whose layers all have the same window is one group, of `block_size`, without padding, however its layers differ.
+A model whose layers all have the same window is one group of `block_size` without padding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..config import MAX_BLOCK_SIZE, MAX_MODEL_LEN, CacheConfig
 from ..errors import InvalidArgument
 from ..groups import LayerGroup
 from ..windows import num_peak_blocks
-from .fields import ConfigFields
+from .config_fields import ConfigFields
 from .from_config import family_of, read_layers
 from .layers import (
     MAX_DIMENSION,
@@ -36,13 +36,13 @@ from .layers import (
     require_layers,
 )
 
-#: (index of the layer, bytes of a token in it)
+#: (index of the layer, bytes per token in it)
 SizedLayer = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class PageGroup:
-    """A layer group, the indices of its layers, and the bytes of its block that they use; the rest is padding."""
+    """A layer group, the indices of its layers, and the bytes of a block that they use. The rest is padding."""
 
     group: LayerGroup
     layers: tuple[int, ...]
@@ -51,13 +51,13 @@ class PageGroup:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The groups of a model, and the bytes that a block has in each of them."""
+    """The layer groups of a model, and the bytes of a block."""
 
     groups: tuple[PageGroup, ...]
     bytes_per_block: int
 
     def over(self, shards: int, interleave: int) -> Pages:
-        """Return the same pages, each of them one rank's part of a block of `shards` times as many tokens."""
+        """Return the pages of one of `shards` ranks that share blocks with `shards` times as many tokens."""
         if shards == 1:
             return self
         groups = [
@@ -72,11 +72,15 @@ def _with_group(page: PageGroup, group: LayerGroup) -> PageGroup:
 
 
 def make_pages(layers_by_window: dict[int, list[SizedLayer]], block_size: int, layers_per_group: int = 0) -> Pages:
-    """Divide layers into groups with blocks of equal bytes; full attention comes first.
+    """Divide layers into groups whose blocks have equal bytes; full attention comes first. O(layers).
 
-    layers_by_window: for each window (0 for full attention) its layers with their bytes of a token.
-    block_size: tokens a block of the group whose token takes the most bytes. layers_per_group: 0 for the rule above.
-    O(layers). Raises `InvalidArgument` if a scaled block size passes the limit of `LayerGroup`.
+    Args:
+        layers_by_window: layers by window (0 for full attention), with their bytes per token.
+        block_size: tokens per block in the group with the largest tokens.
+        layers_per_group: layers per group; 0 for the rule above.
+
+    Raises:
+        InvalidArgument: a scaled block size exceeds the limit of `LayerGroup`.
     """
     windows = sorted(layers_by_window)
     if len(windows) == 1:
@@ -119,28 +123,31 @@ def _kind_name(window: int) -> str:
     return f"window {window}" if window else "full"
 
 
-#: Largest number of bytes that a size may be.
+#: Largest valid number of bytes.
 MAX_BYTES = 2**62
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class KVCacheSpec:
-    """What the layers of a model keep on one rank, in blocks that all have the same bytes.
+    """The cache of a model on one rank, in blocks of equal bytes.
 
-    layers: those that keep keys and values; at least one.
-    block_size: tokens a block, of the group whose token takes the most bytes; see `pages` for the others.
-    dtype: of keys and values; it may differ from the model's.
-    tensor_parallel_size: ranks that share the KV heads; with fewer heads than ranks each rank keeps one.
-    states: layers that keep a state for each sequence. They lie outside the blocks.
-    state_dtype: of recurrent states. model_dtype: of the states of convolutions; `dtype` if empty.
-    layers_per_group: layers in each group of a model with several windows; 0 for vLLM's rule (see `pages`).
-    tensor_parallel_rank: which of the ranks keeps it, where their shares may differ (3 heads on 2 ranks); None for
-        equal shares, which are all that most engines take.
-    context_parallel_size, interleave: ranks that share each block's tokens, and neighbouring tokens that stay together
-        (`LayerGroup.shards`). block_size is a rank's part: the allocator's blocks hold context_parallel_size times as
-        many tokens, for the same bytes on each rank.
+    Args:
+        layers: layers that keep keys and values; at least one.
+        block_size: tokens per block in the group with the largest tokens; see `pages` for the others.
+        dtype: type of keys and values; may differ from the model's.
+        tensor_parallel_size: ranks that share the KV heads. With fewer heads than ranks each rank keeps one.
+        states: layers that keep a state per sequence, outside the blocks.
+        state_dtype: type of recurrent states.
+        model_dtype: type of the states of convolutions; `dtype` if empty.
+        layers_per_group: layers per group of a model with several windows; 0 for vLLM's rule (see `pages`).
+        tensor_parallel_rank: the rank, if the ranks' shares may differ (3 heads on 2 ranks). None for equal shares,
+            which most engines require.
+        context_parallel_size: ranks that share the tokens of each block. `block_size` is one rank's part: the
+            allocator's blocks have context_parallel_size times as many tokens, in the same bytes per rank.
+        interleave: neighbouring tokens that stay on one rank (`LayerGroup.shards`).
 
-    Raises `InvalidArgument` for a value outside its limits.
+    Raises:
+        InvalidArgument: a value is outside its limits.
     """
 
     layers: tuple[AttentionLayer, ...]
@@ -170,7 +177,7 @@ class KVCacheSpec:
         object.__setattr__(self, "pages", self._make_pages())
 
     def __repr__(self) -> str:
-        """Return the bytes and the layers, those that are equal in one line: it fits a screen. O(layers)."""
+        """Return the bytes and the layers, with equal layers on one line. O(layers)."""
         fields = [field for field in dataclasses.fields(self) if field.repr and field.name not in ("layers", "states")]
         given = [
             f"{field.name}={value!r}"
@@ -194,27 +201,33 @@ class KVCacheSpec:
         state_dtype: object = None,
         layers_per_group: int = 0,
     ) -> KVCacheSpec:
-        """Return the spec of a Hugging Face model.
+        """Return the spec of a Hugging Face model. O(layers).
 
-        config: a dict, an object with attributes (transformers' configs, nested ones too), or a path to a config.json,
-            to Mistral's params.json, or to the folder that holds it.
-        dtype: of the cache; the config's own if None. state_dtype: of recurrent states; what the config says if None,
-            and float32, the wider of what engines use, if it does not.
+        Args:
+            config: a dict, an object with attributes (transformers' configs, also nested), or a path to a config.json,
+                to Mistral's params.json, or to a folder with either.
+            block_size: tokens per block.
+            dtype: type of keys and values; the config's own if None.
+            tensor_parallel_size: ranks that share the KV heads.
+            state_dtype: type of recurrent states; the config's own if None, else float32, the widest in use.
+            layers_per_group: layers per group; 0 for vLLM's rule.
 
-        O(layers). Raises `InvalidArgument` naming the field that is missing, out of range or not understood, or
-        `model_type` if its family is not known (`docs/sizing.md`), `ModelError` for a file that cannot be read.
+        Raises:
+            InvalidArgument: a field is missing, out of range or not understood, or the `model_type` is unknown
+                (`docs/sizing.md`).
+            ModelError: the file cannot be read.
         """
         fields = ConfigFields(config)
         layers, states = read_layers(fields)
         if states and not layers:
             size = sum(part.elements() for layer in states for part in layer.parts)
             raise InvalidArgument(
-                f"model_type is {fields.model_type!r}; its {len(states)} layers keep a state of {size} elements a "
-                f"sequence, and no keys or values: there are no blocks to count"
+                f"model_type is {fields.model_type!r}; its {len(states)} layers keep a state of {size} elements per "
+                f"sequence and no keys and values, so it needs no blocks"
             )
         own = fields.top("dtype", "torch_dtype") or family_of(fields).fixed.get("dtype")
         if own is None and dtype is None:
-            raise InvalidArgument("dtype is missing from the config; give the cache's, as in dtype='bfloat16'")
+            raise InvalidArgument("dtype is missing from the config; give the cache's type, as in dtype='bfloat16'")
         state = state_dtype or fields.get("mamba_ssm_cache_dtype", "mamba_ssm_dtype") or "float32"
         return cls(
             layers=layers,
@@ -239,9 +252,16 @@ class KVCacheSpec:
         value_size: int | None = None,
         index_size: int = 0,
     ) -> KVCacheSpec:
-        """The spec of `num_layers` equal layers of full attention, as `storage.KVCache` allocates them. O(layers).
+        """Return the spec of equal layers of full attention, as `storage.KVCache` allocates them. O(layers).
 
-        value_size: elements of a value in each head; head_size, a key's, if None. index_size: of an index key.
+        Args:
+            num_layers: number of layers.
+            num_kv_heads: KV heads per layer.
+            head_size: elements of a key per head.
+            block_size: tokens per block.
+            dtype: type of keys and values.
+            value_size: elements of a value per head; `head_size` if None.
+            index_size: elements of an index key.
         """
         require_int("num_layers", num_layers, 1, MAX_DIMENSION)
         require_int("head_size", head_size, 1, MAX_DIMENSION)
@@ -252,38 +272,38 @@ class KVCacheSpec:
         return cls(layers=layers, block_size=block_size, dtype=dtype_name("dtype", dtype))
 
     def without_windows(self) -> KVCacheSpec:
-        """Return the same layers, all keeping every token in one group: an engine that knows no layer groups."""
+        """Return the same layers in one group that keeps all tokens, for an engine without layer groups."""
         layers = tuple(dataclasses.replace(layer, sliding_window=0) for layer in self.layers)
         return dataclasses.replace(self, layers=layers)
 
     @property
     def num_layers_by_kind(self) -> dict[str, int]:
-        """Return how many layers there are of each kind: `full`, `sliding`, `latent`, and kinds of state."""
+        """Return the number of layers of each kind: `full`, `sliding`, `latent`, and kinds of states."""
         return count_kinds((*self.layers, *self.states))
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
-        """Return the layer groups, full attention first: what the allocator counts with."""
+        """Return the layer groups for the allocator, full attention first."""
         return tuple(page.group for page in self.pages.groups)
 
     @property
     def page_groups(self) -> tuple[PageGroup, ...]:
-        """Return the groups with the indices of their layers and the bytes of a block that these use."""
+        """Return the groups with their layers' indices and the bytes of a block that they use."""
         return self.pages.groups
 
     @property
     def bytes_per_block(self) -> int:
-        """Count the bytes of one block of the pool, the same in every group, padding included."""
+        """Return the bytes of a block, padding included; the same in every group."""
         return self.pages.bytes_per_block
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values in all layers, before a window drops any."""
+        """Return the bytes of one token's keys and values in all layers, ignoring windows."""
         return sum(self._token_bytes(layer) for layer in self.layers)
 
     @property
     def state_bytes_per_sequence(self) -> int:
-        """Bytes that a sequence of any length takes outside the blocks; 0 for a model of attention alone."""
+        """Return the bytes of a sequence's states, outside the blocks; 0 for a model with attention only."""
         recurrent = dtype_bytes("state_dtype", self.state_dtype)
         other = dtype_bytes("model_dtype", self.model_dtype or self.dtype)
         parts = [part for state in self.states for part in state.parts]
@@ -292,9 +312,13 @@ class KVCacheSpec:
         )
 
     def sequence_blocks(self, num_tokens: int, num_computed: int | None = None) -> int:
-        """Blocks held, over all groups, while tokens `num_computed` to `num_tokens` of a sequence are computed.
+        """Return the blocks of a sequence over all groups while tokens `num_computed` to `num_tokens` are computed.
 
-        num_computed: `num_tokens - 1`, a decode step, if None; 0 is a prompt computed in one step. O(groups).
+        O(groups).
+
+        Args:
+            num_tokens: tokens of the sequence.
+            num_computed: tokens computed before the step; `num_tokens - 1`, a decode step, if None.
         """
         num_tokens = require_int("num_tokens", num_tokens, 0, MAX_MODEL_LEN)
         computed = max(num_tokens - 1, 0) if num_computed is None else num_computed
@@ -302,10 +326,13 @@ class KVCacheSpec:
         return sum(group.num_blocks(num_tokens, computed) for group in self.groups)
 
     def peak_sequence_blocks(self, num_tokens: int, tokens_per_step: int = 1) -> int:
-        """Return the most blocks, over all groups, that a sequence can hold while it grows to `num_tokens`.
+        """Return the most blocks, over all groups, of a sequence that grows to `num_tokens`. O(groups).
 
-        tokens_per_step: the most tokens computed in one step; a chunk of a prompt keeps its window and itself. Each
-        group is counted at its own fullest moment, so the sum is never too small. O(groups).
+        Each group is counted at its own peak, so the sum is an upper bound.
+
+        Args:
+            num_tokens: final length.
+            tokens_per_step: most tokens computed in one step; a chunk of a prompt keeps its window and itself.
         """
         num_tokens = require_int("num_tokens", num_tokens, 0, MAX_MODEL_LEN)
         require_int("tokens_per_step", tokens_per_step, 1, MAX_MODEL_LEN)
@@ -315,17 +342,17 @@ class KVCacheSpec:
         )
 
     def sequence_bytes(self, num_tokens: int, num_computed: int | None = None) -> int:
-        """Count the bytes of a sequence: the blocks of `sequence_blocks` and its state. O(groups)."""
+        """Return the bytes of a sequence: the blocks of `sequence_blocks` and its states. O(groups)."""
         blocks = self.sequence_blocks(num_tokens, num_computed)
         return blocks * self.bytes_per_block + self.state_bytes_per_sequence
 
     def peak_sequence_bytes(self, num_tokens: int, tokens_per_step: int = 1) -> int:
-        """The most bytes that a sequence takes while it grows to `num_tokens`: its fullest moment and its state."""
+        """Return the most bytes of a sequence that grows to `num_tokens`, states included. O(groups)."""
         blocks = self.peak_sequence_blocks(num_tokens, tokens_per_step)
         return blocks * self.bytes_per_block + self.state_bytes_per_sequence
 
     def padding_bytes(self, num_tokens: int) -> int:
-        """Return the bytes of `peak_sequence_blocks` that nothing fills, as tokens of groups take different bytes."""
+        """Return the bytes in `peak_sequence_blocks` that are padding, because groups' tokens differ in bytes."""
         num_tokens = require_int("num_tokens", num_tokens, 0, MAX_MODEL_LEN)
         return sum(
             num_peak_blocks(num_tokens, 1, page.group.sliding_window, page.group.block_size)
@@ -341,14 +368,24 @@ class KVCacheSpec:
         memory_bytes: int | None = None,
         tokens_per_step: int = 1,
     ) -> int:
-        """How many sequences of `num_tokens` tokens, which share nothing, always fit at once. The null block is paid.
+        """Return how many sequences of `num_tokens` tokens without shared blocks always fit at once.
 
-        num_blocks: blocks of the pool; states are then taken to have memory of their own. Or memory_bytes: for blocks
-        and states together. Exactly one of the two. Raises `InvalidArgument` otherwise.
+        Give exactly one of num_blocks and memory_bytes. The null block is accounted for.
+
+        Args:
+            num_tokens: tokens of each sequence.
+            num_blocks: blocks of the pool. States are assumed to have separate memory.
+            memory_bytes: memory for blocks and states.
+            tokens_per_step: most tokens computed in one step.
+
+        Raises:
+            InvalidArgument: both or neither is given, or a value is outside its limits.
         """
         require_int("num_tokens", num_tokens, 1, MAX_MODEL_LEN)
         if (num_blocks is None) == (memory_bytes is None):
-            raise InvalidArgument("num_blocks and memory_bytes are two ways to say it; give exactly one")
+            raise InvalidArgument(
+                f"num_blocks is {num_blocks} and memory_bytes is {memory_bytes}; give exactly one of them"
+            )
         if num_blocks is not None:
             usable = require_int("num_blocks", num_blocks, 0, MAX_BYTES) - 1
             return max(usable, 0) // self.peak_sequence_blocks(num_tokens, tokens_per_step)
@@ -365,9 +402,18 @@ class KVCacheSpec:
         num_cpu_blocks: int = 0,
         **others: Any,
     ) -> CacheConfig:
-        """A `CacheConfig` of these groups; `others` are further fields of it. The pool has num_blocks or num_bytes.
+        """Return a `CacheConfig` of these groups.
 
-        Raises `InvalidArgument` for values that `CacheConfig` refuses, and for a field that it does not have.
+        Args:
+            num_blocks: blocks of the pool; 0 with num_bytes.
+            num_bytes: bytes of the pool, instead of num_blocks.
+            max_num_seqs: most sequences at once.
+            max_model_len: most tokens of a sequence.
+            num_cpu_blocks: blocks of the CPU pool.
+            **others: other fields of `CacheConfig`.
+
+        Raises:
+            InvalidArgument: `CacheConfig` rejects a value, or has no such field.
         """
         given = {"groups": self.groups, **others}
         known = {field.name for field in dataclasses.fields(CacheConfig)}

@@ -1,4 +1,4 @@
-"""Families of models whose layers, or some of them, keep a state."""
+"""Model families with layers that keep a state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from . import layer_rules as rules
 from . import state_layers as states
 from .family import UNVERIFIED, VLLM, gqa, latent, row
 
-#: Fields of latent attention that only its weights depend on.
+#: Fields of latent attention that only affect weights.
 _LATENT_ONLY = "head_dim num_key_value_heads qk_nope_head_dim qk_head_dim v_head_dim"
 _NET: dict[str, Any] = {
     "linear_num_key_heads": 16,
@@ -28,7 +28,7 @@ _MAMBA_2: dict[str, Any] = {
     "mamba_d_head": "auto",
     "mamba_n_groups": 1,
 }
-#: Fields of Mamba layers that only their weights or kernels depend on.
+#: Fields of Mamba layers that only affect weights or kernels.
 _MAMBA_ONLY = """
 chunk_size conv_bias mamba_chunk_size mamba_conv_bias mamba_dt_init_floor mamba_dt_limit mamba_dt_max mamba_dt_min
 mamba_dt_rank mamba_hidden_act mamba_norm_before_gate mamba_proj_bias mamba_rms_norm mamba_use_mlp ssm_in_multiplier
@@ -207,7 +207,7 @@ STATE_FAMILIES = (
         harmless="use_mla_nope linear_silu max_window_layers "
         "num_key_value_heads qk_head_dim qk_nope_head_dim v_head_dim gated_attention_proj_granularity_type",
     ),
-    # ------------------------------------------------ states alone
+    # ------------------------------------------------ only states
     row(
         "mamba falcon_mamba",
         {"num_hidden_layers": 32, "hidden_size": 768, "mamba_channels": None, **_MAMBA},

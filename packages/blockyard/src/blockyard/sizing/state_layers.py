@@ -1,7 +1,7 @@
-"""The states of layers without attention, or with more than it: which tensors they hold, and how large.
+"""Sizes of the states of linear attention, Mamba and other recurrent layers.
 
-Each function reads the fields of its own mixer and returns the state of one layer. A convolution over k tokens keeps
-the k - 1 before the current one.
+Each function reads the fields of its kind and returns the state of one layer. A convolution over k tokens keeps the
+k - 1 before the current one.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping
 
 from ..arguments import shown
 from ..errors import InvalidArgument
+from .config_fields import ConfigFields
 from .field_names import can_change_cache, is_off
-from .fields import ConfigFields
 from .layers import StateLayer, StatePart
 
 #: Keys of Kimi Linear's `linear_attn_config`.
 _KIMI_KEYS = ("full_attn_layers", "kda_layers", "num_heads", "head_dim", "short_conv_kernel_size")
-#: The state of a layer, from the fields of its config and its index.
+#: A function from a config's fields and a layer's index to its state.
 StateReader = Callable[[ConfigFields, int], StateLayer]
 
 
 def convolution(fields: ConfigFields, index: int) -> StateLayer:
-    """Return LFM2's short convolution: the last tokens' hidden states, gated."""
+    """Return the state of LFM2's short convolution: the last tokens' hidden states."""
     columns = fields.count("conv_L_cache") - 1
     return StateLayer(index, "convolution", (StatePart("convolution", fields.count("hidden_size"), columns),))
 
@@ -44,14 +44,14 @@ def gated_delta_net(fields: ConfigFields, index: int) -> StateLayer:
 
 
 def kimi_delta(fields: ConfigFields, index: int) -> StateLayer:
-    """Return the state of Kimi Delta Attention (arXiv 2510.26692; Kimi Linear, Ling 3): heads of one size for all."""
+    """Return the state of Kimi Delta Attention (arXiv 2510.26692; Kimi Linear, Ling 3), with equal head sizes."""
     nested = fields.get("linear_attn_config")
     if nested is not None and not isinstance(nested, Mapping):
         raise InvalidArgument(f"linear_attn_config is {shown(nested)}; it must be an object")
     sizes = nested or {}
     for name, value in sizes.items():
         if name not in _KIMI_KEYS and can_change_cache(str(name)) and not is_off(value):
-            raise InvalidArgument(f"linear_attn_config.{name} is {shown(value)}; it is not known")
+            raise InvalidArgument(f"linear_attn_config.{name} is {shown(value)}; this key is unknown")
     heads = ConfigFields(sizes).count("num_heads", default=fields.count("linear_num_heads", "num_attention_heads"))
     size = ConfigFields(sizes).count("head_dim", default=fields.count("linear_head_dim", "head_dim"))
     kernel = fields.count("linear_conv_kernel_dim", "short_conv_kernel_size")
@@ -64,7 +64,7 @@ def kimi_delta(fields: ConfigFields, index: int) -> StateLayer:
 
 
 def lightning(fields: ConfigFields, index: int) -> StateLayer:
-    """Return the state of lightning attention (arXiv 2401.04658; MiniMax-Text-01): a square for each query head."""
+    """Return the state of lightning attention (arXiv 2401.04658; MiniMax-Text-01): a square matrix per query head."""
     heads = fields.count("num_attention_heads")
     size = fields.count("head_dim", default=fields.count("hidden_size") // heads)
     part = StatePart("recurrent state", heads, size * size, is_recurrent=True)
@@ -72,7 +72,7 @@ def lightning(fields: ConfigFields, index: int) -> StateLayer:
 
 
 def bailing(fields: ConfigFields, index: int) -> StateLayer:
-    """Return Kimi Delta Attention for Ling 3, lightning attention for Ring 2.5; their fields tell them apart."""
+    """Return the state of Kimi Delta Attention (Ling 3) or lightning attention (Ring 2.5), by the fields present."""
     _require_full_heads(fields)
     names = ("short_conv_kernel_size", "no_kda_lora", "kda_safe_gate", "kda_lower_bound")
     if any(fields.get(name) is not None for name in names):
@@ -80,13 +80,13 @@ def bailing(fields: ConfigFields, index: int) -> StateLayer:
     if fields.get("group_norm_size") is not None:
         return lightning(fields, index)
     raise InvalidArgument(
-        "short_conv_kernel_size is missing, and so is group_norm_size; they say whether the states are those of Ling 3 "
-        "or of Ring 2.5"
+        "short_conv_kernel_size and group_norm_size are missing; one of them must show whether the states are those of "
+        "Ling 3 or of Ring 2.5"
     )
 
 
 def ring_linear(fields: ConfigFields, index: int) -> StateLayer:
-    """Return the lightning attention of Ring-linear, whose keys may not have heads of their own."""
+    """Return the state of Ring-linear's lightning attention, after checking that keys have all heads."""
     _require_full_heads(fields)
     return lightning(fields, index)
 
@@ -95,8 +95,8 @@ def _require_full_heads(fields: ConfigFields) -> None:
     heads, given = fields.count("num_attention_heads"), fields.count("num_kv_heads_for_linear_attn", low=0, default=0)
     if given not in (0, heads):
         raise InvalidArgument(
-            f"num_kv_heads_for_linear_attn is {given}; it must be 0 or num_attention_heads, {heads}: what a state with "
-            f"fewer heads of keys keeps is not known"
+            f"num_kv_heads_for_linear_attn is {given}; it must be 0 or num_attention_heads, {heads}: states with fewer "
+            f"KV heads are not supported"
         )
 
 
@@ -133,7 +133,7 @@ def _mamba2_head_size(fields: ConfigFields, heads: int) -> int:
 
 
 def mlstm(fields: ConfigFields, index: int) -> StateLayer:
-    """Return the matrix memory of xLSTM (arXiv 2405.04517): a matrix, a vector and a number for each head."""
+    """Return the matrix memory of xLSTM (arXiv 2405.04517): a matrix, a vector and a number per head."""
     hidden, heads = fields.count("hidden_size"), fields.count("num_heads")
     key_size = _factored(fields, "qk_dim_factor", hidden) // heads
     value_size = _factored(fields, "v_dim_factor", hidden) // heads
@@ -142,7 +142,7 @@ def mlstm(fields: ConfigFields, index: int) -> StateLayer:
 
 
 def _factored(fields: ConfigFields, name: str, hidden_size: int) -> int:
-    """Return the hidden size times a fraction, rounded up to a multiple of 64, as xLSTM rounds it."""
+    """Return hidden_size times a fraction, rounded up to a multiple of 64 as in xLSTM."""
     factor = fields.get(name)
     if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 0 < factor <= 64:
         raise InvalidArgument(f"{name} is {factor!r}; it must be a number above 0, at most 64")

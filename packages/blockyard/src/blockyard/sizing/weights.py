@@ -1,8 +1,8 @@
-"""How many parameters a model has and what its weights take, counted from its config alone.
+"""Parameters and bytes of a model's weights, counted from its config.
 
     from blockyard.sizing import count_parameters, model_weights
 
-Matrices are counted where the architecture is known (`matrices`, `encoders`), and their bytes follow from the config's
+Matrices are counted for known architectures (`matrices`, `encoders`); their bytes follow from the config's
 `quantization_config` (`quantization`).
 """
 
@@ -15,15 +15,15 @@ from os import PathLike
 from pathlib import Path
 
 from ..arguments import require_int
+from .config_fields import ConfigFields
 from .encoders import encoder_matrices
-from .fields import ConfigFields
 from .layers import dtype_bytes, dtype_name
 from .matrices import Matrix, draft_matrices, text_matrices
 from .quantization import Quantization, quantization_beside, read_quantization
 from .shape import ModelShape
 from .shards import MAX_RANKS
 
-#: The kernels of vLLM for MXFP4 experts pad their width to a multiple of this.
+#: vLLM's kernels for MXFP4 experts pad the width to a multiple of this.
 _EXPERT_MULTIPLE = 256
 
 
@@ -31,11 +31,17 @@ _EXPERT_MULTIPLE = 256
 class ModelWeights:
     """The weights of a model.
 
-    num_parameters: of the text model. num_encoder_parameters: of encoders of images. num_draft_parameters: of layers
-    that predict further tokens. file_bytes: of text model and encoders as published. rank_bytes: as an engine holds
-    them, on each rank; with kernels' padding. encoder_rank_bytes: of them, the encoders'. draft_rank_bytes: of the
-    draft layers, on each rank. method: of the quantization, "" for none. cache_dtype: that the file asks for, "" for
-    none. uncounted: parts of the config whose weights are not counted.
+    Attributes:
+        num_parameters: parameters of the text model.
+        num_encoder_parameters: parameters of image encoders.
+        num_draft_parameters: parameters of the draft layers (multi-token prediction).
+        file_bytes: bytes of text model and encoders as published.
+        rank_bytes: bytes of these on each rank of an engine, with the kernels' padding.
+        encoder_rank_bytes: bytes of the encoders among them.
+        draft_rank_bytes: bytes of the draft layers on each rank.
+        method: quantization method, "" for none.
+        cache_dtype: type of keys and values that the file asks for, "" for none.
+        uncounted: fields of the config whose weights are not counted.
     """
 
     num_parameters: int
@@ -51,21 +57,25 @@ class ModelWeights:
 
 
 def count_parameters(config: object) -> int:
-    """Parameters of the text model that a Hugging Face config describes, as `KVCacheSpec.from_config` takes it.
+    """Return the parameters of the text model in a Hugging Face config, as for `KVCacheSpec.from_config`. O(layers).
 
-    A head that is the embedding is counted once; encoders of images and layers that predict further tokens are not.
-    O(layers). Raises `InvalidArgument` naming the architecture that has no row here, or the field that is missing.
+    A head tied to the embedding counts once. Encoders and draft layers are not counted. Raises `InvalidArgument` naming
+    the architecture that is unknown, or the field that is missing.
     """
     return sum(matrix.num_elements for matrix in text_matrices(config))
 
 
 def model_weights(config: object, *, dtype: object = None, tensor_parallel_size: int = 1) -> ModelWeights:
-    """Count the weights that a Hugging Face config describes, in parameters and bytes.
+    """Return the weights of the model in a Hugging Face config. O(layers * patterns).
 
-    dtype: of weights that are not quantized; the config's own if None, bfloat16 if it names none. With a dtype, a
-    quantization_config is left aside.
+    Args:
+        config: the config.
+        dtype: type of weights that are not quantized; the config's own if None, else bfloat16. If given, the
+            quantization_config is ignored.
+        tensor_parallel_size: number of ranks.
 
-    O(layers * patterns). Raises `InvalidArgument` naming the architecture or the quantization that is not known here.
+    Raises:
+        InvalidArgument: the architecture or the quantization is unknown.
     """
     ranks = require_int("tensor_parallel_size", tensor_parallel_size, 1, MAX_RANKS)
     fields = ConfigFields(config)
@@ -92,7 +102,7 @@ def model_weights(config: object, *, dtype: object = None, tensor_parallel_size:
 
 
 def num_draft_layers(config: object) -> int:
-    """Count the layers that predict further tokens, in a Hugging Face config; 0 if it names none. O(1)."""
+    """Return the number of draft layers in a Hugging Face config; 0 if it has none. O(1)."""
     return ConfigFields(config).count("num_nextn_predict_layers", "mtp_num_hidden_layers", low=0, default=0)
 
 
@@ -111,7 +121,7 @@ def _file_bytes(matrix: Matrix, quantization: Quantization | None, size: int) ->
 
 
 def _rank_bytes(matrices: Iterable[Matrix], quantization: Quantization | None, size: int, ranks: int) -> int:
-    """Bytes on one rank: its part of each matrix that can be divided, and what an engine makes of it."""
+    """Return the bytes on one rank: its part of each matrix that can be divided, and copies that an engine makes."""
     total = 0
     for matrix in matrices:
         parts = min(ranks, matrix.ways) if matrix.ways else ranks
@@ -123,7 +133,7 @@ def _rank_bytes(matrices: Iterable[Matrix], quantization: Quantization | None, s
 
 
 def _padded(matrix: Matrix, parts: int) -> Matrix:
-    """The experts of gpt-oss with their width padded on each rank."""
+    """Return gpt-oss's expert matrices with their width padded on each rank."""
     if matrix.name.endswith("experts.gate_up_proj"):
         return replace(matrix, rows=2 * parts * _up(matrix.rows // 2, parts))
     if matrix.name.endswith("experts.down_proj"):

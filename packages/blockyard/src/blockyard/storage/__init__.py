@@ -1,4 +1,4 @@
-"""The data plane: KV tensors that carry out plans and decide nothing.
+"""KV tensors, and the writes, gathers and copies that plans ask for.
 
     from blockyard.storage import KVCache, KVLayout, Shard
 
@@ -8,7 +8,7 @@ Needs torch: `pip install 'blockyard[storage]'`.
 from ..errors import MissingExtra
 
 try:
-    import torch as _torch  # noqa: F401  # asked for here, so that its absence is said in one sentence
+    import torch as _torch  # noqa: F401  # so that a missing package is one clear error
 except ImportError as error:
     raise MissingExtra("blockyard.storage needs torch: pip install 'blockyard[storage]'") from error
 

@@ -1,4 +1,4 @@
-"""Addresses into the KV tensors, checked and put on the device once a step, then used by every layer."""
+"""Addresses in the KV tensors, checked and copied to the device once per step and used by every layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IntArray = NDArray[np.int64]
 
 
 def int_array(name: str, values: object, num_dims: int) -> IntArray:
-    """Return `values` (list, numpy array or torch tensor of integers) as an int64 array of `num_dims` dimensions."""
+    """Return `values` (list, numpy array or tensor of integers) as an int64 array of `num_dims` dimensions."""
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
     array = np.asarray(values)
@@ -26,7 +26,7 @@ def int_array(name: str, values: object, num_dims: int) -> IntArray:
 
 
 def require_range(name: str, array: IntArray, low: int, high: int) -> None:
-    """Raise unless every entry of `array` is from `low` to `high`; names the first that is not."""
+    """Raise `InvalidArgument` for the first entry of `array` that is not from `low` to `high`."""
     if array.size == 0 or (low <= array.min() and array.max() <= high):
         return
     flat = array.reshape(-1)
@@ -35,9 +35,9 @@ def require_range(name: str, array: IntArray, low: int, high: int) -> None:
 
 
 class SlotAddresses:
-    """Where the tokens of a step are written: one slot a token (`slot = block_id * block_size + offset`).
+    """Slots that a step's tokens are written to, one per token (`slot = block_id * block_size + offset`).
 
-    Slots of the null block (below `block_size`) are refused: it has no owner, and padding relies on its zeros.
+    Slots of the null block (below `block_size`) are rejected: padding relies on its zeros.
     """
 
     def __init__(self, slot_mapping: object, num_blocks: int, block_size: int, device: torch.device) -> None:
@@ -49,17 +49,17 @@ class SlotAddresses:
         self.block_size = block_size
         self.block_ids = torch.from_numpy(block_ids).to(device)
         self.offsets = torch.from_numpy(offsets).to(device)
-        # Rows of a layer seen as (num_blocks * 2 * block_size) tokens: a block's keys, then its values.
+        # Rows of a layer viewed as (num_blocks * 2 * block_size) tokens: a block's keys, then its values.
         key_rows = block_ids * (2 * block_size) + offsets
         self.key_rows = torch.from_numpy(key_rows).to(device)
         self.value_rows = torch.from_numpy(key_rows + block_size).to(device)
 
 
 class TableAddresses:
-    """What a gather reads: `seq_lens[i]` tokens through row i of `block_tables`, and zeros behind them.
+    """Blocks that a gather reads: `seq_lens[i]` tokens through row i of `block_tables`, followed by zeros.
 
-    The zeros matter: behind a sequence's last token its block still holds what an earlier owner left there. An
-    attention mask hides such values, but not NaN or infinity (0 * NaN is NaN), so they must not be read at all.
+    After a sequence's last token, its block still holds data of an earlier holder. Attention masks hide such values,
+    but not NaN or infinity (0 * NaN is NaN), so they must not be read.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TableAddresses:
         self.block_size = block_size
         self.width_blocks = int(-(-lengths.max(initial=0) // block_size))
         live = _without_unused_blocks(tables[:, : self.width_blocks], lengths, block_size)
-        # A layer seen as (num_blocks * 2) half blocks: block b's keys are half 2b, its values half 2b + 1.
+        # A layer viewed as (num_blocks * 2) half blocks: block b's keys are half 2b, its values half 2b + 1.
         halves = np.concatenate([live.reshape(-1) * 2, live.reshape(-1) * 2 + 1])
         self.halves = torch.from_numpy(halves).to(device)
         stale = _stale_positions(lengths, self.width_tokens, block_size)
@@ -83,7 +83,7 @@ class TableAddresses:
 
     @property
     def width_tokens(self) -> int:
-        """Count the tokens of the longest row, rounded up to whole blocks."""
+        """Return the length of the longest row in tokens, rounded up to whole blocks."""
         return self.width_blocks * self.block_size
 
 
@@ -95,13 +95,13 @@ def _require_tables(tables: IntArray, lengths: IntArray, num_blocks: int, block_
 
 
 def _without_unused_blocks(tables: IntArray, lengths: IntArray, block_size: int) -> IntArray:
-    """Point every block wholly behind a sequence's end at the null block, which holds zeros."""
+    """Return the tables with the null block, which holds zeros, for all blocks after a sequence's end."""
     columns = np.arange(tables.shape[1])
     return np.where(columns * block_size < lengths[:, None], tables, 0)
 
 
 def _stale_positions(lengths: IntArray, width_tokens: int, block_size: int) -> IntArray:
-    """Return positions (row * width + token) between each sequence's end and the end of its last block."""
+    """Return the positions (row * width + token) from each sequence's end to the end of its last block."""
     offsets = np.arange(block_size)
     used = (lengths - 1) % block_size + 1
     last_block = np.arange(len(lengths)) * width_tokens + lengths - used

@@ -1,7 +1,7 @@
-"""Context parallel: which tokens of a sequence a rank keeps, and in which of its own slots.
+"""Context parallelism: the tokens of a sequence that a rank keeps, and their slots on it.
 
-Token i is on rank (i // interleave) % size. A block of the manager holds `size` times the tokens of a block of the
-ranks' tensors, under the same id on each of them. vLLM's decode context parallel lays tokens out so.
+Token i is on rank (i // interleave) % size. A block of the manager has `size` times the tokens of a block in a rank's
+tensors, under the same id. This is the layout of vLLM's decode context parallelism.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ class ContextShard:
         require_int("interleave", self.interleave, 1, MAX_GROUP_BLOCK_SIZE)
 
     def is_own(self, slots: IntArray) -> NDArray[np.bool_]:
-        """Return which tokens are kept here, by their positions or the manager's slots: both say the same. O(slots)."""
+        """Return which tokens this rank keeps, given their positions or the manager's slots. O(slots)."""
         own: NDArray[np.bool_] = slots // self.interleave % self.size == self.rank
         return own
 
     def local_slots(self, slots: IntArray) -> IntArray:
-        """This rank's slots of tokens that it keeps, from the manager's; likewise places among a sequence's. O(slots).
+        """Return this rank's slots of its own tokens, given the manager's slots; or likewise local positions. O(slots).
 
-        Blocks begin on rank 0, so a block's tokens here are as many in each block: no division by the block size.
+        Every block begins on rank 0, so the block size is not needed.
         """
         rounds = slots // (self.interleave * self.size)
         local: IntArray = rounds * self.interleave + slots % self.interleave
         return local
 
     def num_local(self, num_tokens: IntArray) -> IntArray:
-        """Return how many of the first num_tokens tokens of each sequence are kept here. O(sequences)."""
+        """Return how many of each sequence's first num_tokens tokens this rank keeps. O(sequences)."""
         rounds, rest = np.divmod(num_tokens, self.size * self.interleave)
         local: IntArray = rounds * self.interleave + np.clip(rest - self.rank * self.interleave, 0, self.interleave)
         return local
 
     def positions(self, num_local: int) -> IntArray:
-        """Return where in their sequence the first num_local tokens that are kept here stand. O(num_local)."""
+        """Return the positions in the sequence of this rank's first num_local tokens. O(num_local)."""
         places = np.arange(num_local)
         rounds, rest = np.divmod(places, self.interleave)
         found: IntArray = (rounds * self.size + self.rank) * self.interleave + rest

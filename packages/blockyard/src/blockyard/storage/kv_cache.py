@@ -1,4 +1,4 @@
-"""The keys and values themselves: one tensor of blocks, and the plans carried out on it."""
+"""The tensor of keys and values, and the operations of plans on it."""
 
 from __future__ import annotations
 
@@ -23,37 +23,44 @@ _MAX_DIMENSION = 2**20
 
 
 class KVCache:
-    """Keys and values of every layer in blocks of `block_size` tokens: the data plane, which decides nothing.
+    """Keys and values of all layers, in blocks of `block_size` tokens.
 
-    It knows slots and block ids, not sequences. All memory is one tensor, so that a block is copied for all
-    layers at once; each layer's part has the shape that FlashInfer takes, and the keys and values in it are
-    views that FlashAttention takes:
+    It deals in slots and block ids, not sequences. All memory is one tensor, so that a block is copied for all layers
+    at once. Each layer's part has FlashInfer's shape, and its keys and values are views for FlashAttention:
 
         data              (layers of the largest group, num_blocks, 2, *block_shape)
         combined(layer)   (num_blocks, 2, *block_shape)          FlashInfer's paged_kv_cache
         key_cache(layer)  (num_blocks, *block_shape)             FlashAttention's and vLLM's k_cache
         block_shape       NHD: (block_size, num_kv_heads, head_size);  HND: (num_kv_heads, block_size, head_size)
 
-    Where values are narrower or wider than keys (`value_size`), a block is its keys and then its values, without an
-    axis for the two: `data` is (places, num_blocks, elements of a block), and there is no `combined`. So it is with an
-    index (`index_size`): the keys by which sparse attention selects tokens lie behind keys and values.
+    If values and keys differ in size (`value_size`), or there are index keys (`index_size`), a block has its keys, then
+    its values, then its index keys. Then `data` is (positions, num_blocks, elements of a block), and `combined` raises.
 
-    The paging is PagedAttention's (Kwon et al., SOSP 2023). Memory starts as zeros; the null block, id 0, stays
-    so: it is what padded table entries read, and a write to it is refused. On a CPU the system gives memory to a block
+    The paging is PagedAttention's (Kwon et al., SOSP 2023). Memory starts as zeros. The null block, id 0, stays zero,
+    because padded table entries read it; writing to it is rejected. On a CPU the system allocates memory for a block
     when it is first written.
 
-    Layers of several groups (`LayerGroup`) share the tensor: a block belongs to one group at a time, so that the first
-    layers of all groups have the same place in it, and so on. With one group, a layer's place is its number.
+    Layers of several groups (`LayerGroup`) share the tensor. A block belongs to one group at a time, so the first
+    layers of all groups have the same position in it, and so on. With one group, a layer's position is its number.
 
-    num_blocks: blocks, the null block included. dtype: float32, bfloat16 or float16. device: anything torch
-    takes. layout: `KVLayout` or its name. layer_groups: the layers of each group, all of one block size; one group of
-    all layers if None. num_cpu_blocks: blocks of the CPU pool, its null block included, as `cpu_data`; 0 for none.
-    head_size, value_size: elements of a key and of a value in each head; value_size is head_size if None.
-    index_size: elements of a token's index key in each layer, whole on every rank; 0 for none.
-    shard: the rank that it belongs to, of those that share num_kv_heads heads (tensor parallel); None for all of them.
-        From then on `num_kv_heads` are its own, and `kv_heads` says which: with fewer heads than ranks several keep the
-        same one, so that MLA's single latent head is whole on every rank.
-    Raises `InvalidArgument` for values outside their limits, and when the device cannot hold the tensor.
+    Args:
+        num_blocks: blocks, null block included.
+        block_size: tokens per block.
+        num_layers: layers of the model.
+        num_kv_heads: KV heads of the model. The attribute of this name has only those of `shard`, and `kv_heads` lists
+            them. With fewer heads than ranks several ranks keep the same one, like MLA's single latent head.
+        head_size: elements of a key per head.
+        dtype: float32, bfloat16 or float16.
+        device: torch's device.
+        layout: `KVLayout` or its name.
+        layer_groups: layers of each group, all of one block size; None for one group of all layers.
+        num_cpu_blocks: blocks of the CPU pool (`cpu_data`), null block included; 0 for none.
+        value_size: elements of a value per head; `head_size` if None.
+        index_size: elements of a token's index key per layer, whole on every rank; 0 for none.
+        shard: rank of this cache among those that share the heads (tensor parallel); None for all heads.
+
+    Raises:
+        InvalidArgument: a value is outside its limits, or the device cannot allocate the tensor.
     """
 
     def __init__(
@@ -78,7 +85,7 @@ class KVCache:
         self.num_layers = require_int("num_layers", num_layers, 1, _MAX_DIMENSION)
         require_int("num_kv_heads", num_kv_heads, 1, _MAX_DIMENSION)
         self.shard = Shard(0, 1) if shard is None else require_shard(shard)
-        #: Which of the model's KV heads are kept here.
+        #: The model's KV heads that are kept here.
         self.kv_heads = self.shard.kv_heads(num_kv_heads)
         self.num_kv_heads = len(self.kv_heads)
         self.head_size = require_int("head_size", head_size, 1, _MAX_DIMENSION)
@@ -97,8 +104,8 @@ class KVCache:
         self.data = self._new_data("num_blocks", self.num_blocks, device)
         self.device = self.data.device
         is_cuda = self.device.type == "cuda"
-        #: The CPU pool's blocks, the same shape but for their number; None without one. Pinned beside CUDA tensors:
-        #: the device writes it when it comes to it, so call torch.cuda.synchronize() before looking from Python.
+        #: The CPU pool's blocks, in the same shape; None without a CPU pool. Pinned if the cache is on CUDA: the device
+        #: writes it asynchronously, so call torch.cuda.synchronize() before reading it in Python.
         self.cpu_data = self._new_data("num_cpu_blocks", num_cpu_blocks, "cpu", is_cuda) if num_cpu_blocks else None
         self._move_stream = MoveStream(self.device, self.places.num_places) if is_cuda else None
         if self._move_stream is not None:
@@ -106,61 +113,59 @@ class KVCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Count the bytes of one token's keys and values over all layers."""
+        """Return the bytes of one token's keys and values in all layers."""
         return self.spec.bytes_per_token
 
     @property
     def bytes_per_block(self) -> int:
-        """Count the bytes of one block over all layers of a group."""
+        """Return the bytes of one block in all layers of a group."""
         return self.spec.bytes_per_block // self.num_layers * self.places.num_places
 
     @property
     def num_bytes(self) -> int:
-        """Count the bytes of the whole cache."""
+        """Return the bytes of all blocks."""
         return self.bytes_per_block * self.num_blocks
 
     def combined(self, layer: int) -> torch.Tensor:
-        """Return keys and values of a layer, (num_blocks, 2, *block_shape), contiguous: FlashInfer's form. No copy.
+        """Return a layer's keys and values, (num_blocks, 2, *block_shape), contiguous: FlashInfer's shape. No copy.
 
-        Raises `InvalidArgument` if values do not have the size of keys, or index keys lie beside them.
+        Raises `InvalidArgument` if keys and values differ in size or there are index keys.
         """
         if not self._is_even:
             raise InvalidArgument(
-                f"value_size is {self.value_size}; for one tensor it must be head_size, {self.head_size}, and "
-                f"index_size, {self.index_size}, must be 0"
+                f"value_size is {self.value_size} and index_size {self.index_size}; one tensor of keys and values "
+                f"needs {self.head_size} (head_size) and 0"
             )
         return self.data[self.places.place(layer)]
 
     def key_cache(self, layer: int) -> torch.Tensor:
-        """Return the keys of a layer, (num_blocks, *block_shape): a view without a copy, each block contiguous."""
+        """Return a layer's keys, (num_blocks, *block_shape), as a view in which each block is contiguous."""
         if self._is_even:
             return self.data[self.places.place(layer), :, 0]
         return self._part(layer, slice(None, self._key_elements), self.head_size)
 
     def value_cache(self, layer: int) -> torch.Tensor:
-        """Return the values of a layer, (num_blocks, *block_shape): a view without a copy, each block contiguous."""
+        """Return a layer's values, (num_blocks, *block_shape), as a view in which each block is contiguous."""
         if self._is_even:
             return self.data[self.places.place(layer), :, 1]
         return self._part(layer, slice(self._key_elements, self._key_elements + self._value_elements), self.value_size)
 
     def index_cache(self, layer: int) -> torch.Tensor:
-        """Return the index keys of a layer, (num_blocks, block_size, index_size): a view without a copy."""
+        """Return a layer's index keys, (num_blocks, block_size, index_size), as a view."""
         elements = slice(self._key_elements + self._value_elements, None)
         return self.data[self.places.place(layer), :, elements].unflatten(1, (self.block_size, self.index_size))
 
     @property
     def _is_even(self) -> bool:
-        """Return whether values have the size of keys, and nothing lies beside them."""
+        """Return whether a block only has keys and values of equal size."""
         return self.value_size == self.head_size and self.index_size == 0
 
     @property
     def _key_elements(self) -> int:
-        """Count the elements of a block's keys in a layer."""
         return self.block_size * self.num_kv_heads * self.head_size
 
     @property
     def _value_elements(self) -> int:
-        """Return the elements of a block's values in a layer."""
         return self.block_size * self.num_kv_heads * self.value_size
 
     def _part(self, layer: int, elements: slice, size: int) -> torch.Tensor:
@@ -168,19 +173,26 @@ class KVCache:
         return self.data[self.places.place(layer), :, elements].unflatten(1, shape)
 
     def slots(self, slot_mapping: object) -> SlotAddresses:
-        """Check a plan's slot mapping once, for `write` in every layer of the step. O(tokens)."""
+        """Check a plan's slot mapping once for the `write` calls of all layers. O(tokens)."""
         return SlotAddresses(slot_mapping, self.num_blocks, self.block_size, self.device)
 
     def tables(self, block_tables: object, seq_lens: object) -> TableAddresses:
-        """Check block tables and lengths once, for `gather` in every layer of the step. O(entries)."""
+        """Check block tables and lengths once for the `gather` calls of all layers. O(entries)."""
         return TableAddresses(block_tables, seq_lens, self.num_blocks, self.block_size, self.device)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: object) -> None:
-        """Write tokens' keys and values, (tokens, num_kv_heads, their size), to their slots. O(tokens).
+        """Write tokens' keys and values, (tokens, num_kv_heads, size), to their slots. O(tokens).
 
-        slots: a plan's `slot_mapping` (int array, one slot a token), or what `slots()` made of it. If a slot
-        occurs twice, either token may win. Raises `InvalidArgument` for a slot outside the blocks, a shape or
-        dtype that is not the cache's; nothing is written then.
+        If a slot occurs twice, either token may win.
+
+        Args:
+            layer: number of the layer.
+            key: keys of the tokens.
+            value: values of the tokens.
+            slots: a plan's `slot_mapping` (one integer per token), or the result of `slots()`.
+
+        Raises:
+            InvalidArgument: a slot is outside the blocks, or a shape or dtype is wrong. Nothing is written then.
         """
         where = slots if isinstance(slots, SlotAddresses) else self.slots(slots)
         self._require_own(where)
@@ -200,7 +212,7 @@ class KVCache:
             self.value_cache(layer).transpose(1, 2)[where.block_ids, where.offsets] = value
 
     def write_index(self, layer: int, keys: torch.Tensor, slots: SlotAddresses) -> None:
-        """Write tokens' index keys, (tokens, index_size), to their slots. O(tokens). Raises as `write`."""
+        """Write tokens' index keys, (tokens, index_size), to their slots. O(tokens). Raises as `write` does."""
         self._require_own(slots)
         self._require_tensor("index key", keys, (slots.num_tokens, self.index_size))
         if self._move_stream is not None:
@@ -208,7 +220,7 @@ class KVCache:
         self.index_cache(layer)[slots.block_ids, slots.offsets] = keys
 
     def gather_index(self, layer: int, tables: TableAddresses) -> torch.Tensor:
-        """Read sequences' index keys, (seqs, width, index_size); what is behind a sequence's length says nothing."""
+        """Read sequences' index keys, (seqs, width, index_size). Entries after a sequence's end are undefined."""
         self._require_own(tables)
         ids = tables.halves[: tables.num_seqs * tables.width_blocks] // 2
         return self.index_cache(layer)[ids].view(tables.num_seqs, -1, self.index_size)
@@ -216,11 +228,17 @@ class KVCache:
     def gather(
         self, layer: int, tables: TableAddresses, out: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read sequences through their block tables: (seqs, width, num_kv_heads, their size) of keys and of values.
+        """Read sequences through their block tables: keys and values, (seqs, width, num_kv_heads, size) each.
 
-        width is `tables.width_tokens`; behind a sequence's length there are zeros. out: a buffer from
-        `new_buffer` that holds at least seqs * width tokens; the result then lies in it (for NHD without a
-        further copy), and a large buffer used again is up to four times faster than a fresh one. O(tokens).
+        O(tokens).
+
+        The width is `tables.width_tokens`, with zeros after a sequence's end.
+
+        Args:
+            layer: number of the layer.
+            tables: result of `tables()`.
+            out: buffer from `new_buffer` for at least seqs * width tokens. The result is in it (for NHD without another
+                copy); reusing a large buffer is up to four times faster than allocating one.
         """
         self._require_own(tables)
         if not self._is_even:
@@ -237,7 +255,7 @@ class KVCache:
     def _gather_uneven(
         self, layer: int, tables: TableAddresses, out: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `gather`, where keys and values differ in size: first all keys in the buffer, then all values."""
+        """Gather keys and values that differ in size: all keys first in the buffer, then all values."""
         num_blocks = tables.num_seqs * tables.width_blocks
         buffer = self._gather_buffer(2 * num_blocks, out).flatten()
         ids, stale = tables.halves[:num_blocks] // 2, tables.stale_rows[: len(tables.stale_rows) // 2]
@@ -253,40 +271,47 @@ class KVCache:
         return found[0], found[1]
 
     def _tokens(self, blocks: torch.Tensor, size: int) -> torch.Tensor:
-        """Return gathered blocks of rows, (rows, blocks, elements), as (rows, tokens, num_kv_heads, size)."""
+        """Return gathered blocks, (rows, blocks, elements), as (rows, tokens, num_kv_heads, size)."""
         blocks = blocks.unflatten(2, self.layout.block_shape(self.block_size, self.num_kv_heads, size))
         if self.layout is KVLayout.HND:
             blocks = blocks.transpose(2, 3).contiguous()
         return blocks.flatten(1, 2)
 
     def new_buffer(self, num_tokens: int) -> torch.Tensor:
-        """Return a buffer into which `gather` can read up to `num_tokens` tokens, padding included."""
+        """Return a buffer for gathers of up to `num_tokens` tokens, padding included."""
         num_blocks = -(-require_int("num_tokens", num_tokens, 1, 2**40) // self.block_size)
         return torch.empty((2 * num_blocks, self._half_elements), dtype=self.dtype, device=self.device)
 
     @property
     def _half_elements(self) -> int:
-        """Elements of a row of a buffer, two of which hold a block: of keys or values, or of half of both."""
+        """Return the elements of a buffer's row. Two rows hold a block."""
         both = self.block_size * self.num_kv_heads * (self.head_size + self.value_size)
         return -(-both // 2)
 
     def move_blocks(self, plan: BlockMoves) -> None:
-        """Carry out what a plan moves, in its order: swap_outs, swap_ins, copies. O(blocks).
+        """Carry out a plan's swap_outs, swap_ins and copies, in this order. O(blocks).
 
-        Each is (n, 2), rows (from, to), over all layers; what a list reads is read before any of it is written. Raises
-        `InvalidArgument` for an id outside its pool, the null block, or a block that is written twice; nothing is
-        moved then.
+        Each list is (n, 2), rows (from, to), for all layers. A list reads all its sources before it writes.
+
+        Raises:
+            InvalidArgument: an id is outside its pool or the null block, or a block is written twice. Nothing is moved
+                then.
         """
         lists = self._checked_lists(plan)
         self.finish_moves()
         self._carry_out(lists, slice(None))
 
     def start_moves(self, plan: BlockMoves) -> None:
-        """Like `move_blocks`, and returns at once on CUDA: blocks move layer by layer on a stream of their own.
+        """Start a plan's swap_outs, swap_ins and copies and, on CUDA, return at once.
 
-        They move when everything asked of the device before is done, and `write` to a layer waits (on the device) for
-        that layer's blocks, so the first layers compute while the last ones' blocks still move. Call `finish_moves`
-        before reading what is not written by a step. On other devices the same as `move_blocks`.
+        On CUDA blocks move layer by layer on a separate stream, after all work submitted before. `write` to a layer
+        waits (on the device) for that layer's blocks, so the first layers compute while the last ones' blocks still
+        move. Call `finish_moves` before reading blocks that a step does not write. On other devices the moves are done
+        on return.
+
+        Raises:
+            InvalidArgument: an id is outside its pool or the null block, or a block is written twice. Nothing is moved
+                then.
         """
         lists = self._checked_lists(plan)
         if self._move_stream is None:
@@ -295,21 +320,24 @@ class KVCache:
             self._move_stream.start(lambda place: self._carry_out(lists, slice(place, place + 1)))
 
     def finish_moves(self) -> None:
-        """Have the device do nothing more before the moves that were started are done. No-op where none are."""
+        """Make the device wait for all moves that were started before any further work."""
         if self._move_stream is not None:
             for place in range(self.places.num_places):
                 self._move_stream.wait(place)
 
     def copy_blocks(self, copies: object) -> None:
-        """Copy blocks within the pool: (n, 2), rows (old, new), as `plan.copies`. O(n). Raises as `move_blocks`."""
+        """Copy blocks within the pool: (n, 2), rows (old, new), as in `plan.copies`. O(n).
+
+        Raises as `move_blocks` does.
+        """
         self.move_blocks(MoveLists(copies=copies))
 
     def swap_out(self, swap_outs: object) -> None:
-        """Copy blocks to the CPU pool: (n, 2), rows (block, CPU block). O(n). Raises as `move_blocks`."""
+        """Copy blocks to the CPU pool: (n, 2), rows (block, CPU block). O(n). Raises as `move_blocks` does."""
         self.move_blocks(MoveLists(swap_outs=swap_outs))
 
     def swap_in(self, swap_ins: object) -> None:
-        """Copy blocks from the CPU pool: (n, 2), rows (CPU block, block). O(n). Raises as `move_blocks`."""
+        """Copy blocks from the CPU pool: (n, 2), rows (CPU block, block). O(n). Raises as `move_blocks` does."""
         self.move_blocks(MoveLists(swap_ins=swap_ins))
 
     def _checked_lists(self, plan: BlockMoves) -> list[MoveList]:
@@ -353,15 +381,13 @@ class KVCache:
         if out.dtype != self.dtype or out.ndim != 2 or out.shape[0] < num_halves or out.shape[1] != size:
             raise InvalidArgument(
                 f"out has shape {tuple(out.shape)} and dtype {out.dtype}; it must be at least ({num_halves}, {size}) "
-                f"of {self.dtype}, as new_buffer makes it"
+                f"of {self.dtype}: use new_buffer"
             )
         return out[:num_halves]
 
     def _require_own(self, addresses: object) -> None:
         if not isinstance(addresses, (SlotAddresses, TableAddresses)):
-            raise InvalidArgument(
-                f"tables is a {type(addresses).__name__}; it must be what tables() makes of block tables and lengths"
-            )
+            raise InvalidArgument(f"tables is a {type(addresses).__name__}; it must be the result of tables()")
         if (addresses.num_blocks, addresses.block_size) != (self.num_blocks, self.block_size):
             raise InvalidArgument(
                 f"addresses were made for {addresses.num_blocks} blocks of {addresses.block_size} tokens; this cache "
@@ -378,9 +404,9 @@ class KVCache:
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device, pin_memory: bool) -> torch.Tensor:
-    """Return a tensor of zeros; in a CPU's own memory the system gives each page when something is first written there.
+    """Return a tensor of zeros. In pageable CPU memory the system allocates pages on the first write.
 
-    torch.zeros writes all of it.
+    torch.zeros would write them all.
     """
     if device.type != "cpu" or pin_memory:
         return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pin_memory)
@@ -388,7 +414,7 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device, pin_m
 
 
 def _untouched(num_bytes: int) -> mmap.mmap:
-    """Return memory that no process shares, from the beginning of a page."""
+    """Return private, page-aligned memory of zeros."""
     if sys.platform == "win32":
         return mmap.mmap(-1, num_bytes)
     return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

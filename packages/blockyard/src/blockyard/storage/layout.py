@@ -1,6 +1,6 @@
-"""The two orders in which kernels read a block: tokens outside heads (NHD), or heads outside tokens (HND).
+"""Memory layouts of a block: tokens before heads (NHD) or heads before tokens (HND), and the layers' positions in it.
 
-Layers of several groups share places in a block; `LayerPlaces` knows which layer keeps its keys and values where.
+Layers of different groups share positions in a block (`LayerPlaces`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from ..errors import InvalidArgument
 
 
 class KVLayout(StrEnum):
-    """How a block of keys (or of values) lies in memory.
+    """Memory layout of a block of keys (or of values).
 
-    NHD: (block_size, num_kv_heads, head_size). FlashAttention, vLLM, and FlashInfer's default. A token's row is
-        contiguous, so writing is one copy a token and gathering one copy a block.
-    HND: (num_kv_heads, block_size, head_size). FlashInfer's and TensorRT-LLM's other order: a head's tokens
-        are contiguous. Gathering into token order costs a transposition.
+    NHD: (block_size, num_kv_heads, head_size), for FlashAttention, vLLM, and FlashInfer by default. A token's row is
+    contiguous, so writing is one copy per token and gathering one copy per block.
+
+    HND: (num_kv_heads, block_size, head_size), for FlashInfer and TensorRT-LLM. A head's tokens are contiguous.
+    Gathering into token order needs a transposition.
     """
 
     NHD = "NHD"
@@ -26,7 +27,7 @@ class KVLayout(StrEnum):
 
     @classmethod
     def parse(cls, value: object) -> KVLayout:
-        """Return the layout called `value`, a `KVLayout` or its name."""
+        """Return the layout given as a `KVLayout` or its name."""
         try:
             return cls(str(value))
         except ValueError as error:
@@ -40,10 +41,14 @@ class KVLayout(StrEnum):
 
 
 class LayerPlaces:
-    """The group of each layer and its place in it.
+    """The group of each layer, and its position in a block.
 
-    layer_groups: the layers of each group; together every layer once. None: one group of all.
-    Raises `InvalidArgument` where a layer is missing, unknown or named twice.
+    Args:
+        num_layers: number of layers.
+        layer_groups: layers of each group, every layer once; None for one group of all.
+
+    Raises:
+        InvalidArgument: a layer is missing, unknown or listed twice.
     """
 
     def __init__(self, num_layers: int, layer_groups: Sequence[Sequence[int]] | None = None) -> None:
@@ -54,18 +59,18 @@ class LayerPlaces:
                 f"layer_groups is {layer_groups!r}; it must name each of the {num_layers} layers, from 0, once"
             )
         self.num_groups = len(groups)
-        #: Places a block has: the layers of the largest group.
+        #: Positions in a block: the number of layers of the largest group.
         self.num_places = max(len(group) for group in groups)
         self._num_layers = num_layers
         self._group = {layer: number for number, group in enumerate(groups) for layer in group}
         self._place = {layer: place for group in groups for place, layer in enumerate(group)}
 
     def place(self, layer: int) -> int:
-        """Return where in a block a layer keeps its keys and values."""
+        """Return a layer's position in a block."""
         return self._place[self._known(layer)]
 
     def group(self, layer: int) -> int:
-        """Return the number of a layer's group: its plan is `plan.groups[number]`."""
+        """Return the number of a layer's group, whose plan is `plan.groups[number]`."""
         return self._group[self._known(layer)]
 
     def _known(self, layer: int) -> int:

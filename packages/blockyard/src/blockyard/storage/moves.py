@@ -1,6 +1,6 @@
-"""What moves whole blocks: lists of (from, to), checked before anything is written.
+"""Copies of whole blocks: lists of (from, to), checked before anything is written.
 
-On CUDA the moves run on a stream of their own, beside the computing; each layer waits for its part of them alone.
+On CUDA they run on a separate stream during computation, and each layer waits only for its own part.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .addresses import IntArray, int_array, require_range
 
 
 class BlockMoves(Protocol):
-    """What a plan moves before its step writes: (n, 2) each. A `StepPlan` has `copies` besides."""
+    """Moves of a plan before its step, (n, 2) each. A `StepPlan` also has `copies`."""
 
     @property
     def swap_outs(self) -> object:
@@ -30,7 +30,7 @@ class BlockMoves(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MoveLists:
-    """What `KVCache.move_blocks` takes of a plan: lists of (from, to), (n, 2) each, kept or made by oneself."""
+    """Lists of moves for `KVCache.move_blocks`: (from, to), (n, 2) each."""
 
     swap_outs: object = ()
     swap_ins: object = ()
@@ -38,10 +38,12 @@ class MoveLists:
 
 
 class MoveList:
-    """One list, checked. pairs: (n, 2) as (from, to), ids of blocks in `source` and `target`.
+    """A checked list of moves.
 
-    source, target: (places, blocks, ...), of one dtype; the same tensor for copies. They are None when there is
-    nothing to move.
+    Args:
+        pairs: (n, 2) as (from, to), ids of blocks in `source` and `target`.
+        source: tensor (positions, blocks, ...); None if there is nothing to move.
+        target: tensor of the same dtype; the same tensor for copies.
     """
 
     def __init__(self, pairs: IntArray, source: torch.Tensor | None = None, target: torch.Tensor | None = None) -> None:
@@ -51,7 +53,7 @@ class MoveList:
         self._ids: list[torch.Tensor] = []
 
     def carry_out(self, places: slice) -> None:
-        """Copy the blocks of some layers' places. Between devices without waiting, if the memory is pinned. O(n)."""
+        """Copy the blocks at some layers' positions. O(n). Between devices it does not wait if the memory is pinned."""
         if self._source is None or self._target is None:
             return
         source, target = self._source[places], self._target[places]
@@ -59,7 +61,7 @@ class MoveList:
             copy_runs(source, target, self._pairs)
             return
         if not self._ids:
-            # Made here, for all places: on CUDA memory belongs to the stream that is current when it is taken.
+            # Created here, for all positions: CUDA memory belongs to the stream that is current when it is allocated.
             self._ids = [_on_device(ids, source.device) for ids in self._pairs.T]
         old, new = self._ids
         target[:, new] = source[:, old]
@@ -69,14 +71,14 @@ def _on_device(ids: IntArray, device: torch.device) -> torch.Tensor:
     made = torch.from_numpy(np.ascontiguousarray(ids))
     if device.type != "cuda":
         return made.to(device)
-    # From memory that is not pinned, the host would wait for all that the stream has to move before.
+    # From pageable memory, the host would wait for all earlier work of the stream.
     return made.pin_memory().to(device, non_blocking=True)
 
 
 def copy_runs(source: torch.Tensor, target: torch.Tensor, pairs: IntArray) -> None:
-    """Copy blocks run by run of neighbours: one transfer of contiguous memory each, which a device can do by itself.
+    """Copy blocks in runs of neighbours: one transfer of contiguous memory each. O(runs * positions).
 
-    An index over blocks, as within a device, would first collect them in a buffer and wait for it. O(runs * places).
+    Indexing over blocks, as within a device, would first collect them in a buffer and wait for it.
     """
     breaks = np.flatnonzero((np.diff(pairs, axis=0) != 1).any(axis=1)) + 1
     starts = [0, *breaks.tolist()]
@@ -91,10 +93,18 @@ def copy_runs(source: torch.Tensor, target: torch.Tensor, pairs: IntArray) -> No
 def move_list(
     name: str, pairs: object, source: torch.Tensor | None, num_from: int, target: torch.Tensor | None, num_to: int
 ) -> MoveList:
-    """Check `pairs`, (n, 2): each row from a block below `num_from` to another below `num_to`, none the null block.
+    """Check `pairs`, (n, 2), rows (from, to) of blocks other than the null block. O(n log n).
 
-    Raises `InvalidArgument` for another shape, an id out of range, a block that is written twice, or a pool that there
-    is not. O(n log n).
+    Args:
+        name: name of the list, for errors.
+        pairs: the pairs.
+        source: blocks to read; None without a pool.
+        num_from: blocks of `source`.
+        target: blocks to write; None without a pool.
+        num_to: blocks of `target`.
+
+    Raises:
+        InvalidArgument: the shape is wrong, an id is out of range, a block is written twice, or there is no such pool.
     """
     if len(pairs) == 0:  # type: ignore[arg-type]
         return MoveList(np.empty((0, 2), np.int64))
@@ -102,22 +112,26 @@ def move_list(
     if array.shape[1] != 2:
         raise InvalidArgument(f"{name} has shape {array.shape}; it must be (n, 2), rows (old, new)")
     if source is None or target is None:
-        raise InvalidArgument(f"{name} has blocks to move, and num_cpu_blocks is 0; a CPU pool is needed")
+        raise InvalidArgument(f"{name} has {len(array)} blocks to move; without a CPU pool (num_cpu_blocks 0) it has 0")
     if source is target:
         require_range(name, array, 1, num_to - 1)
     else:
         require_range(name, array[:, 0], 1, num_from - 1)
         require_range(name, array[:, 1], 1, num_to - 1)
     if len(np.unique(array[:, 1])) != len(array):
-        raise InvalidArgument(f"{name} writes a block twice; each new block must occur once")
+        raise InvalidArgument(f"{name} writes a block twice; each target must occur once")
     return MoveList(array, source, target)
 
 
 class MoveStream:
-    """A stream for moves, and an event for each place that layers keep their blocks in.
+    """A CUDA stream for moves, with an event per position of layers in a block. All calls return at once.
 
-    streams: the module with the device's streams and events, torch.cuda's form. The stream that computes is whichever
-    is current at each call. All calls return at once.
+    The computing stream is whichever is current at each call.
+
+    Args:
+        device: the device.
+        num_places: positions of layers in a block.
+        streams: module with the device's streams and events, like torch.cuda.
     """
 
     def __init__(self, device: torch.device, num_places: int, streams: Any = torch.cuda) -> None:
@@ -125,26 +139,25 @@ class MoveStream:
         self._device = device
         self._stream = streams.Stream(device=device)
         self._moved = [streams.Event() for _ in range(num_places)]
-        #: Places whose moves the computing stream has not been told to wait for.
+        #: Positions whose moves the computing stream does not wait for yet.
         self._is_pending = [False] * num_places
 
     def hold(self, blocks: Any) -> None:
-        """Say that moves read and write `blocks`, a tensor of the device that was made on the computing stream.
+        """Keep `blocks`, a tensor made on the computing stream, allocated until the last move is done.
 
-        When it is freed its memory goes to the next allocation, and that must not be before the last move is done: a
-        cache may go while moves that no layer waited for (its step broke) are still under way.
+        Otherwise its memory could be reused while moves that no layer waited for (the step failed) are still running.
         """
         blocks.record_stream(self._stream)
 
     def start(self, move: Callable[[int], None]) -> None:
-        """Call `move` for each place, to move its blocks behind all that was asked of the computing stream so far.
+        """Call `move` for each position, to move its blocks after all work submitted to the computing stream so far.
 
-        Behind it, because earlier steps may still write what is to be moved, and read what is to be overwritten.
+        Earlier steps may still write the sources and read the targets.
         """
         self._stream.wait_stream(self._streams.current_stream(self._device))
         with self._streams.stream(self._stream):
             for place, moved in enumerate(self._moved):
-                # Pending even if it raises half-way: what was asked for is still to be waited for.
+                # Pending even if it raises: copies submitted so far must still be waited for.
                 self._is_pending[place] = True
                 try:
                     move(place)
@@ -152,7 +165,7 @@ class MoveStream:
                     moved.record(self._stream)
 
     def wait(self, place: int) -> None:
-        """Have the computing stream wait until a place's blocks are moved, if it does not already."""
+        """Make the computing stream wait for the moves of a position, if it does not yet."""
         if self._is_pending[place]:
             self._is_pending[place] = False
             self._streams.current_stream(self._device).wait_event(self._moved[place])

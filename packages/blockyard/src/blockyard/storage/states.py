@@ -1,4 +1,4 @@
-"""A running sequence of a hybrid model has its state in a slot; kept states are copies of it in blocks of the pool."""
+"""States of running sequences in slots, copied to and from blocks of the pool as checkpoints."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..config import MAX_SEQS
 from ..errors import InvalidArgument
 from .kv_cache import KVCache
 
-#: Slots begin at multiples of this many bytes, so that every dtype may be read there.
+#: Slots begin at multiples of this many bytes, which aligns every dtype.
 _ALIGNMENT = 16
 
 
 class SlotMoves(Protocol):
-    """A plan says so what it does with slots before its step: `StepPlan.states`."""
+    """Slot operations of a plan before its step (`StepPlan.states`)."""
 
     @property
     def copies(self) -> npt.NDArray[np.int32]:
@@ -29,20 +29,20 @@ class SlotMoves(Protocol):
 
     @property
     def clears(self) -> npt.NDArray[np.int32]:
-        """Slots that begin with nothing."""
+        """Return the slots to clear."""
 
     @property
     def loads(self) -> npt.NDArray[np.int32]:
-        """Slots that a kept state goes to."""
+        """Return the slots to load a checkpoint into."""
 
     @property
     def load_blocks(self) -> npt.NDArray[np.int32]:
-        """Return the blocks that each is read from."""
+        """Return the blocks to load each from."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotLists:
-    """Keeps what `StateSlots.move` takes of a plan, beyond the next one."""
+    """Slot operations of a plan, kept beyond the next plan."""
 
     copies: npt.NDArray[np.int32]
     clears: npt.NDArray[np.int32]
@@ -56,13 +56,13 @@ class SlotLists:
 
     @property
     def has_any(self) -> bool:
-        """Return whether there is anything to do."""
+        """Return whether any list is not empty."""
         return len(self.copies) + len(self.clears) + len(self.loads) > 0
 
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """One tensor of a sequence's state has this shape and dtype."""
+    """Shape and dtype of one tensor of a sequence's state."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -75,23 +75,28 @@ class StateTensor:
 
 
 class StateSlots:
-    """Holds the states of running sequences, a row of bytes each, and copies them to and from blocks of a `KVCache`.
+    """States of running sequences, one row of bytes each, and their copies to and from blocks of a `KVCache`.
 
-    A state is all of its tensors, one behind the other, those of the widest dtype first. A kept state is the same
-    bytes, cut into blocks of the pool: so a state is loaded and saved by one copy, whatever layers it is of, and a
-    block holds keys and values or a part of a state, as the manager says (docs/states.md).
+    A state is the concatenation of its tensors, those of the widest dtype first. A checkpoint is the same bytes, cut
+    into blocks of the pool. So saving or loading a state is one copy, and a block holds either keys and values or a
+    part of a state (docs/states.md).
 
-    num_slots: rows of the manager, that is sequences that run at once. tensors: of one sequence's state.
-    Memory begins as zeros. Raises `InvalidArgument` for values outside their limits.
+    Args:
+        num_slots: rows of the manager, the most sequences at once.
+        tensors: tensors of one sequence's state.
+        kv_cache: cache with the pool's blocks.
+
+    Raises:
+        InvalidArgument: a value is outside its limits.
     """
 
     def __init__(self, num_slots: int, tensors: Sequence[StateTensor], kv_cache: KVCache) -> None:
         self.num_slots = require_int("num_slots", num_slots, 1, MAX_SEQS)
         self.tensors = tuple(tensors)
         if not self.tensors:
-            raise InvalidArgument("tensors is empty; a state has at least one")
+            raise InvalidArgument("tensors is empty; it must have at least one tensor")
         self._kv_cache = kv_cache
-        #: The pool as bytes, (places, blocks, bytes of a block in a place).
+        #: The pool as bytes, (positions, blocks, bytes of a block at a position).
         self._pool = kv_cache.data.flatten(2).view(torch.uint8)
         self._num_parts = -(-self.num_bytes // kv_cache.bytes_per_block)
         self._part_shape = (self._num_parts, len(self._pool), self._pool.shape[2])
@@ -111,13 +116,13 @@ class StateSlots:
         return int(self._rows.numel())
 
     def describe(self) -> tuple[str, ...]:
-        """Return each tensor of a state in words, in order, which both sides of a hand-over must have alike. O(n)."""
+        """Return the dtype and shape of each tensor, in order, to compare both sides of a hand-over. O(n)."""
         return tuple(f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in self.tensors)
 
     def rows(self, slots: npt.NDArray[np.int64]) -> tuple[torch.Tensor, bool]:
-        """Return the rows of some slots, in order, uint8 (n, bytes), and whether these are copies (`put_back`).
+        """Return the rows of some slots, uint8 (n, bytes), and whether they are a copy to be written back (`put_back`).
 
-        Neighbouring slots are a view.
+        For neighbouring slots they are a view.
         """
         first, number = int(slots[0]), len(slots)
         if bool((np.diff(slots) == 1).all()):
@@ -125,21 +130,21 @@ class StateSlots:
         return self._rows[torch.from_numpy(slots).to(self._rows.device)], True
 
     def put_back(self, slots: npt.NDArray[np.int64], rows: torch.Tensor) -> None:
-        """Write rows that `rows` copied. O(bytes)."""
+        """Write back the copy that `rows` returned. O(bytes)."""
         self._rows[torch.from_numpy(slots).to(self._rows.device)] = rows
 
     def views(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors in rows, (n, *shape) each, as views of them. O(tensors)."""
+        """Return the tensors in rows, (n, *shape) each, as views. O(tensors)."""
         return [
             rows[:, start : start + tensor.num_bytes].view(tensor.dtype).unflatten(1, tensor.shape)
             for start, tensor in zip(self._offsets, self.tensors, strict=True)
         ]
 
     def move(self, moves: SlotMoves) -> None:
-        """Do all that a plan says of slots before its step: copies, in their order, then clears, then loads.
+        """Carry out a plan's slot operations before its step: copies in order, then clears, then loads. O(bytes moved).
 
-        It comes behind the plan's moves of blocks. O(bytes moved). Raises `InvalidArgument` for a slot or a block that
-        there is not; what comes before it is done then.
+        Call it after the plan's moves of blocks. Raises `InvalidArgument` for an invalid slot or block; earlier
+        operations are done then.
         """
         for source, target in moves.copies.tolist():
             self._row(target).copy_(self._row(source))
@@ -147,29 +152,39 @@ class StateSlots:
             self._row(slot).zero_()
         self._kv_cache.finish_moves()
         for slot, blocks in _pairs(moves.loads, moves.load_blocks):
-            # From (places, parts, bytes) to the order of the state's bytes.
+            # From (positions, blocks of the state, bytes) to the order of the state's bytes.
             self._parts(slot).copy_(self._pool[:, self._ids(blocks)].transpose(0, 1))
 
     def fill(self, slot: int, parts: Sequence[torch.Tensor]) -> None:
-        """Write a state that comes from outside into a slot: as many blocks of bytes as it takes. O(bytes)."""
+        """Write an external state, given in blocks of bytes, into a slot. O(bytes)."""
         for target, part in zip(self._parts(slot), parts, strict=True):
             target.copy_(part, non_blocking=True)
 
     def save(self, slots: npt.NDArray[np.int32], blocks: npt.NDArray[np.int32]) -> None:
-        """Copy the states of slots after a step: `saves` and `save_blocks` of the plan, (n,) and (n, parts). O(bytes).
+        """Save the states of slots after a step. O(bytes).
 
-        Raises `InvalidArgument` for a slot or a block that there is not; those before it are saved then.
+        Raises `InvalidArgument` for an invalid slot or block; earlier states are saved then.
+
+        Args:
+            slots: `saves` of the plan, (n,).
+            blocks: `save_blocks` of the plan, (n, blocks per state).
         """
         self._kv_cache.finish_moves()
         for slot, ids in _pairs(slots, blocks):
             self._pool[:, self._ids(ids)] = self._parts(slot).transpose(0, 1)
 
     def state(self, slot: int) -> torch.Tensor:
-        """Return the bytes of a slot's state, uint8 (num_bytes,), a view. Raises `InvalidArgument` for no slot."""
+        """Return the bytes of a slot's state, uint8 (num_bytes,), as a view.
+
+        Raises `InvalidArgument` for an invalid slot.
+        """
         return self._row(slot)[: self.num_bytes]
 
     def kept(self, blocks: npt.NDArray[np.int32]) -> torch.Tensor:
-        """Return a copy of a kept state's bytes, uint8 (num_bytes,). O(bytes). Raises as `save`."""
+        """Return a copy of a saved state's bytes, uint8 (num_bytes,). O(bytes).
+
+        Raises `InvalidArgument` for invalid blocks.
+        """
         self._kv_cache.finish_moves()
         return self._pool[:, self._ids(blocks.tolist())].transpose(0, 1).flatten()[: self.num_bytes]
 
@@ -177,20 +192,20 @@ class StateSlots:
         return self._rows[require_int("slot", slot, 0, self.num_slots - 1)]
 
     def _parts(self, slot: int) -> torch.Tensor:
-        """Return a slot's bytes as the blocks that they are kept in, (parts, places, bytes)."""
+        """Return a slot's bytes as blocks, (blocks of a state, positions, bytes)."""
         return self._row(slot)[: self._part_bytes].view(self._part_shape)
 
     def _ids(self, blocks: list[int]) -> torch.Tensor:
         if len(blocks) != self._num_parts or not all(0 < block < self._kv_cache.num_blocks for block in blocks):
             raise InvalidArgument(
-                f"blocks of a state are {blocks}; they must be {self._num_parts} from 1 to "
+                f"blocks of a state are {blocks}; they must be {self._num_parts} ids from 1 to "
                 f"{self._kv_cache.num_blocks - 1}"
             )
         return torch.tensor(blocks, device=self._pool.device)
 
 
 def state_bytes(tensors: Iterable[StateTensor]) -> int:
-    """Return the bytes of a state of these tensors; there is nothing between them."""
+    """Return the bytes of a state of these tensors, without padding."""
     return sum(tensor.num_bytes for tensor in tensors)
 
 
@@ -199,7 +214,7 @@ def _pairs(slots: npt.NDArray[np.int32], blocks: npt.NDArray[np.int32]) -> Itera
 
 
 def _offsets(tensors: Sequence[StateTensor]) -> list[int]:
-    """Return where each begins in a state, those of the widest dtype first, so that each is aligned."""
+    """Return where each tensor begins in a state. The widest dtypes come first, so that each is aligned."""
     order = sorted(range(len(tensors)), key=lambda place: -tensors[place].dtype.itemsize)
     offsets, start = [0] * len(tensors), 0
     for place in order:

@@ -1,21 +1,21 @@
-"""What Blockyard's processes say to one another: one kind of message, one connection.
+"""Messages between Blockyard's processes.
 
-message      a kind, fields, arrays of integers, and a digest over all of it; a chain of them, with numbers
+message      a kind, fields, arrays of integers, and a digest of all of it; numbered chains of messages
 connection   whole messages in order over a socket, with time limits
-plans        the plan of each step, from the process that decides to those that carry out
+plans        the plan of each step, from the process with the cache to its ranks
 
-Who may refuse a message, and why. A message is checked as a whole before any of it is believed:
+A message is checked as a whole before any of it is used. Rejections:
 
-    reader                    refuses                                          raises            what stays
-    SocketConnection          a length above 4 GiB; a message that breaks off  ConnectionLost    the connection is over
-    Message.of                what is no message, or was changed on its way    InvalidArgument   all
-    Message.of                another version of the protocol                  PeerMismatch      all
-    Chain.require_next        one missed, doubled, or of another history       DivergedRank      all
-    PlanReceiver.from_bytes   a plan of another shape, or of blocks not there  InvalidArgument   all, the tables too
-    blockyard_engine.ranks    any of these                                     RankError         the rank ends
-    blockyard_engine.parallel any of the first three; silence                  HandoffError      the cache; no transfer
-    blockyard_engine.parallel an offer of a peer not known, or of before       PeerMismatch,     all: no block was taken
-                                                                               StaleOffer
+    reader                     rejects                                      raises           remains valid
+    SocketConnection           a length above 4 GiB, a truncated message    ConnectionLost   nothing: it is closed
+    Message.of                 invalid or damaged bytes                     InvalidArgument  all
+    Message.of                 another version of the protocol              PeerMismatch     all
+    Chain.require_next         a skipped, repeated or diverging message     DivergedRank     all
+    PlanReceiver.from_bytes    a plan of another shape, unknown blocks      InvalidArgument  all, tables included
+    blockyard_engine.ranks     any of these                                 RankError        nothing: the rank ends
+    blockyard_engine.parallel  any of the first three, a timeout            HandoffError     the cache, no transfer
+    blockyard_engine.parallel  an unknown peer's offer, an ended offer      PeerMismatch,    all: no block was taken
+                                                                            StaleOffer
 """
 
 from .connection import Connection, ConnectionLost, SocketConnection

@@ -1,4 +1,4 @@
-"""Whole messages, in order, between two processes; a message that has begun goes on within a time limit."""
+"""Connections that carry whole messages in order between two processes, with time limits."""
 
 from __future__ import annotations
 
@@ -13,37 +13,41 @@ from contextlib import suppress
 from typing import Protocol
 
 _LENGTH = struct.Struct("<Q")
-#: Of a message: nothing longer is read.
+#: Longest message that is read.
 MAX_BYTES = 2**32
-#: Messages up to these bytes are copied, and sent in one call of the system.
+#: Messages up to this size are copied and sent in one system call.
 _ONE_CALL_BYTES = 2**14
-#: Memory that is taken for a message before any of it has come; after that, as much again as has come.
+#: Memory allocated for a message before any of it has arrived. It doubles as bytes arrive.
 _FIRST_BYTES = 2**20
 
 
 class Connection(Protocol):
-    """What carries messages: `SocketConnection`, `multiprocessing.Pipe()`, or one of your own."""
+    """A message connection: `SocketConnection`, `multiprocessing.Pipe()`, or your own."""
 
     def send_bytes(self, message: bytes, /) -> None:
-        """Send one message. Raises `OSError` when the other side has gone."""
+        """Send one message. Raises `OSError` if the other side has closed."""
 
     def recv_bytes(self) -> bytes:
-        """Return the next message. Raises `EOFError` or `OSError` when the other side has gone."""
+        """Return the next message. Raises `EOFError` or `OSError` if the other side has closed."""
 
     def poll(self, timeout: float = 0.0, /) -> bool:
-        """Return whether a message comes within `timeout` seconds; True also when the other side has gone."""
+        """Return whether a message arrives within `timeout` seconds; also True if the other side has closed."""
 
 
 class ConnectionLost(OSError):
-    """The other side has ended, or was silent in the middle of a message."""
+    """The other side has closed the connection, or timed out within a message."""
 
 
 class SocketConnection:
-    """`Connection` over a stream socket. `send_bytes` may be called by several threads, `recv_bytes` by one.
+    """A `Connection` over a stream socket. Several threads may call `send_bytes`, one may call `recv_bytes`.
 
-    limit: seconds that the other side may take nothing of a message that is sent, or send nothing of one that has
-    begun. Between messages it may be silent forever. Where a message was cut short, by this limit, an error or Ctrl-C,
-    no other one is sent or received: what comes next would be taken for its rest.
+    After a message was cut short by the time limit, an error or Ctrl-C, no other one is sent or received in that
+    direction, because it would be taken for the rest.
+
+    Args:
+        connection: the socket.
+        limit: seconds without progress within a message, sent or received, after which the connection is lost. There is
+            no limit between messages.
     """
 
     def __init__(self, connection: socket.socket, limit: float = 300.0) -> None:
@@ -52,17 +56,17 @@ class SocketConnection:
         self._lock = threading.Lock()
         self._is_send_cut = self._is_receive_cut = False
         connection.settimeout(None)
-        # Limits of the two directions that one thread may send in while another one receives.
+        # Separate limits, because one thread may send while another one receives.
         seconds = struct.pack("ll", int(limit), int(limit % 1 * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
 
     def send_bytes(self, message: bytes, /) -> None:
-        """Send one message. Raises `ConnectionLost` if the other side has ended, or takes nothing for the limit."""
+        """Send one message. Raises `ConnectionLost` if the other side has closed, or reads nothing within the limit."""
         self.send_pieces((message,))
 
     def send_pieces(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
-        """Send one message that lies in pieces, of bytes each, without a copy. Raises as `send_bytes`."""
+        """Send one message given in pieces, without copying them. Raises as `send_bytes` does."""
         parts = [_LENGTH.pack(sum(map(len, pieces))), *(piece for piece in pieces if len(piece))]
         with self._lock:
             _refuse_cut(self._is_send_cut, "sent")
@@ -73,15 +77,20 @@ class SocketConnection:
                     self._socket.sendall(part, socket.MSG_MORE)
                 self._socket.sendall(parts[-1])
             except BlockingIOError as error:
-                raise ConnectionLost(f"nothing was taken for {self._limit:g} s") from error
+                raise ConnectionLost(f"the other side read nothing for {self._limit:g} s") from error
             except OSError as error:
                 raise ConnectionLost(str(error)) from error
             self._is_send_cut = False
 
     def recv_bytes(self, most: int = MAX_BYTES, seconds: float = math.inf) -> bytearray:
-        """The next message, however late it begins, unless `seconds` are given: then all of it comes within them.
+        """Return the next message.
 
-        Raises `ConnectionLost`, also for a message of more than `most` bytes.
+        Args:
+            most: longest message to accept, in bytes.
+            seconds: time limit for the whole message; none by default.
+
+        Raises:
+            ConnectionLost: the message is too long or too slow, or the other side has closed.
         """
         end = time.monotonic() + seconds
         message = self._receive(self._length(most, end), end)
@@ -95,8 +104,15 @@ class SocketConnection:
         most: int = MAX_BYTES,
         seconds: float = math.inf,
     ) -> None:
-        """Receive the next message into the buffers that `place` returns, which is told the first `num_first` bytes,
-        and how many are left, as many as the buffers have to have. Raises as `recv_bytes`, and what `place` raises."""
+        """Receive the next message into buffers. Raises as `recv_bytes` does, and what `place` raises.
+
+        Args:
+            num_first: leading bytes to pass to `place`.
+            place: returns the buffers, given these bytes and the number of bytes that follow. Their sizes must add up
+                to it.
+            most: longest message to accept, in bytes.
+            seconds: time limit for the whole message; none by default.
+        """
         end = time.monotonic() + seconds
         length = self._length(most, end)
         first = self._receive(min(num_first, length), end)
@@ -112,15 +128,15 @@ class SocketConnection:
         return length
 
     def poll(self, timeout: float = 0.0, /) -> bool:
-        """Return whether a message begins within `timeout` seconds; True also when the other side has ended."""
+        """Return whether a message begins within `timeout` seconds; also True if the other side has closed."""
         return self._is_ready(select.POLLIN, timeout)
 
     def takes(self) -> bool:
-        """Return whether the other side has room for a short message now."""
+        """Return whether a short message can be sent without waiting."""
         return self._is_ready(select.POLLOUT, 0.0)
 
     def close(self) -> None:
-        """End the connection; the other side notices."""
+        """Close the connection."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -146,26 +162,26 @@ class SocketConnection:
         done = 0
         while done < len(room):
             done += self._receive_into(room[done:])
-            self._is_receive_cut = True  # until the whole message is here
+            self._is_receive_cut = True  # until the whole message has arrived
             if done < len(room) and time.monotonic() > end:
-                raise ConnectionLost("a message came too slowly")
+                raise ConnectionLost("a message exceeded its time limit")
 
     def _receive_into(self, room: memoryview) -> int:
-        """Wait for some of a message; returns how many bytes came."""
+        """Wait for bytes of a message; return how many arrived."""
         while True:
             try:
                 count = self._socket.recv_into(room, 0, socket.MSG_WAITALL)
             except BlockingIOError as error:
                 if not self._is_receive_cut:
                     continue
-                raise ConnectionLost(f"a message broke off for {self._limit:g} s") from error
+                raise ConnectionLost(f"a message stopped for {self._limit:g} s") from error
             except OSError as error:
                 raise ConnectionLost(str(error)) from error
             if not count:
-                raise ConnectionLost("the other side has ended")
+                raise ConnectionLost("the other side has closed the connection")
             return count
 
 
 def _refuse_cut(is_cut: bool, what: str) -> None:
     if is_cut:
-        raise ConnectionLost(f"the message before was cut short while it was {what}")
+        raise ConnectionLost(f"an earlier message was cut short while it was {what}; use a new connection")

@@ -1,13 +1,12 @@
-"""A message between processes: a kind, fields, arrays of 32-bit integers, and a digest over all of it.
+"""A message between processes: a kind, fields, arrays of 32-bit integers, and a digest of all of it.
 
-    mark (4 bytes)  version (4)  digest (16)  number (8)  digest before (16)  bytes of the fields (4)  arrays (4)
+    mark (4 bytes)  version (4)  digest (16)  number (8)  previous digest (16)  bytes of the fields (4)  arrays (4)
     the kind and the fields, as JSON
     the length of each array (4), then the arrays
 
-All integers are little-endian. The digest is the BLAKE2b of everything else in the message, and nothing else is read
-before it was found right. It finds damage: a flipped bit, a cut, two messages mixed up. It has no key, so it does not
-find a forgery: what can write to the connection can write any message. Number and digest before are 0 in a message
-that stands alone (`Chain`).
+All integers are little-endian. The digest is the BLAKE2b of everything else in the message, and is checked first. It
+detects damage: a flipped bit, a truncation, mixed messages. It has no key, so it does not detect forgery: whoever can
+write to the connection can write any message. Number and previous digest are 0 outside of a chain (`Chain`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ..errors import DivergedRank, InvalidArgument, PeerMismatch
 
 _Integer = TypeVar("_Integer", bound=np.integer[Any])
 
-#: The version of the messages and of the order in which bytes are sent; both sides must have the same.
+#: Version of the protocol; both sides must have the same.
 VERSION = 2
 DIGEST_BYTES = 16
 NO_DIGEST = bytes(DIGEST_BYTES)
@@ -36,16 +35,22 @@ _HEAD = struct.Struct(f"<4sI{DIGEST_BYTES}sQ{DIGEST_BYTES}sII")
 _DIGEST_AT = 8
 _BEHIND_DIGEST = _DIGEST_AT + DIGEST_BYTES
 _ITEM_BYTES = 4
-#: Arrays begin at a multiple of this, so that they are read where they lie.
+#: Arrays begin at a multiple of this many bytes, so that they can be read in place.
 _ALIGNED = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """A message that was read, with a digest that is right.
+    """A message that was read and whose digest is correct.
 
-    fields: plain values. items: all integers, int32, a view of the bytes; sizes: how many each array has of them.
-    number, before: its place in a chain, 0 outside of one.
+    Attributes:
+        kind: kind of the message.
+        fields: plain values.
+        items: integers of all arrays, int32, as a view of the bytes.
+        sizes: lengths of the arrays.
+        number: number in its chain, 0 outside of one.
+        before: digest of the message before it.
+        digest: its own digest.
     """
 
     kind: str
@@ -58,9 +63,11 @@ class Message:
 
     @classmethod
     def of(cls, data: object) -> Message:
-        """Read a message from bytes, or anything with a buffer of them. O(bytes).
+        """Read a message from bytes, or any buffer of them. O(bytes).
 
-        Raises `PeerMismatch` for another version, `InvalidArgument` for what is no message or was changed on its way.
+        Raises:
+            PeerMismatch: the protocol version differs.
+            InvalidArgument: the bytes are not a message, or are damaged.
         """
         view = _bytes_of(data)
         _, _, digest, number, before, size, count = _head_of(view)
@@ -75,7 +82,7 @@ class Message:
         return split(self.items, self.sizes)
 
     def require(self, kind: str) -> Message:
-        """Return this message, of this kind. Raises `InvalidArgument` for another one."""
+        """Return this message if it is of `kind`. Raises `InvalidArgument` otherwise."""
         if self.kind != kind:
             raise InvalidArgument(f"message is a {self.kind!r}; it must be a {kind!r}")
         return self
@@ -88,7 +95,15 @@ def pack(
     number: int = 0,
     before: bytes = NO_DIGEST,
 ) -> bytes:
-    """Return the bytes of a message. fields: what JSON can say. arrays: integers (n,) of 32 bits each. O(bytes)."""
+    """Return the bytes of a message. O(bytes).
+
+    Args:
+        kind: kind of the message.
+        fields: values that JSON can represent.
+        arrays: integers (n,) of 32 bits each.
+        number: number in its chain.
+        before: digest of the message before it.
+    """
     header = json.dumps({**(fields or {}), "kind": kind}).encode()
     header += b" " * (-(_HEAD.size + len(header) + _ITEM_BYTES * len(arrays)) % _ALIGNED)
     sizes = np.array([len(array) for array in arrays], "<u4").tobytes()
@@ -98,7 +113,10 @@ def pack(
 
 
 def read(kind: str, data: object) -> Message:
-    """A message of a kind: one that was read already, or its bytes. Raises as `Message.of` and `Message.require`."""
+    """Return a message of `kind` from its bytes, or the message itself.
+
+    Raises as `Message.of` and `Message.require` do.
+    """
     return (data if isinstance(data, Message) else Message.of(data)).require(kind)
 
 
@@ -112,13 +130,13 @@ def _bytes_of(data: object) -> memoryview:
     try:
         return memoryview(data).cast("B")  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError) as error:  # no buffer, strided, or released
-        raise InvalidArgument(f"message is {shown(data)}; bytes are needed") from error
+        raise InvalidArgument(f"message is {shown(data)}; it must be bytes") from error
 
 
 def _head_of(view: memoryview) -> tuple[Any, ...]:
-    """Return what stands in the head, once the digest was found right."""
+    """Return the fields of the header, after checking the digest."""
     if len(view) < _HEAD.size:
-        raise InvalidArgument(f"message has {len(view)} bytes; at least {_HEAD.size} are needed")
+        raise InvalidArgument(f"message has {len(view)} bytes; it must have at least {_HEAD.size}")
     head = _HEAD.unpack(view[: _HEAD.size])
     if head[0] != _MARK:
         raise InvalidArgument(f"message begins with {head[0]!r}; it must begin with {_MARK!r}")
@@ -126,16 +144,14 @@ def _head_of(view: memoryview) -> tuple[Any, ...]:
         raise PeerMismatch(f"protocol version is {head[1]} at the peer, {VERSION} here")
     digest = _digest(view, view[_BEHIND_DIGEST:])
     if digest != head[2]:
-        raise InvalidArgument(
-            f"message has digest {head[2].hex()}, its bytes have {digest.hex()}: it was changed on its way"
-        )
+        raise InvalidArgument(f"message has digest {head[2].hex()}, but its bytes have {digest.hex()}: it was damaged")
     if head[5] + _ITEM_BYTES * head[6] > len(view) - _HEAD.size:
         raise InvalidArgument(f"message has {head[5]} bytes of fields and {head[6]} arrays in {len(view)} bytes")
     return head
 
 
 def split(items: npt.NDArray[_Integer], sizes: list[int]) -> list[npt.NDArray[_Integer]]:
-    """Return arrays of these sizes, one after another in `items`."""
+    """Return arrays of these sizes, consecutive in `items`."""
     arrays, first = [], 0
     for size in sizes:
         arrays.append(items[first : first + size])
@@ -147,7 +163,7 @@ def _items(data: memoryview, count: int) -> tuple[npt.NDArray[np.int32], list[in
     sizes = np.frombuffer(data, "<u4", count).tolist()
     items = data[_ITEM_BYTES * count :]
     if sum(sizes) * _ITEM_BYTES != len(items):
-        raise InvalidArgument(f"message has {len(items)} bytes of arrays; it says {sum(sizes) * _ITEM_BYTES}")
+        raise InvalidArgument(f"message has {len(items)} bytes of arrays; its sizes need {sum(sizes) * _ITEM_BYTES}")
     return np.frombuffer(items, "<i4"), sizes
 
 
@@ -155,25 +171,28 @@ def _fields(header: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(header.decode())
     except (ValueError, RecursionError):
-        raise InvalidArgument(f"message has the fields {shown(header)}; JSON is needed") from None
+        raise InvalidArgument(f"message has the fields {shown(header)}; they must be JSON") from None
     if not isinstance(fields, dict):
-        raise InvalidArgument(f"message has the fields {shown(fields)}; a JSON object is needed")
+        raise InvalidArgument(f"message has the fields {shown(fields)}; they must be a JSON object")
     return fields
 
 
 class Chain:
-    """The messages so far, at one of its ends. start: what both ends agreed on before.
+    """One end of a chain of messages.
 
-    A digest covers the digest of the message before, so it is that of all messages: equal digests, equal histories.
+    A digest covers the previous digest, so equal digests mean equal histories.
+
+    Args:
+        start: bytes that both ends agreed on before.
     """
 
     def __init__(self, start: bytes = b"") -> None:
-        #: The number of the latest message and its digest, set as one: an interrupt finds both or none.
+        #: Number and digest of the latest message, set together so that an interrupt cannot separate them.
         self.place = (0, blake2b(start, digest_size=DIGEST_BYTES).digest() if start else NO_DIGEST)
 
     @property
     def number(self) -> int:
-        """Count the messages. O(1)."""
+        """Return the number of messages. O(1)."""
         return self.place[0]
 
     @property
@@ -182,13 +201,13 @@ class Chain:
         return self.place[1]
 
     def next(self, kind: str, fields: dict[str, Any], arrays: Sequence[npt.NDArray[np.integer[Any]]]) -> bytes:
-        """Make the next message. O(bytes)."""
+        """Return the next message. O(bytes)."""
         data = pack(kind, fields, arrays, self.number + 1, self.digest)
         self.place = (self.number + 1, data[_DIGEST_AT:_BEHIND_DIGEST])
         return data
 
     def require_next(self, message: Message, name: str) -> None:
-        """Raise `DivergedRank` unless a message is the next one. name: what the error calls this end. O(1)."""
+        """Raise `DivergedRank`, naming this end as `name`, unless a message is the next one. O(1)."""
         if (message.number, message.before) != (self.number + 1, self.digest):
             raise DivergedRank(
                 f"{name} is at step {self.number} with digest {self.digest.hex()}; the plan is step {message.number} "
@@ -196,5 +215,5 @@ class Chain:
             )
 
     def take(self, message: Message) -> None:
-        """Count a message as read."""
+        """Record a message as read."""
         self.place = (message.number, message.digest)

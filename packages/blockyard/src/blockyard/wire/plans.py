@@ -1,15 +1,14 @@
-"""Plans as messages, for the ranks that carry them out.
+"""Plans as messages to ranks.
 
-A step ("step") and moves between the pools ("swap") are arrays of one message, all int32:
+A step ("step") and moves between the pools ("swap") are messages of int32 arrays:
 
     shape       sequences at once; then the block size and width of each layer group's table
     swap_outs   swap_ins   copies                 (from, to, group) of each move
-    rows   starts   scheduled                     of each sequence ("step" alone, and all that follows)
-    unserved                                      (place in the batch, status) of each sequence without slots
-    token_ids                                     of each new token, -1 for one that is not known
-    changed   blocks                              of each layer group: rows that have changed, and their new block ids
-    head   copies   clears   loads   saves   refused     of a cache with states: `StepPlan.states`, flat; head: blocks
-                                                  of a state
+    rows   starts   scheduled                     of each sequence (only "step", as are the following)
+    unserved                                      (position in the batch, status) of each sequence without slots
+    token_ids                                     new tokens, -1 if unknown
+    changed   blocks                              of each layer group: changed rows, and their new block ids
+    head   copies   clears   loads   saves   refused     with states: `StepPlan.states`, flat; head: blocks of a state
 
 The layout of `changed` is in `core.plan.table_changes`.
 """
@@ -32,41 +31,41 @@ from .message import Chain, Message, split
 
 IntArray = npt.NDArray[np.int64]
 _NONE: npt.NDArray[np.int32] = np.empty(0, np.int32)
-#: Arrays before those of layer groups: of a swap plan, and of a step.
+#: Arrays before those of layer groups, in a swap plan and in a step.
 _SWAP_ARRAYS, _STEP_ARRAYS = 4, 9
-#: Arrays behind those of layer groups, of a cache with states.
+#: Arrays after those of layer groups, in a cache with states.
 _STATE_ARRAYS = 6
 _MOVES = ("swap_outs", "swap_ins", "copies")
 
 
 class _PlanEnd:
-    """What both ends of a chain of plans have. An end is no value: it is neither copied nor pickled."""
+    """Common part of both ends of a chain of plans. An end cannot be copied or pickled."""
 
     def __init__(self, config: object, start: bytes) -> None:
         self._config = _require_config(config)
         self._shape = _shape_of(self._config)
         self._chain = Chain(start)
-        #: The call that runs. Calls set and reset it themselves: behind a call that does, Ctrl-C could come in between.
+        #: The running call. Each call sets it inline: Ctrl-C could interrupt between a helper and its caller.
         self._running = ""
 
     @property
     def num_steps(self) -> int:
-        """Counts the messages that were made or read so far. O(1)."""
+        """Return the number of messages made or read so far. O(1)."""
         return self._chain.number
 
     @property
     def digest(self) -> str:
-        """Returns the digest of all messages so far, 32 hexadecimal digits; both ends have the same. O(1)."""
+        """Return the digest of all messages so far, 32 hexadecimal digits, equal at both ends. O(1)."""
         return self._chain.digest.hex()
 
     def _refuse(self, call: str) -> NoReturn:
         raise ConcurrentCall(
-            f"{call} was called while {self._running} runs on the same end of a chain: by an argument, a signal "
-            f"handler or another thread; one call at a time is the limit (give threads a lock)"
+            f"{call} was called during {self._running} on the same end of a chain, by an argument, a signal handler "
+            f"or another thread; only one call at a time is allowed: use a lock"
         )
 
     def __copy__(self) -> Any:
-        raise refuse_copy(f"a {type(self).__name__}", "make another one, and another other end")
+        raise refuse_copy(f"a {type(self).__name__}", "make another pair of ends")
 
     def __deepcopy__(self, memo: object) -> Any:
         return self.__copy__()
@@ -76,35 +75,46 @@ class _PlanEnd:
 
 
 class PlanSender(_PlanEnd):
-    """One end of a chain of plans: makes the bytes that every rank's `PlanReceiver` reads, all of them, in this order.
+    """Sender of a chain of plans: makes the bytes that each rank's `PlanReceiver` must read, all of them in order.
 
-    A message has of the block tables what has changed since the one before. It names its step, and the digest of all
-    messages before it, so a rank that has missed, doubled or altered one says so at the next, by name. The digest finds
-    errors, not forgeries: a 16-byte BLAKE2b without a key.
+    A message has the changes of the block tables since the one before. It carries its step number and the digest of all
+    messages before, so a rank that skipped, repeated or altered one raises at the next. The digest (16-byte BLAKE2b
+    without a key) detects errors, not forgeries.
 
-    config: the `CacheConfig` of the cache whose plans these are. start: what both ends agreed on before: their digests
-    begin with it. Raises `InvalidArgument` for anything else.
+    Args:
+        config: the `CacheConfig` of the cache.
+        start: bytes that both ends agreed on before; their digests include it.
+
+    Raises:
+        InvalidArgument: an argument has another type.
     """
 
     def __init__(self, config: object, start: bytes = b"") -> None:
         super().__init__(config, start)
         self._reader = TableReader(self._config)
-        #: Of the cache whose plans these are, once the first was taken.
+        #: Tables of the cache, from the first plan on.
         self._tables: list[Any] = []
 
     def to_bytes(self, plan: object, moves_only: object = False, token_ids: object = None) -> bytes:
-        """The next message of the chain: a `StepPlan` or a `SwapPlan`. O(B + T + new blocks), 16 bytes a decoded token.
+        """Return the next message, for a `StepPlan` or a `SwapPlan`. O(B + T + new blocks), 16 bytes per decoded token.
 
-        moves_only: leave out the sequences, of a step plan that is not run because `reserve` was called again; its
-        copies and swaps are to be carried out all the same, and this works though the plan is stale. token_ids:
-        `plan.input_ids` in which the caller has put drafts in the places of -1, integers (T,); None for those alone.
-        Raises `StalePlan`, and `InvalidArgument` for a plan of a cache of another shape, or of another cache than the
-        plans before, and `ConcurrentCall`; the chain goes on as if this call had not been.
+        After an error the chain continues as if the call had not been made.
+
+        Args:
+            plan: the plan.
+            moves_only: whether to omit the sequences of a step plan that is not run because `reserve` was called again.
+                Its copies and swaps must still be carried out. Works even though the plan is stale.
+            token_ids: `plan.input_ids` with drafts in place of -1, integers (T,); None for `plan.input_ids`.
+
+        Raises:
+            StalePlan: the cache has changed since.
+            InvalidArgument: the plan is of a cache of another shape, or of another cache than the plans before.
+            ConcurrentCall: another call is running.
         """
         if not isinstance(moves_only, bool):
             raise InvalidArgument(f"moves_only is {shown(moves_only)}; it must be True or False")
         if not isinstance(plan, SwapPlan):
-            raise InvalidArgument(f"plan is {shown(plan)}; a StepPlan or a SwapPlan is needed")
+            raise InvalidArgument(f"plan is {shown(plan)}; it must be a StepPlan or a SwapPlan")
         if self._running:
             self._refuse("to_bytes")
         try:
@@ -122,7 +132,7 @@ class PlanSender(_PlanEnd):
             return message
         finally:
             if not is_whole:
-                # Rows may have been noted that no message told of.
+                # Rows may be marked as sent that are in no message.
                 self._reader.forget()
                 self._chain.place = before
 
@@ -153,13 +163,13 @@ class PlanSender(_PlanEnd):
         return arrays
 
     def _state_arrays(self, plan: StepPlan, moves_only: bool) -> list[npt.NDArray[Any]]:
-        """Returns what the plan says of states; of one that is not run, nothing is saved."""
+        """Return the arrays of states. A plan that is not run saves nothing."""
         size, moves = self._config.state_blocks, plan._transfers
         if not size:
             return []
-        told = [each.array() for each in (moves.state_copies, moves.state_clears, moves.state_loads)]
+        before = [each.array() for each in (moves.state_copies, moves.state_clears, moves.state_loads)]
         saves = [_NONE, _NONE] if moves_only else [moves.state_saves.array(), moves.state_refused.array()]
-        return [np.array([size], np.int32), *told, *saves]
+        return [np.array([size], np.int32), *before, *saves]
 
     def _require_own(self, tables: list[Any]) -> None:
         pairs = [(int(table.block_size), int(table.width)) for table in tables]
@@ -167,20 +177,23 @@ class PlanSender(_PlanEnd):
         if not np.array_equal(shape, self._shape):
             raise InvalidArgument(
                 f"plan has block sizes {shape[1::2].tolist()}, tables {shape[2::2].tolist()} blocks wide and "
-                f"{shape[0]} sequences; the config of this sender says {self._shape[1::2].tolist()}, "
+                f"{shape[0]} sequences; this sender's config has {self._shape[1::2].tolist()}, "
                 f"{self._shape[2::2].tolist()} and {self._shape[0]}"
             )
         if self._tables and self._tables[0] is not tables[0]:
-            raise InvalidArgument("plan is of another cache than the plans before it; a sender is for one cache")
+            raise InvalidArgument("plan is of another cache than the plans before it; use one sender per cache")
 
 
 class PlanReceiver(_PlanEnd):
-    """The other end of a chain of plans: reads what one `PlanSender` makes, on each rank that has blocks of its own.
+    """Receiver of a chain of plans on a rank: reads the messages of one `PlanSender`.
 
-    It keeps a copy of the block tables, to which a message brings what has changed; equal messages make equal plans. A
-    message is checked as a whole before any of it is taken in: after an error the rank is where it was.
+    It keeps a copy of the block tables and applies the changes in each message. A message is checked as a whole first:
+    after an error nothing has changed.
 
-    config: the `CacheConfig` of the sender's cache. name: what errors call this rank. start: as for the sender.
+    Args:
+        config: the `CacheConfig` of the sender's cache.
+        name: name of this rank in errors.
+        start: the sender's `start`.
     """
 
     def __init__(self, config: object, name: object = "this rank", start: bytes = b"") -> None:
@@ -188,39 +201,46 @@ class PlanReceiver(_PlanEnd):
         self._name = require_str("name", name)
         self._copy = TableCopy(self._config)
         self._num_blocks = self._config.num_blocks
-        #: A message that is being taken in, and how often the tables had changed before it.
+        #: The message being applied, and the version of the tables before it.
         self._begun: tuple[Message, int] | None = None
 
     @property
     def num_steps(self) -> int:
-        """Counts the messages read so far. O(1)."""
+        """Return the number of messages read so far. O(1)."""
         self._settle()
         return super().num_steps
 
     @property
     def digest(self) -> str:
-        """Returns the digest of all messages read so far, equal to the sender's after the same ones. O(1)."""
+        """Return the digest of all messages read so far, equal to the sender's after the same messages. O(1)."""
         self._settle()
         return super().digest
 
     def _settle(self) -> None:
-        """Count a message that has changed the tables and then was interrupted: it was read, its plan is lost."""
+        """Count a message that changed the tables before it was interrupted: it was read, and its plan is lost."""
         begun = self._begun
         if begun is not None and self._copy.tables[0].version != begun[1]:
             self._chain.take(begun[0])
         self._begun = None
 
     def resize(self, num_blocks: object) -> None:
-        """The rank's KV tensors have this many blocks now, as the sender's pool has; no plan may name others. O(1)."""
+        """Set the number of blocks of this rank's tensors, after the sender's pool was resized. O(1)."""
         self._num_blocks = require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
 
     def from_bytes(self, data: object) -> SwapPlan:
-        """Read the next message: bytes, anything with a buffer of them, or a `Message` that was read. O(bytes).
+        """Read the next message and return its `StepPlan` or `SwapPlan`. O(bytes).
 
-        Returns what was sent, a `StepPlan` or a `SwapPlan`; a step plan is stale once the next one is read.
-        Raises `DivergedRank` unless it continues what this rank has read, and `InvalidArgument` for bytes that are no
-        message, or one of another shape of cache, or that name a row, block or slot outside it; `ConcurrentCall`. A
-        KeyboardInterrupt may come when the message has been read: `num_steps` counts it then, and its plan is lost.
+        A step plan is stale once the next message is read. If a KeyboardInterrupt arrives after the message was read,
+        `num_steps` counts it and its plan is lost.
+
+        Args:
+            data: bytes, any buffer of them, or a `Message`.
+
+        Raises:
+            DivergedRank: the message does not continue those read before.
+            InvalidArgument: the bytes are not a message, or a plan of another shape of cache, or have invalid rows,
+                blocks or slots.
+            ConcurrentCall: another call is running.
         """
         if self._running:
             self._refuse("from_bytes")
@@ -241,15 +261,17 @@ class PlanReceiver(_PlanEnd):
         end = _STEP_ARRAYS + 2 * len(self._config.layer_groups)
         expected = {"swap": _SWAP_ARRAYS, "step": end + (_STATE_ARRAYS if self._config.state_blocks else 0)}
         if message.kind not in expected:
-            raise InvalidArgument(f"message is a {message.kind!r}; a plan is a 'step' or a 'swap'")
+            raise InvalidArgument(f"message is a {message.kind!r}; it must be a 'step' or a 'swap'")
         arrays = split(message.items.astype(np.int64), message.sizes)
         self._require_shape(arrays[0] if arrays else message.items)
         if len(arrays) != expected[message.kind]:
-            raise InvalidArgument(f"message has {len(arrays)} arrays; a {message.kind} has {expected[message.kind]}")
+            raise InvalidArgument(
+                f"message has {len(arrays)} arrays; a {message.kind} must have {expected[message.kind]}"
+            )
         moves = self._read_moves(arrays[1:_SWAP_ARRAYS])
         if message.kind == "swap":
             if moves[2]:
-                raise InvalidArgument("message is a swap plan with copies; it has none")
+                raise InvalidArgument("message is a swap plan with copies; only a step plan may have them")
             return self._copy.swap_plan(moves)
         batch = self._read_batch(*arrays[_SWAP_ARRAYS:_STEP_ARRAYS])
         changes = [arrays[at : at + 2] for at in range(_STEP_ARRAYS, end, 2)]
@@ -271,7 +293,7 @@ class PlanReceiver(_PlanEnd):
         saves: IntArray,
         refused: IntArray,
     ) -> list[list[int]]:
-        """Returns the lists of states, of which every slot, block and boundary is within its limits."""
+        """Return the lists of states, after checking slots, blocks and checkpoint positions."""
         size, slots = self._config.state_blocks, self._config.max_num_seqs
         if head.tolist() != [size]:
             raise InvalidArgument(f"message has states of {shown(head.tolist())} blocks; {self._name} has {size}")
@@ -285,12 +307,13 @@ class PlanReceiver(_PlanEnd):
             start, count = ends.get(slot, (0, 0))
             if not start < boundary <= start + count:
                 raise InvalidArgument(
-                    f"message saves slot {slot} behind {boundary} tokens; its step computes {count} behind {start}"
+                    f"message saves slot {slot} after {boundary} tokens; its step computes tokens {start} to "
+                    f"{start + count}"
                 )
         return [each.tolist() for each in (copies, clears, loads, saves, refused)]
 
     def _require_rows(self, name: str, items: IntArray, limits: list[int], num_blocks: int = 0) -> list[list[int]]:
-        """Returns the rows of a flat list: numbers from 0 to below each limit, then blocks of the pool."""
+        """Return the rows of a flat list: numbers from 0 to below each limit, then blocks of the pool."""
         lows = np.array([0] * len(limits) + [1] * num_blocks)
         highs = np.array(limits + [self._num_blocks] * num_blocks)
         if len(items) % len(lows):
@@ -332,10 +355,11 @@ class PlanReceiver(_PlanEnd):
     def _read_batch(
         self, rows: IntArray, starts: IntArray, scheduled: IntArray, unserved: IntArray, ids: IntArray
     ) -> list[IntArray]:
-        """Return rows, starts, scheduled tokens and statuses, of which each is within its limits."""
+        """Return rows, starts, scheduled tokens and statuses, after checking their limits."""
         if not len(rows) == len(starts) == len(scheduled) or len(unserved) % 2:
             raise InvalidArgument(
-                f"message has {len(rows)} rows, {len(starts)} starts and {len(scheduled)} counts; one each is needed"
+                f"message has {len(rows)} rows, {len(starts)} starts and {len(scheduled)} counts; they must be equally "
+                f"many"
             )
         statuses = np.zeros(len(rows), np.int64)
         if len(rows):
@@ -349,27 +373,29 @@ class PlanReceiver(_PlanEnd):
             raise InvalidArgument(f"message has {len(ids)} tokens; its sequences have {scheduled.sum()}")
         if _exceeds(ids + 1, MAX_TOKEN + 1):
             raise InvalidArgument(
-                f"message has tokens from {ids.min()} to {ids.max()}; a token is from 0 to {MAX_TOKEN}, -1 is not known"
+                f"message has tokens from {ids.min()} to {ids.max()}; they must be from 0 to {MAX_TOKEN}, or -1"
             )
         return [rows, starts, scheduled, statuses]
 
     def _check_rows(self, rows: IntArray, starts: IntArray, scheduled: IntArray) -> None:
         limit = self._config.max_num_seqs
         if _exceeds(rows, limit - 1) or np.count_nonzero(np.bincount(rows)) < len(rows):
-            raise InvalidArgument(f"message has rows {shown(rows.tolist())}; rows are from 0 to {limit - 1}, each once")
+            raise InvalidArgument(
+                f"message has rows {shown(rows.tolist())}; they must be from 0 to {limit - 1}, each once"
+            )
         if _exceeds(starts | scheduled, MAX_MODEL_LEN) or _exceeds(starts + scheduled, MAX_MODEL_LEN):
             raise InvalidArgument(
-                f"message has sequences of {(starts + scheduled).max()} tokens, of which {scheduled.min()} or more are "
-                f"new and {starts.min()} or more are not; the limits are {MAX_MODEL_LEN} and 0"
+                f"message has sequences of up to {(starts + scheduled).max()} tokens, at least {scheduled.min()} new "
+                f"and {starts.min()} computed; the limits are {MAX_MODEL_LEN}, 0 and 0"
             )
 
     def _check_changes(self, group: int, changed: IntArray, blocks: IntArray, batch: list[IntArray]) -> None:
-        """Refuse changed rows and block ids that cannot be."""
+        """Reject impossible changes of rows and block ids."""
         rows, starts, scheduled, _ = batch
         width, size = int(self._shape[2 + 2 * group]), int(self._shape[1 + 2 * group])
         lengths = self._copy.num_blocks(group)[rows]
         if len(changed) % 4:
-            raise InvalidArgument(f"message has {len(changed)} numbers of changed rows; each has 4")
+            raise InvalidArgument(f"message has {len(changed)} numbers of changed rows; they must be 4 per row")
         places, firsts, counts, nulls = changed.reshape(-1, 4).T
         if len(places):
             if places[0] < 0 or places[-1] >= len(rows) or (np.diff(places) <= 0).any():
@@ -390,7 +416,7 @@ class PlanReceiver(_PlanEnd):
             raise InvalidArgument(f"message has {len(blocks)} block ids; its changed rows have {num_new}")
         if _exceeds(blocks, self._num_blocks - 1):
             named = blocks.max() if blocks.max() >= self._num_blocks else blocks.min()
-            raise InvalidArgument(f"message has block {named} in a table; blocks are from 0 to {self._num_blocks - 1}")
+            raise InvalidArgument(f"message has block {named} in a table; it must be from 0 to {self._num_blocks - 1}")
         too_long = (scheduled > 0) & (starts + scheduled > lengths * size)
         if np.logical_or.reduce(too_long):
             at = int(too_long.argmax())
@@ -407,7 +433,7 @@ def _require_config(config: object) -> CacheConfig:
 
 
 def _shape_of(config: CacheConfig) -> npt.NDArray[np.int32]:
-    """What all ranks must agree on: the sequences at once, and the block size and width of each group's table."""
+    """Return the sizes that all ranks must agree on: sequences at once, block size and width of each group's table."""
     sizes = [group.block_size for group in config.layer_groups]
     return _shape(config.max_num_seqs, [(size, -(-config.max_model_len // size)) for size in sizes])
 
@@ -417,16 +443,19 @@ def _shape(max_num_seqs: int, tables: list[tuple[int, int]]) -> npt.NDArray[np.i
 
 
 def _exceeds(items: IntArray, limit: int) -> bool:
-    """Return whether an item is below 0 or above a limit."""
     return len(items) > 0 and int(np.maximum.reduce(items.view(np.uint64))) > limit
 
 
 def _require_tokens(token_ids: object, count: int) -> npt.NDArray[Any]:
     tokens = np.asarray(token_ids)
     if tokens.shape != (count,) or tokens.dtype.kind not in "iu":
-        raise InvalidArgument(f"token_ids has shape {tokens.shape} and dtype {tokens.dtype}; ({count},) integers")
+        raise InvalidArgument(
+            f"token_ids has shape {tokens.shape} and dtype {tokens.dtype}; it must be integers of shape ({count},)"
+        )
     if count and (tokens.min() < -1 or tokens.max() > MAX_TOKEN):
-        raise InvalidArgument(f"token_ids is from {tokens.min()} to {tokens.max()}; tokens are from -1 to {MAX_TOKEN}")
+        raise InvalidArgument(
+            f"token_ids has values from {tokens.min()} to {tokens.max()}; they must be from -1 to {MAX_TOKEN}"
+        )
     return tokens
 
 
@@ -434,13 +463,13 @@ def _check_moves(name: str, moves: IntArray, num_from: int, num_to: int, num_gro
     if num_from <= 0 or num_to <= 0:
         raise InvalidArgument(f"message has {name}; the config of this receiver has no CPU pool")
     if len(moves) % 3:
-        raise InvalidArgument(f"message has {len(moves)} numbers of {name}; each has 3")
+        raise InvalidArgument(f"message has {len(moves)} numbers of {name}; they must be 3 per move")
     limits = np.array([(1, num_from), (1, num_to), (0, num_groups)])
     triples = moves.reshape(-1, 3)
     wrong = ((triples < limits[:, 0]) | (triples >= limits[:, 1])).any(axis=1)
     if wrong.any():
         source, target, group = triples[int(wrong.argmax())].tolist()
         raise InvalidArgument(
-            f"message has ({source}, {target}) of group {group} in {name}; blocks are from 1 to {num_from - 1} and 1 "
-            f"to {num_to - 1}, groups from 0 to {num_groups - 1}"
+            f"message has ({source}, {target}) of group {group} in {name}; blocks must be from 1 to {num_from - 1} and "
+            f"1 to {num_to - 1}, groups from 0 to {num_groups - 1}"
         )

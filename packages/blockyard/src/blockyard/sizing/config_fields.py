@@ -1,4 +1,4 @@
-"""A model's config, whatever it comes as, read field by field; each error names the field."""
+"""A model's config, read field by field. Each error names the field."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from .family import Family
 
 MAX_FIELD = 2**30
-#: Where configs of models of text and more keep the part that describes the text layers.
+#: Fields of multimodal configs that hold the config of the text layers.
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
-#: Sizes that a file always holds, unless it is a part of another: there a size that is the class's default is left out.
+#: Sizes that a top-level config always has. A nested config omits those that equal the class's default.
 _ALWAYS_HELD = frozenset({"num_hidden_layers", "num_attention_heads", "hidden_size"})
 
 
 class ConfigFields:
     """The fields of a Hugging Face config: a mapping, an object with attributes, or a path to a config.json.
 
-    A nested `text_config` is what counts; a field that is absent there is looked for in the config around it only by
-    `outer`. None and an absent field are the same.
+    Fields are read from the nested text config if there is one; only `outer` and `top` also read the configs around it.
+    None counts as absent.
     """
 
     def __init__(self, config: object) -> None:
@@ -42,21 +42,21 @@ class ConfigFields:
         return next((value for name in names if (value := self._one(name)) is not None), None)
 
     def outer(self, *names: str) -> object:
-        """Return the first of the fields that is present here, else in the config around the text config, or None."""
+        """Return the first of the fields that is present in the text config, else in the outermost config, or None."""
         value = self.get(*names)
         if value is not None:
             return value
         return next((value for name in names if (value := _field(self._outer, name)) is not None), None)
 
     def top(self, *names: str) -> object:
-        """Return the first of the fields that is present in the outermost config that has one, or None."""
+        """Return the first of the fields that is present, searching from the outermost config inwards, or None."""
         values = (_field(config, name) for config in self._around for name in names)
         return next((value for value in values if value is not None), None)
 
     def of_layer(self, index: int) -> ConfigFields:
-        """Return the fields of one layer: those that `per_layer_config` gives it, before those of the model.
+        """Return the fields of one layer: those in `per_layer_config` take precedence over the model's.
 
-        It maps the numbers of layers to fields, or is a sequence with a config for each layer.
+        `per_layer_config` maps layer numbers to fields, or is a sequence with a config per layer.
         """
         own = _of_layer(_field(self._sources[-1], "per_layer_config"), index)
         if own is None or own is self._sources[-1]:
@@ -66,9 +66,16 @@ class ConfigFields:
         return layer
 
     def count(self, *names: str, low: int = 1, default: int | None = None, high: int = MAX_FIELD) -> int:
-        """Return the first of the fields that is present, an integer from `low` to `high`; `default` if none is.
+        """Return the first of the fields that is present, as an integer from `low` to `high`.
 
-        Raises `InvalidArgument` naming the field when it is out of range, or absent and without a default.
+        Args:
+            *names: names of the field, the usual one first.
+            low: smallest valid value.
+            default: result if none is present; None if the field is required.
+            high: largest valid value.
+
+        Raises:
+            InvalidArgument: the field is out of range, or absent and required.
         """
         for name in names:
             value = self._one(name)
@@ -83,14 +90,14 @@ class ConfigFields:
         return default
 
     def flag(self, name: str) -> bool:
-        """Return whether the field is present and true. Raises `InvalidArgument` if it is neither true nor false."""
+        """Return whether the field is present and true. Raises `InvalidArgument` if it is not a boolean."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
             raise InvalidArgument(f"{self.spelled(name)} is {shown(value)}; it must be true or false")
         return value is True
 
     def items(self, name: str) -> list[object] | None:
-        """Return the field as a list, None if it is absent. Raises `InvalidArgument` if it is anything else."""
+        """Return the field as a list, or None if it is absent. Raises `InvalidArgument` if it is not a list."""
         value = self.get(name)
         if value is None:
             return None
@@ -99,22 +106,22 @@ class ConfigFields:
         return list(value)
 
     def spelled(self, name: str) -> str:
-        """Return the name under which the config has a field."""
+        """Return the name of a field in the config, for errors."""
         return name
 
     @property
     def model_type(self) -> str:
-        """Return the name of the architecture, or an empty string."""
+        """Return the model type, or ""."""
         return _text(_field(self._sources[-1], "model_type"))
 
     @property
     def outer_model_type(self) -> str:
-        """Return the name of the architecture around the text layers; that of the model itself if nothing is."""
+        """Return the model type of the outermost config, or ""."""
         return _text(_field(self._outer, "model_type"))
 
     @property
     def architectures(self) -> list[str]:
-        """Return the names of the classes that the config, or the one around it, says it is made for."""
+        """Return the architecture classes named by the config, or by the outermost one."""
         for source in (self._sources[-1], self._outer):
             names = _field(source, "architectures")
             if isinstance(names, (list, tuple)) and names:
@@ -123,7 +130,7 @@ class ConfigFields:
 
     @property
     def is_nested(self) -> bool:
-        """Return whether the text layers stand in a config of their own inside another."""
+        """Return whether the text layers have a nested config."""
         return self._sources[-1] is not self._outer
 
     def present(self) -> dict[str, object]:

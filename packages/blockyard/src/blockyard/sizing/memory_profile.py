@@ -1,4 +1,4 @@
-"""How many blocks fit: from a device's memory and the measured peak of a run without a cache, or from swap space."""
+"""Number of blocks that fit: on a device, from a measured peak without a cache, or in swap space."""
 
 from __future__ import annotations
 
@@ -21,13 +21,19 @@ def num_gpu_blocks(
     spec: KVCacheSpec,
     max_num_seqs: int = 0,
 ) -> int:
-    """Blocks, the null block included, for which a device has memory: (total * utilization - peak) / bytes a block.
+    """Return the blocks, null block included, that fit on a device: (total * utilization - peak) / bytes per block.
 
-    total_bytes: memory of the device. peak_bytes: most memory in use, weights included, while the largest step runs
-    without a cache. gpu_memory_utilization: share of the total that may be used; above 0, at most 1.
-    max_num_seqs: sequences whose states are set aside first; needed for a model that keeps states.
+    This is vLLM's rule. Never negative. O(layers).
 
-    Never negative. The rule is vLLM's. O(layers). Raises `InvalidArgument` for a value outside its limits.
+    Args:
+        total_bytes: memory of the device.
+        peak_bytes: most memory in use, weights included, during the largest step without a cache.
+        gpu_memory_utilization: usable fraction of the total; above 0, at most 1.
+        spec: the model's cache.
+        max_num_seqs: sequences whose states are reserved first; required for a model with states.
+
+    Raises:
+        InvalidArgument: a value is outside its limits.
     """
     total = require_int("total_bytes", total_bytes, 0, MAX_BYTES)
     peak = require_int("peak_bytes", peak_bytes, 0, MAX_BYTES)
@@ -36,17 +42,22 @@ def num_gpu_blocks(
 
 
 def num_cpu_blocks(swap_bytes: int = DEFAULT_SWAP_BYTES, *, spec: KVCacheSpec, max_num_seqs: int = 0) -> int:
-    """Blocks that fit the host memory set aside for swapping: swap_bytes / bytes a block.
+    """Return the blocks that fit in the host memory for swapping. Never negative. O(layers).
 
-    max_num_seqs: swapped sequences whose states are set aside first; needed for a model that keeps states.
-    Never negative. O(layers). Raises `InvalidArgument` for a value outside its limits.
+    Args:
+        swap_bytes: bytes of host memory.
+        spec: the model's cache.
+        max_num_seqs: swapped sequences whose states are reserved first; required for a model with states.
+
+    Raises:
+        InvalidArgument: a value is outside its limits.
     """
     return _blocks(require_int("swap_bytes", swap_bytes, 0, MAX_BYTES), spec, max_num_seqs)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """A device's memory, and the most of it in use while the largest step runs without a cache, in bytes."""
+    """A device's memory, and its peak use during the largest step without a cache, in bytes."""
 
     total_bytes: int
     peak_bytes: int
@@ -56,18 +67,27 @@ class MemoryProfile:
         require_int("peak_bytes", self.peak_bytes, 0, MAX_BYTES)
 
     def num_gpu_blocks(self, spec: KVCacheSpec, gpu_memory_utilization: float = 0.92, *, max_num_seqs: int = 0) -> int:
-        """Does as the function of this name, for this profile."""
+        """Return the blocks, null block included, that fit on this device.
+
+        Args:
+            spec: the model's cache.
+            gpu_memory_utilization: usable fraction of the total; above 0, at most 1.
+            max_num_seqs: sequences whose states are reserved first; required for a model with states.
+        """
         return num_gpu_blocks(
             self.total_bytes, self.peak_bytes, gpu_memory_utilization, spec=spec, max_num_seqs=max_num_seqs
         )
 
 
 def profile(measure: Callable[[], tuple[int, int]]) -> MemoryProfile:
-    """Call `measure` once and check what it returns: (total bytes of the device, peak bytes of a run).
+    """Call `measure` once and return its result as a `MemoryProfile`.
 
-    measure: resets the device's peak counter, runs the largest step without a cache, and reads both numbers. vLLM v0
-    ran 256 sequences of 128 tokens; what the largest step is, the engine knows. If the numbers are known already, make
-    a `MemoryProfile` of them. Raises `InvalidArgument` if they are not two such numbers.
+    Args:
+        measure: resets the device's peak counter, runs the largest step without a cache, and returns (total bytes, peak
+            bytes). The engine knows its largest step; vLLM v0 ran 256 sequences of 128 tokens.
+
+    Raises:
+        InvalidArgument: the result is not two such numbers.
     """
     measured = measure()
     if not isinstance(measured, (tuple, list)) or len(measured) != 2:
@@ -76,7 +96,7 @@ def profile(measure: Callable[[], tuple[int, int]]) -> MemoryProfile:
 
 
 def require_utilization(value: object) -> float:
-    """Return `value` if it is a share of a device's memory, above 0 and at most 1."""
+    """Return `value` if it is a number above 0 and at most 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
         raise InvalidArgument(f"gpu_memory_utilization is {value!r}; it must be a number above 0 and at most 1")
     return value
@@ -88,7 +108,7 @@ def _blocks(usable_bytes: int, spec: KVCacheSpec, max_num_seqs: int) -> int:
     num_seqs = require_int("max_num_seqs", max_num_seqs, 0, MAX_SEQS)
     if spec.state_bytes_per_sequence and num_seqs == 0:
         raise InvalidArgument(
-            f"max_num_seqs is 0; each sequence keeps a state of {spec.state_bytes_per_sequence} bytes beside its "
-            f"blocks, so the number of sequences must be from 1 to {MAX_SEQS}"
+            f"max_num_seqs is 0; it must be from 1 to {MAX_SEQS}, because each sequence keeps a state of "
+            f"{spec.state_bytes_per_sequence} bytes outside its blocks"
         )
     return max(usable_bytes - num_seqs * spec.state_bytes_per_sequence, 0) // spec.bytes_per_block
