@@ -223,6 +223,6 @@ def test_index_keys_lie_in_blocks_behind_keys_and_values() -> None:
     assert not cache.gather_index(0, tables).any()
     with pytest.raises(InvalidArgument, match=r"index key has shape \(5, 15\)"):
         cache.write_index(1, keys[:, :15], slots)
-    with pytest.raises(InvalidArgument, match="index_size 16; .* needs"):
+    with pytest.raises(InvalidArgument, match=r"index_size 16; .* needs"):
         cache.combined(0)
     assert cache.bytes_per_block == 2 * 4 * (24 + 8 + 16) * 4

@@ -73,7 +73,7 @@ def busy(cache: KVCacheManager, number: int) -> Iterator[None]:
         yield
 
 
-def test_it_shows_what_the_cache_says() -> None:
+def test_metrics_match_the_cache() -> None:
     cache = KVCacheManager(FOLLOWED)
     collector = CacheCollector(cache)
     for _ in busy(cache, 300):
@@ -122,7 +122,7 @@ def test_every_state_of_a_block() -> None:
     assert BlockStates.of(cache.pool) == BlockStates(private=1, shared=1, idle=1, free=2, retiring=0)
 
 
-def test_a_bare_pool_shows_what_it_counts_and_no_more() -> None:
+def test_bare_pool_has_no_metrics_of_sequences() -> None:
     pool = BlockPool(12, 4)
     cached = pool.get_new_blocks(3)
     pool.cache_full_blocks(cached, list(range(12)))
@@ -195,7 +195,7 @@ def test_states_are_counted_where_a_model_has_any() -> None:
     assert not any("kv_states" in name for name in samples(CacheCollector(KVCacheManager(FOLLOWED))))
 
 
-def test_tenants_have_figures_the_first_hundred_by_name() -> None:
+def test_first_hundred_tenants_are_shown_by_name() -> None:
     many = tuple(Tenant(f"t{number}", min_blocks=int(number == 3)) for number in range(150))
     config = replace(FOLLOWED, num_blocks=1002, tenants=many)
     cache = KVCacheManager(config)
@@ -229,7 +229,7 @@ def test_hits_by_medium_are_left_out_where_nobody_counts_them() -> None:
     assert found["vllm:prompt_tokens_cached_by_source_total source=host"] == 0
 
 
-def test_a_cache_that_follows_nothing_says_nothing_of_it() -> None:
+def test_metrics_of_disabled_features_are_absent() -> None:
     found = samples(CacheCollector(KVCacheManager(CacheConfig(num_blocks=8))))
     assert not any("missed_tokens" in name or "kv_block_" in name or "preemptions" in name for name in found)
     assert found["blockyard:hit_tokens_total medium=gpu"] == 0
@@ -259,7 +259,7 @@ def test_a_registry_refuses_the_same_names_twice() -> None:
         registry.register(CacheCollector(KVCacheManager(CacheConfig(num_blocks=8)), engine="1"))
 
 
-def test_the_page_is_well_formed_and_has_no_noise() -> None:
+def test_exported_text_is_well_formed_without_noise() -> None:
     cache = KVCacheManager(FOLLOWED)
     for _ in busy(cache, 50):
         pass
@@ -272,7 +272,7 @@ def test_the_page_is_well_formed_and_has_no_noise() -> None:
 
 
 @pytest.mark.parametrize("cache", [None, 3, "cache", CacheConfig(num_blocks=8)])
-def test_what_is_no_cache_is_refused(cache: object) -> None:
+def test_other_objects_are_rejected(cache: object) -> None:
     with pytest.raises(InvalidArgument, match="must be a KVCacheManager, a pool, or a function"):
         CacheCollector(cache)  # type: ignore[arg-type]
 

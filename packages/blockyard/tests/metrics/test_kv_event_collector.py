@@ -28,7 +28,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None
     return registry.get_sample_value(f"blockyard:kv_events_{name}", LABELS | labels)
 
 
-def test_what_a_publisher_did_is_what_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_match_the_publishers_stats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriber, "REPLAY_PATIENCE", PATIENCE_SECONDS)  # it asks once, however slow the machine is
     cache = KVCacheManager(CacheConfig(20, 4, enable_kv_cache_events=True))
     with KVEventPublisher(cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=3600.0) as publisher:
@@ -100,7 +100,7 @@ def test_stats_may_be_read_from_any_thread() -> None:
 
 
 @pytest.mark.parametrize("given", [None, 7, "stats"])
-def test_what_is_no_function_is_refused(given: Any) -> None:
+def test_values_that_are_not_functions_are_rejected(given: Any) -> None:
     with pytest.raises(InvalidArgument, match="must be a publisher's `stats`"):
         KVEventCollector(given)
 

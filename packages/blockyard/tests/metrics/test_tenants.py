@@ -79,7 +79,7 @@ def test_no_counter_goes_back_and_the_others_never_jump() -> None:
         before = after
 
 
-def test_a_registry_shows_them() -> None:
+def test_registry_exports_tenant_tokens() -> None:
     registry, tenants = CollectorRegistry(), TenantTokens(2, {"engine": "0"})
     registry.register(tenants)
     tenants.count("lora:poet", 30, 16)
@@ -89,7 +89,7 @@ def test_a_registry_shows_them() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 101, "3", True, None])
-def test_how_many_is_a_number(most: object) -> None:
+def test_invalid_numbers_of_tenants_are_rejected(most: object) -> None:
     with pytest.raises(InvalidArgument, match="most is"):
         TenantTokens(most)  # type: ignore[arg-type]
 

@@ -151,7 +151,7 @@ def test_the_ring_keeps_the_latest_events_in_order() -> None:
             assert cache.history() == everything.history()[-size:]
 
 
-def test_what_is_returned_is_a_copy() -> None:
+def test_history_is_returned_as_a_copy() -> None:
     cache = remembering()
     cache.allocate(prompt(1, 8))
     event = cache.history()[0]

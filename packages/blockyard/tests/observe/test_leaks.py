@@ -68,7 +68,7 @@ def test_a_swapped_sequence_holds_cpu_blocks() -> None:
     assert cache.leak_report() == [Holding("sequence", seq, "parked", 9, cache.row(seq), [])]
 
 
-def test_what_is_to_be_loaded_from_the_cpu_is_held_on_both_sides() -> None:
+def test_blocks_to_load_from_the_cpu_are_held_in_both_pools() -> None:
     cache = Checked(num_blocks=6, num_cpu_blocks=8)
     cache.free(cache.prefilled(prompt(1, 8)))
     cache.cache.pool.free_blocks(cache.cache.pool.get_new_blocks(5))

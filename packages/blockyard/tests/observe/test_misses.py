@@ -53,7 +53,7 @@ def test_a_new_prompt_was_never_seen_and_its_last_block_cannot_hit() -> None:
     assert causes(tracked(), prompt(1, 10)) == {"num_never_seen": 8, "num_tail": 2}
 
 
-def test_what_was_hit_is_counted_and_only_the_tail_remains() -> None:
+def test_full_hit_misses_only_the_tail() -> None:
     cache = tracked()
     causes(cache, prompt(1, 10))
     assert causes(cache, prompt(1, 10)) == {"num_hit": 8, "num_tail": 2}
@@ -67,14 +67,14 @@ def test_a_prompt_below_one_block_is_all_tail() -> None:
     assert causes(cache, prompt(1, 4)) == {"num_tail": 4}
 
 
-def test_what_was_evicted_is_told_from_what_was_never_there() -> None:
+def test_evicted_and_never_seen_tokens_are_distinguished() -> None:
     cache = tracked()
     causes(cache, prompt(1, 13))
     evict_all(cache)
     assert causes(cache, [*prompt(1, 8), *prompt(2, 5)]) == {"num_evicted": 8, "num_never_seen": 4, "num_tail": 1}
 
 
-def test_what_is_behind_a_hit_and_evicted_counts_as_evicted() -> None:
+def test_evicted_blocks_after_a_hit_count_as_evicted() -> None:
     """A suffix goes before its prefix: with one block taken, the third of three is gone."""
     cache = tracked(num_blocks=4)
     causes(cache, prompt(1, 12))
@@ -288,7 +288,7 @@ def test_with_layer_groups_the_evictions_since_are_those_of_the_pool() -> None:
     cache.free(seq)
 
 
-def test_what_the_cpu_pool_brings_back_is_a_hit() -> None:
+def test_blocks_from_the_cpu_pool_count_as_hits() -> None:
     cache = tracked(num_blocks=6, num_cpu_blocks=8)
     causes(cache, prompt(1, 13))
     evict_all(cache)

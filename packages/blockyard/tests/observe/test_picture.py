@@ -108,7 +108,7 @@ def test_each_layer_group_has_its_tokens_and_the_cpu_pool_its_picture() -> None:
     assert sorted(snapshot_pool(cache.cache).cpu_states) == sorted("░░░···")
 
 
-def test_what_waits_for_a_place_is_no_token_held() -> None:
+def test_tokens_without_blocks_are_not_held() -> None:
     """Four tokens fill the block; the fifth has none yet."""
     cache = Checked()
     cache.prefilled(prompt(1, 4), [7])

@@ -48,7 +48,7 @@ def test_the_limit_keeps_the_latest_events() -> None:
         assert describe_history(cache, limit).splitlines() == [lines[0], *lines[1:][8 - min(limit, 8) :]]
 
 
-def test_what_the_ring_forgot_is_counted_and_not_told() -> None:
+def test_forgotten_events_are_counted_but_not_listed() -> None:
     cache = Checked(history_size=2)
     for number in range(5):
         cache.free(cache.prefilled(prompt(number, 2)))

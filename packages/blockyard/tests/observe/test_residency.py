@@ -50,7 +50,7 @@ def durations(events: list[AllocationEvent], sample: int) -> tuple[list[float], 
     return lifetimes, idle, gaps
 
 
-def test_one_life_by_hand() -> None:
+def test_residency_of_one_block_matches_a_manual_count() -> None:
     """Taken at 1, freed at 3, hit at 8, freed at 9, evicted at 25."""
     cache = followed(num_blocks=2)
     for now, step in [(1, "take"), (3, "free"), (8, "take"), (9, "free"), (25, "evict")]:
@@ -89,7 +89,7 @@ def test_a_block_that_caches_nothing_ends_without_an_eviction() -> None:
     assert cache.residency().lifetime.num_samples == 0
 
 
-def test_what_a_reset_forgets_is_not_evicted() -> None:
+def test_reset_is_not_counted_as_eviction() -> None:
     cache = followed(num_blocks=2)
     cache.free(cache.prefilled(prompt(1, 4)))
     cache.reset_prefix_cache()
@@ -97,7 +97,7 @@ def test_what_a_reset_forgets_is_not_evicted() -> None:
     assert cache.residency().lifetime.num_samples == 0
 
 
-def test_what_goes_with_a_smaller_pool_is_evicted() -> None:
+def test_blocks_lost_to_a_smaller_pool_count_as_evicted() -> None:
     cache = followed(num_blocks=4)
     cache.free(cache.prefilled(prompt(1, 12)))
     cache.advance_time(6)

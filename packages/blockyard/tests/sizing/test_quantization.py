@@ -176,6 +176,6 @@ def test_the_type_of_the_cache_that_a_file_asks_for() -> None:
         ("fp8", "quantization_config is 'fp8'; it must be an object"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(quantization: object, message: str) -> None:
+def test_unknown_quantizations_are_rejected_by_name(quantization: object, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         model_weights({**SMALL, "quantization_config": quantization})

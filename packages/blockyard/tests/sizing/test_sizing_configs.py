@@ -96,7 +96,7 @@ def test_a_files_faults_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [None, 3, 2.5, [1]])
-def test_what_is_no_config_is_refused(config: object) -> None:
+def test_values_that_are_not_configs_are_rejected(config: object) -> None:
     with pytest.raises(InvalidArgument, match="config is"):
         KVCacheSpec.from_config(config)
 

@@ -55,7 +55,7 @@ def test_states_are_set_aside_first() -> None:
     # 10 GiB - 64 * 16,056,320 = 9,709,813,760; / 262,144 = 37,040.0 blocks.
     assert num_gpu_blocks(10 * GIB, 0, 1.0, spec=JAMBA, max_num_seqs=64) == 37_040
     assert num_cpu_blocks(10 * GIB, spec=JAMBA, max_num_seqs=64) == 37_040
-    with pytest.raises(InvalidArgument, match="max_num_seqs is 0; .* a state of 16056320 bytes"):
+    with pytest.raises(InvalidArgument, match=r"max_num_seqs is 0; .* a state of 16056320 bytes"):
         num_gpu_blocks(10 * GIB, 0, spec=JAMBA)
 
 

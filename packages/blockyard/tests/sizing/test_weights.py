@@ -176,6 +176,6 @@ def test_counts_with_encoders_are_those_of_transformers(
         ({"model_type": "llama", "vocab_size": 0}, "vocab_size is 0; it must be from 1"),
     ],
 )
-def test_what_cannot_be_counted_is_named(config: dict[str, Any], message: str) -> None:
+def test_uncountable_models_are_rejected_by_name(config: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         count_parameters({**COMMON, "torch_dtype": "bfloat16", **config})

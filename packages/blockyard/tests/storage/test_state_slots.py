@@ -99,7 +99,7 @@ def test_neighbours_are_views_and_others_copies_that_are_put_back() -> None:
     assert not any(view.any() for view in states(slots, 0))
 
 
-def test_what_there_is_not_is_refused() -> None:
+def test_invalid_slots_and_blocks_are_rejected() -> None:
     slots = StateSlots(2, TENSORS, cache_of())
     for slot, blocks, words in (
         (2, [5, 6], "slot is 2; it must be from 0 to 1"),

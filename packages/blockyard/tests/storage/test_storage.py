@@ -76,7 +76,7 @@ def test_a_block_of_uneven_keys_and_values_has_no_padding(layout: str) -> None:
     assert cache.num_bytes == cache.data.nbytes
     assert cache.key_cache(1)[2].is_contiguous()
     assert cache.value_cache(1)[2].is_contiguous()
-    with pytest.raises(InvalidArgument, match="value_size is 64 and index_size 0; .* needs 512"):
+    with pytest.raises(InvalidArgument, match=r"value_size is 64 and index_size 0; .* needs 512"):
         cache.combined(0)
 
 
@@ -85,7 +85,7 @@ def test_a_block_of_uneven_keys_and_values_has_no_padding(layout: str) -> None:
 
 @pytest.mark.parametrize("value_size", VALUE_SIZES)
 @pytest.mark.parametrize(("layout", "dtype"), list(itertools.product(LAYOUTS, DTYPES)))
-def test_what_is_written_by_slot_is_read_by_table(layout: str, dtype: Any, value_size: int) -> None:
+def test_tokens_written_by_slot_are_read_by_table(layout: str, dtype: Any, value_size: int) -> None:
     cache = make_cache(layout=layout, dtype=dtype, value_size=value_size)
     table = np.array([[5, 2, 7], [8, 1, 0]], np.int32)
     lengths = [10, 6]
