@@ -33,7 +33,17 @@ from blockyard_testing.tiers_servers import (
     redis_server,
     s3_server,
 )
-from blockyard_tiers import FileTier, Header, Job, ObjectIndex, Offload, PeerTier, WorkingTier, layout_id, object_names
+from blockyard_tiers import (
+    FileTier,
+    Header,
+    ObjectIndex,
+    Offload,
+    PeerTier,
+    Transfer,
+    WorkingTier,
+    layout_id,
+    object_names,
+)
 from blockyard_tiers.header import checksum_of
 
 OBJECT_BYTES = 2**20
@@ -60,12 +70,12 @@ def measured(tier: WorkingTier, source: list[bytes], target: list[bytearray], nu
         for first in range(0, len(numbers), A_JOB):
             some = numbers[first : first + A_JOB]
             names, tokens = [name_of(each) for each in some], [tokens_of(each) for each in some]
-            job = Job(first, LAYOUT, names, tokens, buffers[first : first + A_JOB])
-            assert (tier.load if is_load else tier.store)(job) is None
+            transfer = Transfer(first, LAYOUT, names, tokens, buffers[first : first + A_JOB])
+            assert (tier.load if is_load else tier.store)(transfer) is None
             jobs += 1
         while jobs:
-            for outcome in tier.finished():
-                assert outcome.is_done, outcome
+            for result in tier.take_results():
+                assert result.is_done, result
                 jobs -= 1
             time.sleep(0.0005)
         seconds.append(time.perf_counter() - begun)
@@ -260,10 +270,10 @@ def index(folder: Path, count: int = 10**6) -> None:
     while not (found := tier.longest_prefix([wanted])).num_found:
         assert not found.is_final
         time.sleep(0.0005)
-    tier.load(Job(1, LAYOUT, [wanted], [bytes(16)], [bytearray(1)]))
-    while not (outcomes := tier.finished()):
+    tier.load(Transfer(1, LAYOUT, [wanted], [bytes(16)], [bytearray(1)]))
+    while not (results := tier.take_results()):
         time.sleep(0.0005)
-    assert outcomes[0].is_done
+    assert results[0].is_done
     first = time.perf_counter() - begun
     while tier.stats().num_objects < count:
         asked = time.perf_counter()
@@ -288,10 +298,10 @@ class Nowhere(WorkingTier):
         super().__init__("nowhere", ObjectIndex(2**60, 2**20))
         self._start()
 
-    def _write(self, task: Any, positions: Any) -> None:
+    def _write(self, active: Any, positions: Any) -> None:
         pass
 
-    def _read(self, task: Any, position: int) -> None:
+    def _read(self, active: Any, position: int) -> None:
         pass
 
     def _sizes(self, names: Any) -> list[int]:

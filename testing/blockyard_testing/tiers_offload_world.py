@@ -30,14 +30,14 @@ from blockyard import (
 from blockyard.config import STATE_ORDERS
 from blockyard_tiers import (
     Cause,
-    First,
-    Job,
+    FirstMatch,
     Offload,
-    Outcome,
     Prefix,
     Snapshot,
     TierStats,
     TierUse,
+    Transfer,
+    TransferResult,
 )
 
 from .patience import PATIENCE_SECONDS
@@ -146,8 +146,8 @@ class FaultyTier:
     choose: random.Random
     name: str = "faulty"
     objects: dict[bytes, tuple[bytes, bytes, bytes]] = field(default_factory=dict)
-    jobs: list[tuple[Job, bool, list[bytes]]] = field(default_factory=list)
-    ended: list[Outcome] = field(default_factory=list)
+    transfers: list[tuple[Transfer, bool, list[bytes]]] = field(default_factory=list)
+    results: list[TransferResult] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     faults: float = 0.1
     #: Whether jobs end by themselves.
@@ -158,52 +158,52 @@ class FaultyTier:
 
     def end_process(self) -> None:
         """The process that uses it dies; what it stored stays."""
-        self.jobs.clear()
-        self.ended.clear()
+        self.transfers.clear()
+        self.results.clear()
 
-    def store(self, job: Job) -> Cause | None:
-        return self._take(job, False)
+    def store(self, transfer: Transfer) -> Cause | None:
+        return self._take(transfer, False)
 
-    def load(self, job: Job) -> Cause | None:
-        return self._take(job, True)
+    def load(self, transfer: Transfer) -> Cause | None:
+        return self._take(transfer, True)
 
-    def _take(self, job: Job, is_load: bool) -> Cause | None:
+    def _take(self, transfer: Transfer, is_load: bool) -> Cause | None:
         if self._fails():
             return Cause.QUEUE_FULL
-        assert all(job.id != other.id for other, _, _ in self.jobs)
+        assert all(transfer.id != other.id for other, _, _ in self.transfers)
         if is_load:
-            for buffer in job.buffers:
+            for buffer in transfer.buffers:
                 fill(buffer, bytes([POISON]) * len(whole(buffer)))
-        self.jobs.append((job, is_load, [whole(buffer) for buffer in job.buffers]))
+        self.transfers.append((transfer, is_load, [whole(buffer) for buffer in transfer.buffers]))
         return None
 
     def work(self) -> None:
         """End some of the jobs."""
-        self.choose.shuffle(self.jobs)
-        for _ in range(self.choose.randrange(len(self.jobs) + 1)):
-            job, is_load, before = self.jobs.pop()
-            assert [whole(buffer) for buffer in job.buffers] == before, "a buffer was used while the tier had it"
-            causes = self._load(job) if is_load else self._store(job)
+        self.choose.shuffle(self.transfers)
+        for _ in range(self.choose.randrange(len(self.transfers) + 1)):
+            transfer, is_load, before = self.transfers.pop()
+            assert [whole(buffer) for buffer in transfer.buffers] == before, "a buffer was used while the tier had it"
+            causes = self._load(transfer) if is_load else self._store(transfer)
             self.counts[f"{'loads' if is_load else 'stores'} {'failed' if causes else 'done'}"] += 1
-            self.ended.append(Outcome(job.id, causes, sum(map(len, before)), 0.001))
+            self.results.append(TransferResult(transfer.id, causes, sum(map(len, before)), 0.001))
 
-    def _store(self, job: Job) -> dict[int, Cause]:
+    def _store(self, transfer: Transfer) -> dict[int, Cause]:
         if self._fails():
-            return dict.fromkeys(range(len(job.names)), Cause.FULL)
-        for name, tokens, buffer in zip(job.names, job.tokens, job.buffers, strict=True):
-            self.objects[name] = (tokens, job.layout, whole(buffer))
+            return dict.fromkeys(range(len(transfer.names)), Cause.FULL)
+        for name, tokens, buffer in zip(transfer.names, transfer.digests, transfer.buffers, strict=True):
+            self.objects[name] = (tokens, transfer.layout, whole(buffer))
         return {}
 
-    def _load(self, job: Job) -> dict[int, Cause]:
+    def _load(self, transfer: Transfer) -> dict[int, Cause]:
         causes = {}
-        for place, (name, tokens) in enumerate(zip(job.names, job.tokens, strict=True)):
+        for place, (name, tokens) in enumerate(zip(transfer.names, transfer.digests, strict=True)):
             found = self.objects.get(name)
             if found is None or self._fails():
                 causes[place] = Cause.GONE
                 continue
-            assert found[:2] == (tokens, job.layout), "a name stands for other tokens, or another layout"
-            fill(job.buffers[place], found[2])
-        for buffer in job.buffers if causes else ():
+            assert found[:2] == (tokens, transfer.layout), "a name stands for other tokens, or another layout"
+            fill(transfer.buffers[place], found[2])
+        for buffer in transfer.buffers if causes else ():
             fill(buffer, bytes(len(whole(buffer))))
         return causes
 
@@ -213,11 +213,11 @@ class FaultyTier:
             return Prefix(self.choose.randrange(found + 1), False)
         return Prefix(found, True)
 
-    def first_of(self, names: Sequence[bytes]) -> First:
+    def first_of(self, names: Sequence[bytes]) -> FirstMatch:
         found = next((at for at, name in enumerate(names) if name in self.objects), len(names))
         if self._fails():
-            return First(self.choose.randrange(found + 1), False)
-        return First(found, True)
+            return FirstMatch(self.choose.randrange(found + 1), False)
+        return FirstMatch(found, True)
 
     def drop(self, names: Sequence[bytes]) -> Cause | None:
         for name in names:
@@ -229,11 +229,11 @@ class FaultyTier:
         for name in self.choose.sample(sorted(self.objects), len(self.objects) // 4):
             del self.objects[name]
 
-    def finished(self) -> list[Outcome]:
+    def take_results(self) -> list[TransferResult]:
         if self.is_live:
             self.work()
-        ended, self.ended = self.ended, []
-        return ended
+        results, self.results = self.results, []
+        return results
 
     def stats(self) -> TierStats:
         return TierStats()

@@ -22,7 +22,7 @@ ALLOWED = {
     "blockyard-lab": 141,
     "blockyard-serve": 187,
     "blockyard-sglang": 14,
-    "blockyard-tiers": 150,
+    "blockyard-tiers": 0,
     "blockyard-vllm": 57,
 }
 #: Lines of the documentation with such a phrase.

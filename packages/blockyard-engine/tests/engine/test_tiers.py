@@ -147,7 +147,7 @@ def test_keys_and_values_without_a_state_are_no_hit(tmp_path: Path) -> None:
     again = answer(engine)
     assert (again.token_ids, again.num_tier_cached_tokens) == (first.token_ids, 0)
     assert engine.offload is not None
-    assert engine.offload.read().missed["no_state"] == 60
+    assert engine.offload.read().missed_tokens["no_state"] == 60
     engine.close()
 
 
@@ -204,12 +204,12 @@ def test_a_request_that_leaves_in_mid_load_leaks_nothing(llama: Any) -> None:
     tier = FaultyTier(random.Random(0), faults=0.0)
     first = Engine(llama, num_blocks=60, block_size=4, tiers=[tier])
     first.generate([PROMPT], LONG)
-    while tier.jobs:
+    while tier.transfers:
         tier.work()
     engine = Engine(llama, num_blocks=60, block_size=4, tiers=[tier])
     left, stays = engine.add_request(PROMPT, LONG), engine.add_request(list(PROMPT), LONG)
     report = engine.step()
-    assert (report.num_tokens, engine.num_loading, len(tier.jobs)) == (0, 2, 1)
+    assert (report.num_tokens, engine.num_loading, len(tier.transfers)) == (0, 2, 1)
     check(engine)
     engine.abort_request(left)  # the other one waits for the same load
     check(engine)
@@ -229,7 +229,7 @@ def test_what_hangs_is_computed_and_others_go_first(llama: Any) -> None:
     tier = FaultyTier(random.Random(0), faults=0.0)
     first = Engine(llama, num_blocks=60, block_size=4, tiers=[tier])
     (expected,) = first.generate([PROMPT], LONG)
-    while tier.jobs:
+    while tier.transfers:
         tier.work()
     ticks = iter(range(10**6))
     engine = Engine(llama, num_blocks=60, block_size=4, tiers=[tier], clock=lambda: float(next(ticks)))
@@ -243,7 +243,7 @@ def test_what_hangs_is_computed_and_others_go_first(llama: Any) -> None:
     assert list(ended) == [passes, hangs]
     assert ended[hangs].token_ids == expected.token_ids
     assert engine.offload is not None
-    assert engine.offload.missed["late"] == 60
+    assert engine.offload.missed_tokens["late"] == 60
     tier.work()
     tier.work()
     engine.offload.poll()

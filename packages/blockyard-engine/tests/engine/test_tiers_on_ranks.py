@@ -282,16 +282,16 @@ def test_a_rank_that_is_killed_in_mid_load_leaves_nothing_wrong(
     (first,) = engine.generate([PROMPT], LONG)
     offload = engine.offload
     assert offload is not None
-    while offload._context.copies or tier.jobs:
+    while offload._context.copies or tier.transfers:
         offload.poll()
         tier.work()
     engine.cache.reset_prefix_cache()
     engine.add_request(PROMPT, LONG)
     engine.step()
-    assert (engine.num_loading, len(tier.jobs)) == (1, 1)
+    assert (engine.num_loading, len(tier.transfers)) == (1, 1)
     (pid,) = [child for child in children(os.getpid()) if child not in others]
     os.kill(pid, signal.SIGKILL)
-    while tier.jobs:
+    while tier.transfers:
         tier.work()
     with pytest.raises(RankError, match=rf"rank 1 \(process {pid}\) was killed by SIGKILL"):
         step_to_the_end(engine)

@@ -104,8 +104,8 @@ def test_the_page_has_a_line_for_each_tier(tmp_path: Path, tmp_path_factory: pyt
         page.open(f"{running.address}/ui/")
         page.wait("document.querySelector('#tier-lines li') !== null")
         line: str = page.evaluate("document.querySelector('#tier-lines').textContent")
-        assert line.startswith(f"file:{tmp_path}: 0 prompt tokens brought; ")
-        assert line.endswith("; well")
+        assert line.startswith(f"file:{tmp_path}: 0 prompt tokens loaded; ")
+        assert line.endswith("; healthy")
         assert page.evaluate("document.querySelector('#tiers').hidden") is False
     engine.close()
 

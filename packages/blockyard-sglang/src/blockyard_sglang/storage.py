@@ -18,7 +18,7 @@ from typing import Any
 from blockyard import InvalidArgument
 from blockyard.engine_versions import SGLANG
 from blockyard.signatures import engine_imports
-from blockyard_tiers import TierDoor
+from blockyard_tiers import TierAdapter
 
 with engine_imports(SGLANG, __name__):
     import torch
@@ -26,7 +26,7 @@ with engine_imports(SGLANG, __name__):
 
 
 class BlockyardStorage(HiCacheStorage):
-    """This is a tier behind SGLang's door; its threads for storing and for prefetching wait here, no step does.
+    """This is a tier behind SGLang's adapter; its threads for storing and for prefetching wait here, no step does.
 
     extra_config: place, as after `serve --tier` without write=. fingerprint: of the weights, where the model's name
     does not tell them. wait_seconds: after which a batch is a miss (5). Raises `InvalidArgument` for other values.
@@ -44,7 +44,7 @@ class BlockyardStorage(HiCacheStorage):
         if given.get("interface_v1"):
             raise InvalidArgument("interface_v1 is set; this storage takes whole pages, not pointers to them")
         self._place, self._config = place, storage_config
-        self._door: TierDoor | None = None
+        self._adapter: TierAdapter | None = None
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """SGLang tells of its pool in host memory, which the layout of all objects names. Opens the tier."""
@@ -53,7 +53,7 @@ class BlockyardStorage(HiCacheStorage):
         same_for_all = config.is_mla_model  # of such models each rank of TP holds the same
         fields = (config.pp_rank, config.pp_size, config.attn_cp_rank, config.attn_cp_size)
         self.close()
-        self._door = TierDoor(
+        self._adapter = TierAdapter(
             self._place,
             engine="sglang",
             model=config.model_name,
@@ -77,7 +77,7 @@ class BlockyardStorage(HiCacheStorage):
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """Returns how many pages are there, from the first on; waits until the tier has asked its place."""
         coded, end = [key.encode() for key in keys], time.monotonic() + self._seconds
-        while not (found := self._opened().known(coded)).is_final and time.monotonic() < end:
+        while not (found := self._opened().longest_prefix(coded)).is_final and time.monotonic() < end:
             time.sleep(0.0002)
         return found.num_found
 
@@ -119,18 +119,18 @@ class BlockyardStorage(HiCacheStorage):
 
     def close(self) -> None:
         """End the tier's threads."""
-        if self._door is not None:
-            self._door.close()
+        if self._adapter is not None:
+            self._adapter.close()
 
-    def _opened(self) -> TierDoor:
-        if self._door is None:
+    def _opened(self) -> TierAdapter:
+        if self._adapter is None:
             raise InvalidArgument("no pool is registered yet: register_mem_pool_host comes first")
-        return self._door
+        return self._adapter
 
     def _carry(self, is_load: bool, keys: Sequence[str], tensors: Sequence[Any]) -> list[bool]:
         if not keys:
             return []
-        door = self._opened()
+        adapter = self._opened()
         buffers = [memoryview(tensor.reshape(-1).view(torch.uint8).numpy()) for tensor in tensors]
-        ended = door.wait(door.begin(is_load, [key.encode() for key in keys], buffers), self._seconds)
-        return [False] * len(keys) if ended is None else ended.good
+        result = adapter.wait(adapter.submit(is_load, [key.encode() for key in keys], buffers), self._seconds)
+        return [False] * len(keys) if result is None else result.good

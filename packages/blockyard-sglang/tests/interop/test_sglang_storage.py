@@ -1,4 +1,4 @@
-"""Our tiers behind SGLang's door, with its host pools, factory and controller: `make interop-sglang`."""
+"""Our tiers behind SGLang's adapter, with its host pools, factory and controller: `make interop-sglang`."""
 
 from __future__ import annotations
 
@@ -142,10 +142,10 @@ def test_damaged_pages_are_misses_and_what_stands_before_them_is_taken(tmp_path:
     sides += [Side(tmp_path, "layer_first"), Side(tmp_path, "layer_first")]
     first, second = sides
     assert first.store(list(range(12)), keys)
-    door = first.storage._door
+    adapter = first.storage._adapter
     bad = draw.sample(range(12), 3)
     for page in bad:
-        path = next(tmp_path.glob(f"objects/*/{door.name(keys[page].encode()).hex()}"))
+        path = next(tmp_path.glob(f"objects/*/{adapter.name(keys[page].encode()).hex()}"))
         data = bytearray(path.read_bytes())
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         path.write_bytes(data)

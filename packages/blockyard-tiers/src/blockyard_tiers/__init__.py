@@ -1,52 +1,52 @@
-"""Tiers keep objects below the GPU's memory, in files, servers or buckets: a load is exact, or a miss with its cause.
+"""Tiers keep KV-cache objects below the GPU's memory. A load is exact, or a miss with its cause.
 
-    from blockyard_tiers import FileTier, Job, layout_id, object_names
+    from blockyard_tiers import FileTier, Transfer, layout_id, object_names
 
 Read it in this order:
 
-    tier      the interface: calls, jobs, outcomes, causes
-    header    what each object says of itself, and its name
-    worker    queues, threads, circuits: what all tiers share
-    index     which objects are known, and which one goes next
-    files     a folder; nothing to start
-    redis     a Redis server
-    buckets   an object store: S3, GCS, Azure
-    mooncake  a Mooncake Store: memory that engines lend
-    peer      what another process serves, over the wire; peer_server serves
-    offload   binds a manager and its KV storage to tiers: stores what is computed, loads what prompts begin with
-    saving    what an offload stores; stores has its buffers on their way out
-    loading   what an offload loads for waiting requests, and writes into their blocks
-    context   what saving and loading share
-    finding   which tiers have what of a prompt, and how much of it is loaded
-    loads     what an offload knows of a request, and of what is loaded for it
-    memory    what an offload sees of blocks and states
-    states    the names of states, and where a prompt may have one
-    uses      how an engine uses a tier: when it stores there
-    write_back stores what the pool evicts, under the names that pool_names takes from its index
-    snapshot  what a pool holds, stored and written down, and brought back into another
-    kv_blocks the blocks of a `blockyard.storage.KVCache` as objects; state_objects the states of hybrid models
-    places    a tier by a text: file:/var/kv,bytes=50GiB
-    door      what doors into other engines share; those of vLLM, SGLang and LMCache
+    tier             the interface: transfers, their results, causes of misses
+    header           names of objects, and the header of an object
+    worker           the base of all tiers: queues, threads, circuit breakers (circuit_breaker)
+    index            the objects that a tier knows to be present, and their order of eviction
+    files            a folder; no server
+    redis            a Redis server
+    buckets          an object store: S3, GCS, Azure
+    mooncake         a Mooncake Store: memory that engines lend
+    peer             objects of another process; peer_server serves them
+    tier_spec        opens a tier from text: file:/var/kv,bytes=50GiB
+
+    offload          stores computed blocks of a manager in tiers, and loads prefixes of prompts
+    context          the parts that storing and loading share
+    uses             how an engine uses a tier, and which blocks it stores there
+    engine_memory    interfaces of an engine's blocks and states; kv_blocks and state_objects implement them
+    transfers        records of requests, and of their loads and stores under way
+    saver            stores blocks and states, from the rows of store_buffers
+    finder           searches tiers for a prompt, and decides how much of it to load
+    loader           loads prefixes, and writes them into blocks
+    write_back       stores blocks that the pool evicts, with names from pool_names
+    snapshot         the pool's contents in a tier and a file, for a warm start
+
+    adapter          the common part of the adapters for vLLM, SGLang and LMCache (lmcache_l2)
 
 docs/tiers.md is the guide. Needs xxhash: `pip install 'blockyard[tiers]'`.
-`RedisTier` needs the extra `redis`, `ObjectTier` `buckets`, `MooncakeTier` `mooncake`, `KVBlocks` `engine`, each when
-it is first asked for.
+`RedisTier` needs the extra `redis`, `ObjectTier` `buckets`, `MooncakeTier` `mooncake`, `KVBlocks` `engine`; each is
+imported on first use.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .door import Ended, TierDoor
+from .adapter import BatchResult, TierAdapter
 from .files import FileTier
 from .header import BadObject, Header, NameChain, layout_id, object_names
 from .offload import Offload
 from .peer import PeerTier
 from .peer_server import PeerServer
-from .places import open_tier, open_tier_use
 from .snapshot import Snapshot
-from .tier import Cause, First, Job, Outcome, Prefix, Tier, TierStats
+from .tier import Cause, FirstMatch, Prefix, Tier, TierStats, Transfer, TransferResult
+from .tier_spec import open_tier, open_tier_use
 from .uses import OffloadReading, TierReading, TierUse
-from .worker import PlaceError, WorkingTier
+from .worker import BackendError, WorkingTier
 
 if TYPE_CHECKING:
     from .buckets import ObjectTier
@@ -55,20 +55,20 @@ if TYPE_CHECKING:
     from .redis import RedisTier
     from .state_objects import StateObjects
 
+from .engine_memory import Blocks, IsDone, States
 from .index import ObjectIndex
-from .memory import Blocks, IsDone, States
 from .uses import require_write_policy
 
 __all__ = [
+    "BackendError",
     "BadObject",
+    "BatchResult",
     "Blocks",
     "Cause",
-    "Ended",
     "FileTier",
-    "First",
+    "FirstMatch",
     "Header",
     "IsDone",
-    "Job",
     "KVBlocks",
     "MooncakeTier",
     "NameChain",
@@ -76,20 +76,20 @@ __all__ = [
     "ObjectTier",
     "Offload",
     "OffloadReading",
-    "Outcome",
     "PeerServer",
     "PeerTier",
-    "PlaceError",
     "Prefix",
     "RedisTier",
     "Snapshot",
     "StateObjects",
     "States",
     "Tier",
-    "TierDoor",
+    "TierAdapter",
     "TierReading",
     "TierStats",
     "TierUse",
+    "Transfer",
+    "TransferResult",
     "WorkingTier",
     "layout_id",
     "object_names",
@@ -108,7 +108,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a tier whose client is an extra when it is first asked for."""
+    """Import a class that needs an extra on first use."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LATER[name], __name__), name)

@@ -1,4 +1,4 @@
-"""An address of a server is a host and a port; some tiers have no other."""
+"""Addresses of servers: host and port."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LAST_PORT = 2**16 - 1
 
 
 def host_and_port(argument: str, text: object, start: str = "") -> tuple[str, int]:
-    """Reads an address, [::1]:7600 among them, that begins with `start`. Raises `InvalidArgument` for another text."""
+    """Parse an address that begins with `start`, such as [::1]:7600. Raises `InvalidArgument`."""
     host, _, port = text[len(start) :].rpartition(":") if isinstance(text, str) and text.startswith(start) else [""] * 3
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:

@@ -1,4 +1,4 @@
-"""A bucket of an object store is a tier: S3, Google Cloud Storage, Azure, by obstore.
+"""A tier in a bucket of an object store: S3, Google Cloud Storage or Azure, through obstore.
 
 Needs obstore: `pip install 'blockyard[buckets]'`.
 """
@@ -15,7 +15,7 @@ from blockyard.errors import InvalidArgument, MissingExtra
 from .header import PAGE_BYTES, BadObject
 from .index import ObjectIndex
 from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
-from .worker import PlaceError, Task, WorkingTier
+from .worker import ActiveTransfer, BackendError, WorkingTier
 
 try:
     import obstore
@@ -28,13 +28,21 @@ _DENIED = (PermissionDeniedError, UnauthenticatedError)
 
 
 class ObjectTier(WorkingTier):
-    """Keeps the objects in a bucket, below the url's path; several engines may use it at once.
+    """Keeps objects in a bucket, below the url's path. Several engines may share it.
 
-    url: s3://bucket/path, gs://..., az://... config: what obstore's store of that kind takes (endpoint, region, keys);
-    what is missing is read from the environment by obstore. The bucket has no budget: let its own rules delete
-    what is old, which is a miss here (GONE). timeout: seconds for each request. max_known: how many objects are
-    remembered to be there. more: see `WorkingTier`.
-    Raises `InvalidArgument` for what is no such url. Asks the bucket nothing yet.
+    The bucket has no budget: let its lifecycle rules delete old objects, which are misses here (GONE). Sends no request
+    yet.
+
+    Args:
+        url: s3://bucket/path, gs://... or az://...
+        config: options of obstore's store of that kind (endpoint, region, keys). obstore reads missing ones from the
+            environment.
+        timeout: seconds per request.
+        max_known: number of objects remembered as present.
+        **more: see `WorkingTier`.
+
+    Raises:
+        InvalidArgument: no object store can be opened with `url` and `config`.
     """
 
     def __init__(
@@ -51,25 +59,25 @@ class ObjectTier(WorkingTier):
         try:
             self._store: Any = from_url(url, config=config, client_options={**limits, **allows}, retry_config=retry)
         except (BaseError, ValueError, TypeError) as error:
-            raise InvalidArgument(f"url is {url!r}; no object store can be made of it: {error}") from None
+            raise InvalidArgument(f"url is {url!r}; obstore cannot open it: {error}") from None
         super().__init__(url, ObjectIndex(2**60, max_known), **more)
         self._start()
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Tells errors of the store by their causes."""
+        """Raise errors of the store as `BackendError`."""
         try:
             yield
         except _DENIED as error:
-            raise PlaceError(Cause.DENIED, _brief(error)) from None
+            raise BackendError(Cause.DENIED, _brief(error)) from None
         except (BaseError, OSError) as error:
-            raise PlaceError(Cause.UNREACHABLE, _brief(error)) from None
+            raise BackendError(Cause.UNREACHABLE, _brief(error)) from None
 
-    def _read(self, task: Task, position: int) -> None:
-        data = self._got(task.job.names[position], most=PAGE_BYTES + task.length(position))
-        task.fill(position, memoryview(data))
+    def _read(self, active: ActiveTransfer, position: int) -> None:
+        data = self._get(active.transfer.names[position], most=PAGE_BYTES + active.length(position))
+        active.fill(position, memoryview(data))
 
-    def _got(self, name: bytes, num_bytes: int | None = None, most: int = PAGE_BYTES + MAX_OBJECT_BYTES) -> Any:
+    def _get(self, name: bytes, num_bytes: int | None = None, most: int = PAGE_BYTES + MAX_OBJECT_BYTES) -> Any:
         with self._errors():
             try:
                 if num_bytes is not None:
@@ -97,14 +105,14 @@ class ObjectTier(WorkingTier):
         return sizes
 
     def remove(self, names: Sequence[bytes]) -> None:
-        """Removes all of these objects; those that are not there are no error. Raises `PlaceError`."""
+        """Delete these objects; absent ones are ignored. Raises `BackendError`."""
         with self._errors():
             for name in names:
                 with suppress(NotFoundError, FileNotFoundError):
                     obstore.delete(self._store, name.hex())
 
     def names(self) -> Iterator[bytes]:
-        """Goes over the names of all objects. Raises `PlaceError`."""
+        """Yield the names of all objects. Raises `BackendError`."""
         with self._errors():
             for each in (found for some in obstore.list(self._store, chunk_size=1000) for found in some):
                 with suppress(ValueError):
@@ -113,15 +121,15 @@ class ObjectTier(WorkingTier):
                         yield name
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
-        """Read a whole object or its first bytes, unverified. Raises `BadObject`, `PlaceError`."""
-        return bytes(self._got(name, num_bytes))
+        """Read a whole object or its first bytes, unverified. Raises `BadObject`, `BackendError`."""
+        return bytes(self._get(name, num_bytes))
 
     def put(self, name: bytes, data: bytes) -> None:
-        """Write a whole object. Raises `PlaceError`."""
+        """Write a whole object. Raises `BackendError`."""
         with self._errors():
             obstore.put(self._store, name.hex(), data, use_multipart=False)
 
 
 def _brief(error: Exception) -> str:
-    """Returns the first line of an error, which obstore follows by the whole answer."""
+    """Return the first line of an error; obstore appends the whole response."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]

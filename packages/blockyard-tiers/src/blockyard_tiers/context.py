@@ -1,4 +1,4 @@
-"""What storing and loading share: the cache, its storage, the tiers, the request records, and the layout's id."""
+"""The parts that storing and loading of an offload share."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from blockyard import KVCacheManager
 from blockyard.arguments import shown
 from blockyard.errors import InvalidArgument
 
+from .engine_memory import Blocks, IsDone, States
 from .header import NameChain, layout_id
-from .loads import Prompt
-from .memory import Blocks, IsDone, States
-from .states import state_name
+from .state_names import state_name
+from .transfers import RequestRecord
 from .uses import TierUse
 
 
 class Context:
-    """What an `Offload` stores from and loads into, and the requests that it knows.
+    """The cache, storage, tiers and request records of an `Offload`.
 
     Args:
         cache: the manager.
         blocks: its KV storage.
         states: its states; None for a cache without states.
         uses: the tiers, nearest first.
-        make_model: makes the fingerprint of weights and config.
+        make_model: returns the fingerprint of weights and config.
         clock: returns the time in seconds.
     """
 
@@ -44,8 +44,8 @@ class Context:
         self.cache, self.blocks, self.states, self.uses, self.clock = cache, blocks, states, uses, clock
         self.block_size = cache.config.layer_groups[0].block_size
         #: Request records by key.
-        self.prompts: dict[Hashable, Prompt] = {}
-        #: Numbers of jobs.
+        self.records: dict[Hashable, RequestRecord] = {}
+        #: Ids for transfers.
         self.numbers = count(1)
         #: Copies that the device has not finished, each with the function to call after it.
         self.copies: list[tuple[IsDone, Callable[[], None]]] = []
@@ -54,11 +54,11 @@ class Context:
         self._layout, self._generation = b"", -1
 
     def layout(self) -> bytes:
-        """Return the id of the layout; after a reset of the prefix cache, made anew from the model's fingerprint."""
+        """Return the layout's id. After a reset of the prefix cache, compute it anew from the model's fingerprint."""
         if self._generation != self.cache.generation:
             model = self._make_model()
             if not isinstance(model, Mapping):
-                raise InvalidArgument(f"model gives {shown(model)}; it must be a dict of plain values")
+                raise InvalidArgument(f"model returned {shown(model)}; it must return a dict of plain values")
             fields = {"blocks": dict(self.blocks.layout()), "model": dict(model)}
             self._layout, self._generation = layout_id(**fields), self.cache.generation
             if self.states is not None:
@@ -71,7 +71,7 @@ class Context:
             self.copies.pop(0)[1]()
 
     def names(self, chain: NameChain) -> set[bytes]:
-        """Return the names of a prompt's objects, those of states included."""
+        """Return the names of a prompt's objects, including those of states."""
         names = set(chain.names)
         if self.states is not None:
             names |= {state_name(self.state_layout, name) for name in chain.names}

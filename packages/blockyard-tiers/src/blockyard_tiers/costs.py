@@ -1,15 +1,15 @@
-"""Costs are measured while serving: what a piece of work takes by its size, as a line through what it took lately."""
+"""Costs measured while serving: the time of an operation as a linear function of its size."""
 
 from __future__ import annotations
 
-#: What a measurement counts for after each later one.
+#: Factor on the weight of older measurements with each new one.
 _FADING = 0.9
 
 
 class LinearCost:
-    """A cost is a start-up and a rate, fitted to the measurements, of which recent ones count most. O(1) a call.
+    """A start-up time and a rate, fitted to measurements; recent ones weigh most. O(1) per call.
 
-    fresh_seconds: older measurements are believed no longer, so that a place that was slow once is tried again.
+    fresh_seconds: age at which measurements are discarded, so that a tier that was slow once is tried again.
     """
 
     def __init__(self, fresh_seconds: float = float("inf")) -> None:
@@ -18,7 +18,7 @@ class LinearCost:
         self._count = self._sizes = self._times = self._squares = self._products = 0.0
 
     def note(self, size: float, seconds: float, now: float) -> None:
-        """Take a measurement in: work of `size` took so long."""
+        """Take in a measurement: work of `size` took `seconds`."""
         self._measured_at = now
         self._count = self._count * _FADING + 1.0
         self._sizes = self._sizes * _FADING + size
@@ -27,7 +27,7 @@ class LinearCost:
         self._products = self._products * _FADING + size * seconds
 
     def seconds(self, size: float, now: float) -> float | None:
-        """Returns what work of `size` will take; None while nothing fresh is known."""
+        """Return the expected time for work of `size`; None without a recent measurement."""
         if self._sizes <= 0.0 or now - self._measured_at > self._fresh_seconds:
             return None
         spread = self._count * self._squares - self._sizes * self._sizes

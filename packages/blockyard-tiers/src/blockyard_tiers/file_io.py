@@ -1,4 +1,4 @@
-"""Move bytes between buffers and open files, by `preadv` and `pwritev`."""
+"""Reads and writes files from and into lists of buffers, by `preadv` and `pwritev`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from .header import BadObject
 from .tier import Cause
 
-#: Pieces in one call of the system.
-_MOST_PIECES = 512
+#: Buffers in one system call.
+_MAX_BUFFERS = 512
 
 
 def read_into(parts: Sequence[memoryview], file: int, at: int) -> None:
-    """Fill the parts, one after another, from byte `at` of a file. Raises `BadObject` if the file ends before."""
+    """Fill the buffers, one after another, from byte `at` of a file. Raises `BadObject` if the file is too short."""
     for left in _groups(parts):
         while left:
             count = os.preadv(file, left, at)
@@ -23,7 +23,7 @@ def read_into(parts: Sequence[memoryview], file: int, at: int) -> None:
 
 
 def write_all(file: int, pieces: Sequence[bytes | memoryview]) -> None:
-    """Write the pieces from the beginning of a file, however little the system takes at once."""
+    """Write the buffers from the beginning of a file, in as many calls as the system needs."""
     at = 0
     for left in _groups([memoryview(piece) for piece in pieces]):
         while left:
@@ -32,13 +32,13 @@ def write_all(file: int, pieces: Sequence[bytes | memoryview]) -> None:
 
 
 def _groups(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    return (list(pieces[first : first + _MOST_PIECES]) for first in range(0, len(pieces), _MOST_PIECES))
+    return (list(pieces[first : first + _MAX_BUFFERS]) for first in range(0, len(pieces), _MAX_BUFFERS))
 
 
 def _rest(pieces: list[memoryview], count: int) -> list[memoryview]:
-    """Returns what of the pieces comes after the first `count` bytes."""
-    place = 0
-    while place < len(pieces) and count >= len(pieces[place]):
-        count -= len(pieces[place])
-        place += 1
-    return [pieces[place][count:], *pieces[place + 1 :]] if place < len(pieces) else []
+    """Return the buffers without their first `count` bytes."""
+    at = 0
+    while at < len(pieces) and count >= len(pieces[at]):
+        count -= len(pieces[at])
+        at += 1
+    return [pieces[at][count:], *pieces[at + 1 :]] if at < len(pieces) else []

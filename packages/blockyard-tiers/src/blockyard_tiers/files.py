@@ -1,13 +1,13 @@
-"""A folder is a tier: a file holds an object, nothing is started, and several engines may use it at once.
+"""A tier in a folder: one file per object, no server, shared by several engines.
 
     <folder>/objects/<first 2 hex digits>/<32 hex digits of the name>     page and payload
-    <folder>/new/<random>                                                 what is being written
+    <folder>/new/<random>                                                 a file that is being written
 
-A file is written under `new` and renamed, so it is whole or absent; a crash of the machine may still tear it, and the
-checksum finds that. A writer holds an flock on the file under `new`, which the kernel takes from the dead: what
-has no lock there was left by a process that was killed, and is removed. There is no other lock, and no index on disk:
-names, sizes and times of last use are the folder's own, and are read at the start, in the background. Until then, and
-for what other engines store, the folder is asked about the names that are wanted.
+A file is written under `new` and renamed, so it is complete or absent. A crash of the machine may still tear it, which
+the checksum detects. A writer holds an flock on its file under `new`, which the kernel releases if the process dies:
+unlocked files there are leftovers of killed processes and are deleted. There is no other lock, and no index on disk:
+names, sizes and times of last use are read from the folder in the background after the start. Until then, and for
+objects of other engines, the folder is queried about the requested names.
 """
 
 from __future__ import annotations
@@ -32,27 +32,32 @@ from .file_io import read_into, write_all
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
 from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
-from .worker import PlaceError, Task, WorkingTier
+from .worker import ActiveTransfer, BackendError, WorkingTier
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY
-#: Jobs between two looks at one of the 256 folders, for what others stored or removed.
-_JOBS_A_LOOK = 64
-#: Folders of objects that a load has open at once.
-_MOST_FOLDERS = 64
-#: Objects that are noted at once, so that other threads run between.
-_A_GO = 2048
+#: Transfers between two scans of one of the 256 folders.
+_TRANSFERS_PER_SCAN = 64
+#: Folders that a load has open at once.
+_MAX_FOLDERS = 64
+#: Objects added to an index in one call, so that other threads run in between.
+_OBJECTS_PER_CALL = 2048
 
 
 class FileTier(WorkingTier):
-    """Objects as plain files of a folder, which is made where it is missing; several engines may use it at once.
+    """Keeps objects as files in a folder, which is created if needed. Several engines may share it.
 
-    max_bytes: the budget of payloads; the objects that `eviction_policy` names go where it is reached. Each engine
-    keeps the budget for all that it knows to be in the folder. reads_folder: False where it need know only what it is
-    asked about, as a tool. more: see `WorkingTier`.
-    Raises `InvalidArgument` where the folder cannot be made or is no folder.
+    Args:
+        folder: the folder.
+        max_bytes: budget of payload bytes. Each engine applies it to all objects that it knows to be in the folder.
+        eviction_policy: chooses the objects to delete when the budget is reached.
+        reads_folder: False to know only the names that are looked up, as for a tool.
+        **more: see `WorkingTier`.
+
+    Raises:
+        InvalidArgument: the folder cannot be created, or is not a folder.
     """
 
     def __init__(
@@ -71,49 +76,49 @@ class FileTier(WorkingTier):
                 folders.of("objects", makes=True)
                 folders.of("new", makes=True)
         except OSError as error:
-            raise InvalidArgument(f"folder is {str(folder)!r}; it cannot be used: {error.strerror}") from None
-        self._num_looks = -1 if reads_folder else 0
+            raise InvalidArgument(f"folder is {str(folder)!r}, which cannot be used: {error.strerror}") from None
+        self._num_tidied = -1 if reads_folder else 0
         super().__init__(f"file:{folder}", ObjectIndex(budget, 2**26, eviction_policy), **more)
         self._remove_leftovers()
         if reads_folder:
-            self._drops.append(([], False))  # has a thread look into the folder at once
+            self._drops.append(([], False))  # lets a thread scan the folder at once
         self._start()
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Tells errors of the system by their causes."""
+        """Raise errors of the system as `BackendError`."""
         try:
             yield
         except OSError as error:
             cause = Cause.FULL if error.errno in _FULL else Cause.UNREACHABLE
-            raise PlaceError(Cause.DENIED if error.errno in _DENIED else cause, error) from None
+            raise BackendError(Cause.DENIED if error.errno in _DENIED else cause, error) from None
 
     def _folders(self) -> _Folders:
         return _Folders(self._root)
 
     # Writing.
 
-    def _write(self, task: Task, positions: list[int]) -> None:
+    def _write(self, active: ActiveTransfer, positions: list[int]) -> None:
         with self._errors():
             try:
-                self._write_once(task, positions)
+                self._write_once(active, positions)
             except (FileNotFoundError, BlockingIOError):
-                # Another engine's start came between a file and its lock, or the folder went.
-                self._write_once(task, positions)
+                # Another engine started before the file was locked and deleted it, or the folder was removed.
+                self._write_once(active, positions)
 
-    def _write_once(self, task: Task, positions: list[int]) -> None:
-        names = [task.job.names[position] for position in positions]
+    def _write_once(self, active: ActiveTransfer, positions: list[int]) -> None:
+        names = [active.transfer.names[position] for position in positions]
         written: list[tuple[str, int]] = []
         published = 0
         with self._folders() as folders:
             try:
                 for position in positions:
-                    written.append(_new_file(folders, task.pieces(position)))
+                    written.append(_new_file(folders, active.pieces(position)))
                 for name, (temporary, _) in zip(names, written, strict=True):
                     _publish(folders, temporary, name)
                     published += 1
             except OSError:
-                with suppress(PlaceError):
+                with suppress(BackendError):
                     self.remove(names[:published])
                 raise
             finally:
@@ -121,30 +126,30 @@ class FileTier(WorkingTier):
 
     # Reading.
 
-    def _read(self, task: Task, position: int) -> None:
-        if position % _MOST_FOLDERS == 0:
-            self._let_go(task)
-            task.held = self._folders()
-        file, size = self._open(task.held, task.job.names[position])
+    def _read(self, active: ActiveTransfer, position: int) -> None:
+        if position % _MAX_FOLDERS == 0:
+            self._end_read(active)
+            active.backend_state = self._folders()
+        file, size = self._open(active.backend_state, active.transfer.names[position])
         try:
             with self._errors():
                 header = Header.from_page(os.read(file, PAGE_BYTES))
-                task.require(position, header)
+                active.require(position, header)
                 if size != PAGE_BYTES + header.length:
                     raise BadObject(Cause.TRUNCATED)
-                read_into(task.parts[position], file, PAGE_BYTES)
-                header.require_payload(task.parts[position])
+                read_into(active.parts[position], file, PAGE_BYTES)
+                header.require_payload(active.parts[position])
                 with suppress(OSError):
-                    os.utime(file)  # the order of last use, for the next start
+                    os.utime(file)  # the time of last use, for the next start
         finally:
             os.close(file)
 
-    def _let_go(self, task: Task) -> None:
-        if task.held is not None:
-            task.held.close()
+    def _end_read(self, active: ActiveTransfer) -> None:
+        if active.backend_state is not None:
+            active.backend_state.close()
 
     def _open(self, folders: _Folders, name: bytes) -> tuple[int, int]:
-        """Open an object's file; returns its size too. Raises `BadObject` where there is none, or something else."""
+        """Open an object's file, and return its size too. Raises `BadObject` if it is absent or not a regular file."""
         key, above = name.hex(), -1
         try:
             above = folders.of("objects")
@@ -174,54 +179,54 @@ class FileTier(WorkingTier):
 
     def _first(self, names: Sequence[bytes]) -> tuple[int, list[int]]:
         with self._errors(), self._folders() as folders:
-            for place, key in enumerate(name.hex() for name in names):
+            for position, key in enumerate(name.hex() for name in names):
                 with suppress(FileNotFoundError, NotADirectoryError):
                     found = os.stat(key, dir_fd=folders.of("objects", key[:2]), follow_symlinks=False)
                     if stat.S_ISREG(found.st_mode):
-                        return place, [max(found.st_size - PAGE_BYTES, 0)]
+                        return position, [max(found.st_size - PAGE_BYTES, 0)]
         return len(names), []
 
     def remove(self, names: Sequence[bytes]) -> None:
-        """Removes all of these files; those that are not there are no error. Raises `PlaceError`."""
+        """Delete these files; absent ones are ignored. Raises `BackendError`."""
         with self._errors(), self._folders() as folders:
             for key in (name.hex() for name in names):
                 with suppress(FileNotFoundError, IsADirectoryError):
                     os.unlink(key, dir_fd=folders.of("objects", key[:2]))
 
-    # Looking around.
+    # Scanning the folder.
 
     def _tidy(self) -> None:
-        """Look into all folders once, and then into one after another, for what others stored or removed."""
+        """Scan all folders once, and then one after another, for objects that others stored or removed."""
         with self._lock:
-            self._num_looks += 1
-            number = self._num_looks
+            self._num_tidied += 1
+            number = self._num_tidied
         if number == 0:
-            self._look_at_all()
-        elif number % _JOBS_A_LOOK == 0:
-            names, sizes, _ = self._listed(f"{number // _JOBS_A_LOOK % 256:02x}")
+            self._scan_all()
+        elif number % _TRANSFERS_PER_SCAN == 0:
+            names, sizes, _ = self._scan(f"{number // _TRANSFERS_PER_SCAN % 256:02x}")
             with self._lock:
                 evicted = self._index.add(names, sizes)
-            self._clear(evicted)
+            self._delete(evicted)
 
-    def _look_at_all(self) -> None:
-        """Note what is in the folder, in the order of last use, in an index beside: the one in use is not held up."""
-        listed = [self._listed(f"{key:02x}") for key in range(256)]
-        order = np.argsort(np.concatenate([times for _, _, times in listed]), kind="stable")
-        names = [name for each, _, _ in listed for name in each]
+    def _scan_all(self) -> None:
+        """Read the folder, in the order of last use, into a second index, so that the current one is not blocked."""
+        scanned = [self._scan(f"{key:02x}") for key in range(256)]
+        order = np.argsort(np.concatenate([times for _, _, times in scanned]), kind="stable")
+        names = [name for each, _, _ in scanned for name in each]
         with self._lock:
-            known = set(self._index.items()[0])  # these come last, in their own order
-        sizes = [size for _, each, _ in listed for size in each]
+            known = set(self._index.items()[0])  # these are added last, in their own order
+        sizes = [size for _, each, _ in scanned for size in each]
         index, evicted = self._index.empty(), []
-        for first in range(0, len(order), _A_GO):
-            some = [place for place in order[first : first + _A_GO].tolist() if names[place] not in known]
-            evicted += index.add([names[place] for place in some], [sizes[place] for place in some])
+        for first in range(0, len(order), _OBJECTS_PER_CALL):
+            new = [at for at in order[first : first + _OBJECTS_PER_CALL].tolist() if names[at] not in known]
+            evicted += index.add([names[at] for at in new], [sizes[at] for at in new])
         with self._lock:
             evicted += index.add(*self._index.items())
             self._index = index
-        self._clear(evicted)
+        self._delete(evicted)
 
-    def _listed(self, key: str) -> tuple[list[bytes], list[int], npt.NDArray[np.int64]]:
-        """Reads the names, sizes and times of last use of one folder's objects; none where it cannot be read."""
+    def _scan(self, key: str) -> tuple[list[bytes], list[int], npt.NDArray[np.int64]]:
+        """Return names, sizes and times of last use of one folder's objects; nothing if it cannot be read."""
         found: list[tuple[bytes, os.stat_result]] = []
         with suppress(OSError):
             found += self._entries(key)
@@ -229,7 +234,7 @@ class FileTier(WorkingTier):
         return [name for name, _ in found], sizes, _times([each for _, each in found])
 
     def _entries(self, key: str) -> Iterator[tuple[bytes, os.stat_result]]:
-        """Goes over the names and figures of a folder's objects; what has another name or is no file is passed over."""
+        """Yield names and file status of a folder's objects; other entries are skipped."""
         with self._folders() as folders, os.scandir(folders.of("objects", key)) as entries:
             for entry in entries:
                 name = _name_of(entry.name, key)
@@ -240,7 +245,7 @@ class FileTier(WorkingTier):
                             yield name, found
 
     def _remove_leftovers(self) -> None:
-        """Remove what processes that were killed left under `new`: it has no lock."""
+        """Delete the unlocked files that killed processes left under `new`."""
         with suppress(OSError), self._folders() as folders:
             folder = folders.of("new")
             for name in os.listdir(folder):
@@ -255,14 +260,14 @@ class FileTier(WorkingTier):
     # For tools.
 
     def names(self) -> Iterator[bytes]:
-        """Goes over the names of all objects. Raises `PlaceError`."""
+        """Yield the names of all objects. Raises `BackendError`."""
         for key in range(256):
             with self._folders() as folders:
                 names = self._names_in(folders, f"{key:02x}")
             yield from names
 
     def _names_in(self, folders: _Folders, key: str) -> list[bytes]:
-        """Returns the names of a folder's objects in the order in which a disk reads them; none of a missing one."""
+        """Return the names of a folder's objects in disk order; none if the folder is missing."""
         found = []
         with self._errors(), suppress(FileNotFoundError), os.scandir(folders.of("objects", key)) as entries:
             for entry in entries:
@@ -272,11 +277,11 @@ class FileTier(WorkingTier):
         return [name for _, name in sorted(found)]
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
-        """Read a whole file or its first bytes, unverified. Raises `BadObject`, `PlaceError`."""
+        """Read a whole file or its first bytes, unverified. Raises `BadObject`, `BackendError`."""
         with self._folders() as folders:
-            return self._got(folders, name, num_bytes)
+            return self._read_file(folders, name, num_bytes)
 
-    def _got(self, folders: _Folders, name: bytes, num_bytes: int | None) -> bytes:
+    def _read_file(self, folders: _Folders, name: bytes, num_bytes: int | None) -> bytes:
         opened, size = self._open(folders, name)
         with self._errors(), open(opened, "rb", buffering=0) as file:
             if num_bytes is not None:
@@ -286,14 +291,14 @@ class FileTier(WorkingTier):
             return file.readall()
 
     def objects(self) -> Iterator[tuple[bytes, Callable[[int | None], bytes]]]:
-        """Goes over all objects, and opens each folder once. See `WorkingTier.objects`."""
+        """Yield all objects, opening each folder once. See `WorkingTier.objects`."""
         for key in range(256):
             with self._folders() as folders:
                 for name in self._names_in(folders, f"{key:02x}"):
-                    yield name, partial(self._got, folders, name)
+                    yield name, partial(self._read_file, folders, name)
 
     def put(self, name: bytes, data: bytes) -> None:
-        """Write a whole file. Raises `PlaceError`."""
+        """Write a whole file. Raises `BackendError`."""
         with self._errors(), self._folders() as folders:
             temporary, file = _new_file(folders, [data])
             try:
@@ -303,9 +308,9 @@ class FileTier(WorkingTier):
 
 
 class _Folders:
-    """Opens the folders of a tier while a call lasts: each once, from the one above it, and none through a link.
+    """The open folders of a tier during one call: each is opened once, from its parent, and never through a link.
 
-    They are not kept for longer: others may remove and make them again.
+    They are not kept open longer, since other processes may remove and recreate them.
     """
 
     def __init__(self, root: Path) -> None:
@@ -319,13 +324,13 @@ class _Folders:
         self.close()
 
     def close(self) -> None:
-        """Close the folders; they are opened anew where one is asked for."""
+        """Close the folders. They are opened again on demand."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()
 
     def of(self, *path: str, makes: bool = False) -> int:
-        """Returns an open folder, as "new", or "objects" and two hex digits. Raises `OSError` where it is none."""
+        """Return the descriptor of a folder, such as "new", or "objects" and two hex digits. Raises `OSError`."""
         found = self._files.get(path)
         if found is None:
             found = self._files[path] = self._opened(path, makes)
@@ -348,7 +353,7 @@ class _Folders:
 
 
 def _new_file(folders: _Folders, pieces: Sequence[bytes | memoryview]) -> tuple[str, int]:
-    """Write a file under `new`; returns its name and its open descriptor, which holds the lock."""
+    """Write a file under `new`; return its name and its open descriptor, which holds the lock."""
     name = os.urandom(NAME_BYTES).hex()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.open(name, flags, 0o666, dir_fd=folders.of("new", makes=True))
@@ -367,7 +372,7 @@ def _publish(folders: _Folders, temporary: str, name: bytes) -> None:
 
 
 def _end_files(folders: _Folders, files: list[tuple[str, int]]) -> None:
-    """Close files, and remove those that were not renamed."""
+    """Close files, and delete those that were not renamed."""
     for name, file in files:
         with suppress(OSError):
             os.unlink(name, dir_fd=folders.of("new"))
@@ -375,12 +380,12 @@ def _end_files(folders: _Folders, files: list[tuple[str, int]]) -> None:
 
 
 def _times(found: list[os.stat_result]) -> npt.NDArray[np.int64]:
-    """Returns times of last use; those beyond the years 1677 and 2262, which a file may have, are the ends."""
+    """Return the times of last use, limited to the years 1677 to 2262 that fit into 64 bits."""
     return np.array([min(max(each.st_mtime_ns, -(2**63)), 2**63 - 1) for each in found], np.int64)
 
 
 def _name_of(text: str, key: str) -> bytes | None:
-    """Reads the name in a file's name; None for anything but 32 small hex digits that begin with its folder's."""
+    """Return the name in a file's name; None unless it is 32 lower-case hex digits that begin with its folder's."""
     if len(text) != 2 * NAME_BYTES or not text.startswith(key):
         return None
     try:

@@ -1,10 +1,10 @@
-"""A header stands before an object's bytes and says what they are; names are those by which objects are found.
+"""Names of objects, and the header that describes an object's bytes.
 
 An object is a page of 4,096 bytes and its payload. The page is a message of `blockyard.wire` (mark, version, digest,
-fields) and zeros; the payload begins aligned. The fields: the object's name, the digest of its tokens, its layout's id,
-the payload's length and its checksum (XXH3, 128 bits). The digest covers the fields, the checksum the payload, so every
-bit of an object is covered but for the page's zeros, which must be zeros. There is no key: what may write to the
-place can write any object.
+fields), followed by zeros, so that the payload is aligned. Its fields are the object's name, the digest of its tokens,
+its layout's id, the payload's length and its checksum (XXH3, 128 bits). The digest covers the fields and the checksum
+the payload; the page's other bytes must be zeros. So every bit of an object is verified. There is no secret key:
+whoever may write to the backend can forge an object.
 
 Needs xxhash: `pip install 'blockyard[tiers]'`.
 """
@@ -33,17 +33,17 @@ try:
 except ImportError as error:
     raise MissingExtra("blockyard_tiers needs xxhash: pip install 'blockyard[tiers]'") from error
 
-#: The version of the page's fields; names differ with it, so that versions share a place.
+#: Version of the page's fields. Names depend on it, so that versions can share a backend.
 VERSION = 2
 PAGE_BYTES = 4096
 _KIND = "object"
-#: A page's message is shorter than this; zeros follow, which are compared faster than they are counted.
+#: A page's message is usually shorter than this. Comparing the zeros after it is faster than stripping them.
 _TEXT_BYTES = 512
 _NO_TEXT = bytes(PAGE_BYTES - _TEXT_BYTES)
 
 
 class BadObject(Exception):
-    """An object is none, or not the one that was asked for; `cause` says why."""
+    """The bytes are not a valid object, or not the requested one; `cause` says which."""
 
     def __init__(self, cause: Cause) -> None:
         super().__init__(cause.value)
@@ -52,7 +52,15 @@ class BadObject(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A header is what an object says of itself. length: of the payload. checksum: of all its bytes."""
+    """Description of an object, stored in its page.
+
+    Attributes:
+        name: the object's name.
+        tokens: digest of its tokens.
+        layout: id of its layout.
+        length: bytes of the payload.
+        checksum: checksum of the payload.
+    """
 
     name: bytes
     tokens: bytes
@@ -61,13 +69,13 @@ class Header:
     checksum: bytes
 
     def to_page(self) -> bytes:
-        """Returns the page, 4,096 bytes."""
+        """Return the page, 4,096 bytes."""
         fields = {name: getattr(self, name).hex() for name in ("name", "tokens", "layout", "checksum")}
         return pack(_KIND, {**fields, "length": self.length, "version": VERSION}).ljust(PAGE_BYTES, b"\0")
 
     @classmethod
     def from_page(cls, page: bytes) -> Header:
-        """Read a page. Raises `BadObject`: DAMAGED, TRUNCATED, or OTHER_VERSION."""
+        """Parse a page. Raises `BadObject`: DAMAGED, TRUNCATED, or OTHER_VERSION."""
         if len(page) < PAGE_BYTES:
             raise BadObject(Cause.TRUNCATED)
         try:
@@ -86,7 +94,7 @@ class Header:
         return header
 
     def require(self, name: bytes, tokens: bytes, layout: bytes, length: int) -> None:
-        """Raise `BadObject` unless the object is the one that is wanted."""
+        """Raise `BadObject` unless the object is the requested one."""
         if self.name != name:
             raise BadObject(Cause.FOREIGN)
         if self.layout != layout:
@@ -105,7 +113,7 @@ class Header:
 
 
 def checksum_of(parts: Sequence[memoryview]) -> bytes:
-    """Returns the checksum of bytes that lie in one piece or in several: XXH3, 128 bits. O(bytes)."""
+    """Return the XXH3 checksum, 128 bits, of bytes in one or several buffers. O(bytes)."""
     if len(parts) == 1:
         return xxhash.xxh3_128_digest(parts[0])
     whole = xxhash.xxh3_128()
@@ -115,12 +123,12 @@ def checksum_of(parts: Sequence[memoryview]) -> bytes:
 
 
 def require_whole(data: memoryview, name: bytes | None = None) -> Header:
-    """Verify a whole object, page and payload; returns its header. O(bytes). Raises `BadObject`."""
+    """Verify a whole object, page and payload, and return its header. O(bytes). Raises `BadObject`."""
     return require_parts(bytes(data[:PAGE_BYTES]), [data[PAGE_BYTES:]], name)
 
 
 def require_parts(page: bytes, payload: Sequence[memoryview], name: bytes | None = None) -> Header:
-    """Do `require_whole` for an object whose page and payload lie apart."""
+    """Verify an object whose page and payload are in separate buffers; see `require_whole`."""
     header = Header.from_page(page)
     if name is not None and header.name != name:
         raise BadObject(Cause.FOREIGN)
@@ -129,32 +137,35 @@ def require_parts(page: bytes, payload: Sequence[memoryview], name: bytes | None
 
 
 def layout_id(**fields: Any) -> bytes:
-    """Returns the 16 bytes that name a layout: BLAKE2b over its fields as JSON, in the order of their names. O(fields).
-
-    fields: all that must be equal where one engine loads what another stored: a fingerprint of the weights and the
-    config, dtype, block size, heads, rank, group. Plain values. Raises `InvalidArgument` for others, or none.
+    """Return the id of a layout, 16 bytes: BLAKE2b over its fields as sorted JSON. O(fields).
 
     >>> layout_id(model="sha256:41f0", dtype="bfloat16", block_size=16, heads=9, rank=0, group=0).hex()
     '02c4e7a9c228a1265714f3a888cbdd6e'
+
+    Args:
+        **fields: everything that must be equal in two engines for one to load objects of the other: a fingerprint of
+            weights and config, dtype, block size, heads, rank, group. Plain values.
+
+    Raises:
+        InvalidArgument: there are no fields, or a value is not plain.
     """
     if not fields:
-        raise InvalidArgument("layout_id was given no fields; a layout has at least one")
+        raise InvalidArgument("layout_id got no fields; pass at least one")
     try:
         text = json.dumps(fields, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"fields is {shown(fields)}; plain values are needed: {error}") from None
+        raise InvalidArgument(f"fields is {shown(fields)}; values must be plain: {error}") from None
     return blake2b(text.encode(), digest_size=NAME_BYTES).digest()
 
 
 def object_names(
     layout: bytes, token_ids: object, block_size: int, extra_keys: object = ()
 ) -> tuple[list[bytes], list[bytes]]:
-    """Returns the names of a prompt's full blocks under a layout, and the digest of each block's own tokens. O(tokens).
+    """Return the names of a prompt's full blocks, and the digest of each block's own tokens. O(tokens).
 
     A name is the first half of a SHA-256 that is chained from the layout, the adapter and the salt over all tokens and
-    spans before, so it stands for the block's place too; no prompt can be made to have another's name. The digest is an
-    XXH3 of the block's tokens alone: a second, unlike function over a part of what the name means.
-    Raises `InvalidArgument`.
+    spans up to the block. So it depends on the block's position, and nobody can construct a prompt with another's name.
+    The digest is an XXH3 of the block's tokens alone, as a second, independent check. Raises `InvalidArgument`.
     """
     chain = NameChain(layout, block_size, extra_keys)
     chain.extend(token_ids)
@@ -162,15 +173,15 @@ def object_names(
 
 
 class NameChain:
-    """A chain has the names of a sequence's full blocks and the digests of their tokens, and grows with the sequence.
+    """Names and token digests of a sequence's full blocks. It grows with the sequence; arguments as of `object_names`.
 
-    Arguments as of `object_names`. A block of 16 tokens takes half a microsecond.
+    Naming a block of 16 tokens takes half a microsecond.
     """
 
     def __init__(self, layout: bytes, block_size: int, extra_keys: object = ()) -> None:
         self.names: list[bytes] = []
         self.digests: list[bytes] = []
-        #: The tokens that they were made of.
+        #: The tokens of the named blocks.
         self._tokens = bytearray()
         self._block_size = require_int("block_size", block_size, 1, 2**20)
         require_name("layout", layout)
@@ -179,9 +190,9 @@ class NameChain:
         self._root = self._last = root_of(layout, block_size, plain_keys(keys))
 
     def extend(self, token_ids: Any, stop: int | None = None) -> None:
-        """Name the full blocks of a whole sequence, or of its first `stop`, that have no name yet. O(tokens of these).
+        """Name the full blocks that have no name yet, of a whole sequence or of its first `stop` blocks.
 
-        Raises as `object_names`; nothing has changed then.
+        O(tokens of these). Raises as `object_names` does; nothing has changed then.
         """
         size, done = self._block_size, len(self.names)
         try:
@@ -189,8 +200,8 @@ class NameChain:
             if stop <= done:
                 return
             part = token_ids[done * size : stop * size]
-        except Exception:  # it has no length, or no slices
-            raise InvalidArgument(f"token_ids is {shown(token_ids)}; a sequence of tokens is needed") from None
+        except Exception:  # no length, or no slices
+            raise InvalidArgument(f"token_ids is {shown(token_ids)}; it must be a sequence of tokens") from None
         data, last, width = token_bytes(part), self._last, 4 * size
         spans = spans_by_block(self._spans, size, stop - done, done) if self._spans else {}
         names, digests = [], []
@@ -206,45 +217,45 @@ class NameChain:
         self._tokens += data
         self._last = last
 
-    def is_of(self, token_ids: Any, first: int, stop: int) -> bool:
-        """Say whether blocks `first` to `stop` of a sequence are those that have names here. O(tokens of these)."""
+    def matches(self, token_ids: Any, first: int, stop: int) -> bool:
+        """Return whether blocks `first` to `stop` of a sequence are those that were named here. O(tokens of these)."""
         first, stop = require_int("first", first, 0, 2**31), require_int("stop", stop, 0, 2**31)
         begin, end = 4 * self._block_size * first, 4 * self._block_size * stop
         if stop > len(self.names):
             return False
         try:
             part = token_ids[begin // 4 : end // 4]
-        except Exception:  # it has no slices
-            raise InvalidArgument(f"token_ids is {shown(token_ids)}; a sequence of tokens is needed") from None
+        except Exception:  # no slices
+            raise InvalidArgument(f"token_ids is {shown(token_ids)}; it must be a sequence of tokens") from None
         return self._tokens[begin:end] == token_bytes(part)
 
-    def begin_anew(self) -> None:
-        """Forget all names: the sequence was cut, and goes on differently."""
+    def clear(self) -> None:
+        """Forget all names: the sequence was truncated and continues differently."""
         self.names, self.digests, self._tokens, self._last = [], [], bytearray(), self._root
 
     def copy(self) -> NameChain:
-        """Returns a chain that goes on by itself. O(blocks)."""
+        """Return an independent copy. O(blocks)."""
         made = copy.copy(self)
         made.names, made.digests, made._tokens = list(self.names), list(self.digests), self._tokens.copy()
         return made
 
 
 def root_of(layout: bytes, block_size: int, keys: object) -> bytes:
-    """Returns what names of prompts under these keys (`plain_keys`) are chained from."""
+    """Return the digest from which names of prompts with these keys (`plain_keys`) are chained."""
     return sha256(json.dumps(["blockyard tiers", VERSION, layout.hex(), block_size, keys]).encode()).digest()
 
 
 def name_after(last: bytes, own: bytes) -> bytes:
-    """Returns the whole digest, of which a name is the beginning, of a block whose tokens are `own`."""
+    """Return the digest of a block with tokens `own`; its name is the first half."""
     return sha256(last + own).digest()
 
 
-#: Returns the digest of a block's own tokens.
+#: Return the digest of a block's own tokens.
 digest_of = xxhash.xxh3_128_digest
 
 
 def token_bytes(token_ids: Any) -> bytes:
-    """Returns tokens as little-endian integers of 32 bits. O(tokens). Raises `InvalidArgument` for what is no token."""
+    """Return tokens as little-endian 32-bit integers. O(tokens). Raises `InvalidArgument` for invalid tokens."""
     try:
         if isinstance(token_ids, (list, tuple)):
             data = struct.pack(f"<{len(token_ids)}i", *token_ids)
@@ -256,4 +267,4 @@ def token_bytes(token_ids: Any) -> bytes:
                 return array.astype("<i4").tobytes()
     except (struct.error, TypeError, ValueError, OverflowError):
         pass
-    raise InvalidArgument(f"token_ids is {shown(token_ids)}; tokens are integers from 0 to 2**31 - 1")
+    raise InvalidArgument(f"token_ids is {shown(token_ids)}; tokens must be integers from 0 to 2**31 - 1")

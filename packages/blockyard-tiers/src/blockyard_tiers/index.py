@@ -1,4 +1,4 @@
-"""An index knows which objects are in a place, how large they are, and which one goes next."""
+"""The objects that a tier knows to be present, their sizes, and their order of eviction."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FIRST_ROWS = 1024
 
 
 class ObjectIndex:
-    """An index holds names and sizes of objects within a budget of bytes and of objects; one call runs at a time.
+    """Names and sizes of objects, within a budget of bytes and of objects. Not thread-safe.
 
-    It is a `NamedPool` whose blocks are rows of objects, so all its eviction policies serve here: an object is an idle
-    block, and the one that an allocation would take is the one to evict. O(1) an object, about 320 bytes each.
+    It is a `NamedPool` whose blocks are rows of objects, so every eviction policy works here: an object is an idle
+    block, and the block that an allocation would take is the object to evict. O(1) per object, about 320 bytes each.
     """
 
     def __init__(self, max_bytes: int, max_objects: int, eviction_policy: str = "lru") -> None:
@@ -29,13 +29,13 @@ class ObjectIndex:
         self.num_evicted = 0
         self._policy = eviction_policy
         self._pool = NamedPool(_FIRST_ROWS, eviction_policy=eviction_policy)
-        #: Rows without an object: all are held, so that the pool evicts where it is asked for a block.
+        #: Rows without an object. The pool counts them as held, so that it evicts when asked for a block.
         self._spare = self._pool.new_ids(_FIRST_ROWS - 1)
         self._sizes: npt.NDArray[np.int64] = np.zeros(_FIRST_ROWS, np.int64)
         self._names: npt.NDArray[np.void] = np.zeros(_FIRST_ROWS, f"V{NAME_BYTES}")
 
     def empty(self) -> ObjectIndex:
-        """Returns an index without objects, of the same budget and policy, that counts evictions on."""
+        """Return an index without objects that has the same budget and policy, and continues the count of evictions."""
         index = ObjectIndex(self.max_bytes, self.max_objects, self._policy)
         index.num_evicted = self.num_evicted
         return index
@@ -47,13 +47,13 @@ class ObjectIndex:
         return self._pool.find_one(name) != 0
 
     def prefix(self, names: Sequence[bytes]) -> int:
-        """Returns how many of `names` are known, from the first on. O(names)."""
+        """Return how many of `names` are known, from the first on. O(names)."""
         return int(self._pool.find_prefix(names).shape[1])
 
     def add(self, names: Sequence[bytes], sizes: Sequence[int]) -> list[bytes]:
-        """Notes the objects, the last one as the last used; returns the names that the budget evicts. O(names).
+        """Add objects, the last one as the most recently used; return the names that the budget evicts. O(names).
 
-        What is larger than the budget, or than any object is, goes by itself and not after all others.
+        An object larger than the budget, or than any object may be, is evicted itself, and no others for it.
         """
         most = min(self.max_bytes, MAX_OBJECT_BYTES)
         new = {name: size for name, size in zip(names, sizes, strict=True) if size <= most and name not in self}
@@ -80,28 +80,28 @@ class ObjectIndex:
             self._names = np.concatenate([self._names, np.zeros(more, self._names.dtype)])
 
     def evict(self, num_bytes: int) -> list[bytes]:
-        """Make room for `num_bytes` within the budget; returns the names of the objects that go. O(objects)."""
-        gone = []
+        """Make room for `num_bytes` within the budget; return the names of the evicted objects. O(objects evicted)."""
+        evicted = []
         while len(self) and (self.num_bytes + num_bytes > self.max_bytes or len(self) > self.max_objects):
             (row,) = self._pool.new_ids(1)
-            gone.append(self._names[row].tobytes())
+            evicted.append(self._names[row].tobytes())
             self._release(row)
-        self.num_evicted += len(gone)
-        return gone
+        self.num_evicted += len(evicted)
+        return evicted
 
     def items(self) -> tuple[list[bytes], list[int]]:
-        """Returns the names and sizes of all objects, the last used last. O(objects)."""
+        """Return the names and sizes of all objects, the most recently used last. O(objects)."""
         rows = self._pool.free_block_ids()
         return [name.tobytes() for name in self._names[rows]], self._sizes[rows].tolist()
 
     def use(self, names: Sequence[bytes]) -> None:
-        """Note that objects were used, the last one last. O(names)."""
+        """Note that objects were used, the last one most recently. O(names)."""
         rows = [row for row in map(self._pool.find_one, names) if row]
         self._pool.hold_ids(rows)
         self._pool.free_ids(rows)
 
     def forget(self, names: Sequence[bytes]) -> None:
-        """Forgets all of `names`, which are no longer there. O(names)."""
+        """Remove all of `names`, which are no longer present. O(names)."""
         for name in names:
             row = self._pool.find_one(name)
             if row:
@@ -115,10 +115,10 @@ class ObjectIndex:
         self._spare.append(row)
 
     def check(self) -> None:
-        """The pool is sound, every row is spare or an object's, and the bytes add up. O(rows)."""
+        """Raise `InvariantError` unless the pool is sound, rows are spare or objects', and bytes add up. O(rows)."""
         self._pool.check()
         rows, spare = len(self._sizes), len(self._spare)
         if spare + len(self) != rows - 1:
-            raise InvariantError(f"index: {spare} spare rows and {len(self)} objects make no {rows - 1} rows")
+            raise InvariantError(f"index: {spare} spare rows and {len(self)} objects; there are {rows - 1} rows")
         if int(self._sizes.sum()) != self.num_bytes:
             raise InvariantError(f"index: sizes add up to {int(self._sizes.sum())}, the count says {self.num_bytes}")

@@ -1,4 +1,4 @@
-"""This makes objects of a KV cache's blocks: they are copied to rows of host memory, which tiers read, and back.
+"""Objects made of a KV cache's blocks, which are copied to and from rows of host memory that tiers read and write.
 
 Needs torch: `pip install 'blockyard[engine]'`.
 """
@@ -16,34 +16,40 @@ from blockyard.arguments import shown
 from blockyard.errors import InvalidArgument
 from blockyard.storage import KVCache
 
-#: Objects on their way at most: small ones need no more.
-_MOST_ROWS = 2**16
-#: Tells whether a copy that was asked for is done.
+#: Largest number of rows: small objects need no more.
+_MAX_ROWS = 2**16
+#: Returns whether a copy is done.
 IsDone = Callable[[], bool]
 
 
 def object_bytes_of(kv_cache: KVCache) -> int:
-    """Returns the bytes of an object: a block of each group, of those layers that it has. O(1)."""
+    """Return the bytes of an object: a block of each group, of the layers that the group has. O(1)."""
     return kv_cache.bytes_per_block // kv_cache.places.num_places * kv_cache.num_layers
 
 
 def num_rows_in(buffer_bytes: int, object_bytes: int) -> int:
-    """Returns how many objects buffers hold. Raises `InvalidArgument` unless they hold two."""
+    """Return how many objects fit into buffers. Raises `InvalidArgument` unless two do."""
     if buffer_bytes < 2 * object_bytes:
-        raise InvalidArgument(f"buffer_bytes is {buffer_bytes}; it must hold two objects of {object_bytes} bytes")
-    return min(buffer_bytes // object_bytes, _MOST_ROWS)
+        raise InvalidArgument(
+            f"buffer_bytes is {buffer_bytes}; it must hold at least two objects of {object_bytes} bytes"
+        )
+    return min(buffer_bytes // object_bytes, _MAX_ROWS)
 
 
 class KVBlocks:
-    """These are objects of a `KVCache`: one logical block each, of all layer groups, over all layers of this process.
+    """Objects of a `KVCache`, each one logical block of all layer groups, over all layers of this process.
 
-    kv_cache: on a CPU or CUDA; all of its groups have one block size. buffer_bytes: host memory for objects on their
-    way, pinned beside CUDA tensors; on a CPU the system gives memory to a row when it is first written. host: that
-    memory, where it is made already, uint8 (rows, bytes of an object), each row contiguous.
+    An object has, group by group, the group's block of each of its layers as it is stored in `KVCache.data`. Layer
+    places that a smaller group does not use are left out, since they hold data of other groups.
 
-    An object is, group by group, that group's block of each of its layers as it lies in `KVCache.data`. Places that a
-    small group does not use are left out: they hold what another group wrote. Raises `InvalidArgument` for a budget
-    of less than two objects.
+    Args:
+        kv_cache: on a CPU or CUDA; all of its groups have one block size.
+        buffer_bytes: host memory for objects in transfer, pinned for CUDA tensors. On a CPU the system allocates a
+            row's memory when the row is first written.
+        host: existing memory to use instead, uint8 (rows, bytes of an object), each row contiguous.
+
+    Raises:
+        InvalidArgument: the buffers hold less than two objects.
     """
 
     def __init__(self, kv_cache: KVCache, buffer_bytes: int = 2**31, host: torch.Tensor | None = None) -> None:
@@ -69,7 +75,7 @@ class KVBlocks:
         self._host = host
         self._bytes: npt.NDArray[np.uint8] = host.numpy()
         words = host.view(word)
-        #: Of each group: its blocks' places, and its part of the rows, (rows, places, words).
+        #: For each group: its number of layer places, and its part of the rows, (rows, places, words).
         self._parts = []
         first = 0
         for size in sizes:
@@ -77,7 +83,7 @@ class KVBlocks:
             first += size * width
 
     def layout(self) -> dict[str, Any]:
-        """Returns what decides the meaning of an object's bytes, but for the model, as plain values."""
+        """Return everything but the model that determines the meaning of an object's bytes, as plain values."""
         cache = self.kv_cache
         return {
             "dtype": str(cache.dtype).removeprefix("torch."),
@@ -94,17 +100,17 @@ class KVBlocks:
         }
 
     def buffer(self, row: int) -> memoryview:
-        """Returns the bytes of a row."""
+        """Return the bytes of a row."""
         return memoryview(self._bytes[row])
 
     def host(self, row: int) -> torch.Tensor:
-        """Returns the bytes of a row as a tensor."""
+        """Return the bytes of a row as a tensor."""
         return self._host[row]
 
     def read(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> IsDone | None:
-        """Copy the blocks, (n, groups), into rows, once all that the device was asked before is done. O(bytes).
+        """Copy the blocks, (n, groups), into rows, after all earlier work of the device. O(bytes).
 
-        Returns None where it is done, else what tells it.
+        Return None if done, else a function that reports when it is.
         """
         self.kv_cache.finish_moves()
         for blocks, data, host in self._of_groups(block_ids):
@@ -112,14 +118,14 @@ class KVBlocks:
                 ids = torch.from_numpy(blocks).to(data.device)
                 for row, found in zip(rows, data.index_select(1, ids).transpose(0, 1).contiguous(), strict=True):
                     host[row].copy_(found, non_blocking=True)
-            else:  # torch's threads would wait for one another longer than a block takes
+            else:  # torch's threads would synchronise for longer than a block takes
                 source, target = data.numpy(), host.numpy()
                 for row, block in zip(rows, blocks.tolist(), strict=True):
                     target[row] = source[:, block]
         return self.mark()
 
     def write(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> IsDone | None:
-        """Copy the rows into blocks, before all that the device is asked from now on; as `read`. O(bytes)."""
+        """Copy the rows into blocks, before all later work of the device. Returns as `read` does. O(bytes)."""
         self.kv_cache.finish_moves()
         for blocks, data, host in self._of_groups(block_ids):
             if self._is_cuda:
@@ -136,12 +142,12 @@ class KVBlocks:
     def _of_groups(
         self, block_ids: npt.NDArray[np.int32]
     ) -> Iterator[tuple[npt.NDArray[np.int64], torch.Tensor, torch.Tensor]]:
-        """Goes over the groups: ids of the blocks, where they lie, and their part of the rows."""
+        """Yield for each group the block ids, the groups' data, and its part of the rows."""
         for group, (size, host) in enumerate(self._parts):
             yield block_ids[:, group].astype(np.int64), self._data[:size], host
 
     def mark(self) -> IsDone | None:
-        """Returns what tells whether the device has done what it was asked so far; None where it has."""
+        """Return a function that reports when the device has finished all work so far; None on a CPU."""
         if not self._is_cuda:
             return None
         event = torch.cuda.Event()

@@ -1,4 +1,4 @@
-"""A Mooncake Store is a tier: its clients lend memory, and its master says where in it an object lies.
+"""A tier in a Mooncake Store: its clients lend memory, and its master knows where each object lies.
 
 Needs Mooncake's wheel without CUDA, `pip install 'blockyard[mooncake]'`, and Debian's libibverbs1, librdmacm1 and
 libnuma1.
@@ -23,7 +23,7 @@ from .addresses import LAST_PORT, host_and_port
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
 from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
-from .worker import PlaceError, Task, WorkingTier
+from .worker import ActiveTransfer, BackendError, WorkingTier
 
 try:
     from mooncake.store import MooncakeDistributedStore
@@ -34,27 +34,35 @@ except ImportError as error:
     ) from error
 
 _PREFIX = "blockyard:"
-#: Seconds for the master to answer at all; the client itself would wait 90 for one that is not there.
+#: Seconds for connecting to the master; without a master the client itself would wait 90.
 _CONNECT_SECONDS = 2.0
-#: Mooncake's own numbers: no room; buffers smaller than the object, or no transfer, as where they are larger; not
-#: there, or not whole yet.
+#: Mooncake's result codes: no room; buffers smaller than the object; no transfer, as if buffers are larger; absent or
+#: incomplete.
 _NO_ROOM = -200
 _LARGER = -600
 _FAILED = -800
-_NOT_THERE = (-703, -704)
-#: Clients of the process that forked this one: to free one would wait for threads that are not here.
+_ABSENT = (-703, -704)
+#: Clients of the parent process, kept alive: freeing one would wait for threads that this process does not have.
 _inherited: list[Any] = []
 
 
 class MooncakeTier(WorkingTier):
-    """Keeps the objects in the memory that engines lend to a Mooncake Store, over TCP; several may use it at once.
+    """Keeps objects in the memory that engines lend to a Mooncake Store, over TCP. Several engines may share it.
 
-    url: mooncake://host:port of the master. lent_bytes: memory of this process that is lent to the store while the tier
-    is open; what lies in it is a miss for all when it closes or dies (GONE, ABSENT). admin_port: where the master
-    answers HTTP, asked by tools alone. The master evicts, which is a miss too; where nothing is lent, or nothing can be
-    evicted yet, stores are FULL. max_known: how many objects are remembered to be there. more: see `WorkingTier`.
-    There is no password: who reaches the master can write. A client listens on ports of all interfaces.
-    Raises `InvalidArgument` for what is no such url. The master is asked in the background.
+    An object that the master evicts is a miss. If no memory is lent, or nothing can be evicted yet, stores are FULL.
+    There is no password: whoever reaches the master can write. A client listens on ports of all interfaces. The master
+    is contacted in the background.
+
+    Args:
+        url: mooncake://host:port of the master.
+        lent_bytes: memory of this process that is lent to the store while the tier is open. When it closes or dies,
+            objects in that memory are misses for everyone (GONE, ABSENT).
+        admin_port: HTTP port of the master; only tools use it.
+        max_known: number of objects remembered as present.
+        **more: see `WorkingTier`.
+
+    Raises:
+        InvalidArgument: `url` is not such an address.
     """
 
     def __init__(
@@ -67,25 +75,25 @@ class MooncakeTier(WorkingTier):
         self._connecting = threading.Lock()
         super().__init__(f"mooncake://{self._host}:{self._port}", ObjectIndex(2**60, max_known), **more)
         self._start()
-        self.longest_prefix([bytes(NAME_BYTES)])  # so that memory is lent from now on, and not from the first job on
+        self.longest_prefix([bytes(NAME_BYTES)])  # so that memory is lent from now on
 
     def _connected(self) -> Any:
-        """Returns the client, which is made when it is first needed, by one thread. Raises `PlaceError`."""
+        """Return the client, which one thread creates on first use. Raises `BackendError`."""
         with self._connecting:
             if self._client is None:
                 master = f"{self._host}:{self._port}"
                 try:
                     with socket.create_connection((self._host, self._port), _CONNECT_SECONDS) as probe:
-                        own = probe.getsockname()[0]  # the address at which the others reach this machine
+                        own = probe.getsockname()[0]  # the address at which others reach this machine
                 except OSError as error:
-                    raise PlaceError(Cause.UNREACHABLE, f"the master does not answer: {error}") from None
+                    raise BackendError(Cause.UNREACHABLE, f"the master does not answer: {error}") from None
                 client = MooncakeDistributedStore()
                 _require_done(client.setup(own, "P2PHANDSHAKE", self._lent_bytes, 0, "tcp", "", master))
                 self._client = client
             return self._client
 
     def close(self, timeout: float = 10.0) -> bool:
-        """End the threads and the client; lent memory is taken back. See `Tier.close`."""
+        """End the threads and the client, and take back lent memory. See `Tier.close`."""
         has_ended = super().close(timeout)
         if has_ended and self._client is not None:
             self._client.close()
@@ -97,43 +105,45 @@ class MooncakeTier(WorkingTier):
         _inherited.append(self._client)
         self._client, self._connecting = None, threading.Lock()
 
-    def _write(self, task: Task, positions: list[int]) -> None:
-        """Writes objects from where they lie; one that is there already stays as it is."""
-        names = [task.job.names[position] for position in positions]
-        pages = [task.header(position).to_page() for position in positions]
-        some = _addresses([[page, *task.parts[position]] for page, position in zip(pages, positions, strict=True)])
-        codes = self._connected().batch_put_from_multi_buffers([_key(name) for name in names], *some)
+    def _write(self, active: ActiveTransfer, positions: list[int]) -> None:
+        """Write objects from their buffers; existing ones are unchanged."""
+        names = [active.transfer.names[position] for position in positions]
+        pages = [active.header(position).to_page() for position in positions]
+        buffers = _addresses([[page, *active.parts[position]] for page, position in zip(pages, positions, strict=True)])
+        codes = self._connected().batch_put_from_multi_buffers([_key(name) for name in names], *buffers)
         if any(codes):
-            with suppress(PlaceError):
+            with suppress(BackendError):
                 self.remove([name for name, code in zip(names, codes, strict=True) if code == 0])
             _require_done(min(codes))
 
-    def _read(self, task: Task, position: int) -> None:
-        """Takes an object where it belongs; those of a task come in one call, with its first."""
+    def _read(self, active: ActiveTransfer, position: int) -> None:
+        """Receive an object directly into its buffer; the first call receives all objects of a transfer."""
         if position == 0:
-            task.held = self._come_all(task)
-        pages, codes = task.held
-        name, size = task.job.names[position], PAGE_BYTES + task.length(position)
+            active.backend_state = self._read_all(active)
+        pages, codes = active.backend_state
+        name, size = active.transfer.names[position], PAGE_BYTES + active.length(position)
         if codes[position] in (_LARGER, _FAILED):
-            return task.fill(position, memoryview(self.get(name, size + 1)))
-        if _require_there(codes[position]) != size:
+            return active.fill(position, memoryview(self.get(name, size + 1)))
+        if _require_present(codes[position]) != size:
             raise BadObject(Cause.TRUNCATED)
         header = Header.from_page(bytes(pages[position]))
-        task.require(position, header)
-        return header.require_payload(task.parts[position])
+        active.require(position, header)
+        return header.require_payload(active.parts[position])
 
-    def _come_all(self, task: Task) -> tuple[list[bytearray], list[int]]:
-        """Returns the pages of all objects, which come where they belong, and Mooncake's numbers."""
-        pages = [bytearray(PAGE_BYTES) for _ in task.parts]
-        some = _addresses([[page, *parts] for page, parts in zip(pages, task.parts, strict=True)])
-        return pages, self._connected().batch_get_into_multi_buffers([_key(name) for name in task.job.names], *some)
+    def _read_all(self, active: ActiveTransfer) -> tuple[list[bytearray], list[int]]:
+        """Receive all objects into their buffers; return their pages and Mooncake's result codes."""
+        pages = [bytearray(PAGE_BYTES) for _ in active.parts]
+        buffers = _addresses([[page, *parts] for page, parts in zip(pages, active.parts, strict=True)])
+        return pages, self._connected().batch_get_into_multi_buffers(
+            [_key(name) for name in active.transfer.names], *buffers
+        )
 
     def _first(self, names: Sequence[bytes]) -> tuple[int, list[int]]:
         found = self._connected().batch_is_exist([_key(name) for name in names])
         _require_done(min(found))
-        for place in (place for place, is_there in enumerate(found) if is_there):
-            if sizes := self._sizes([names[place]]):
-                return place, sizes
+        for position in (at for at, is_present in enumerate(found) if is_present):
+            if sizes := self._sizes([names[position]]):
+                return position, sizes
         return len(names), []
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
@@ -152,20 +162,20 @@ class MooncakeTier(WorkingTier):
         return sizes
 
     def remove(self, names: Sequence[bytes]) -> None:
-        """Removes all of these objects; those that are not there are no error. Raises `PlaceError`."""
+        """Delete these objects; absent ones are ignored. Raises `BackendError`."""
         if names:
             codes = self._connected().batch_remove([_key(name) for name in names], True)
-            _require_done(min((code for code in codes if code not in _NOT_THERE), default=0))
+            _require_done(min((code for code in codes if code not in _ABSENT), default=0))
 
     def names(self) -> Iterator[bytes]:
-        """Goes over the names of all objects, as the master's `admin_port` tells them. Raises `PlaceError`."""
+        """Yield the names of all objects, as reported by the master's `admin_port`. Raises `BackendError`."""
         connection = HTTPConnection(self._host, self._admin_port, timeout=10.0)
         try:
             connection.request("GET", "/get_all_keys")
             keys = connection.getresponse().read().decode(errors="replace").split()
         except (OSError, HTTPException) as error:
             where = f"{self._host}:{self._admin_port}"
-            raise PlaceError(Cause.UNREACHABLE, f"the master's HTTP port, {where}: {error}") from None
+            raise BackendError(Cause.UNREACHABLE, f"the master's HTTP port, {where}: {error}") from None
         finally:
             connection.close()
         for key in keys:
@@ -175,29 +185,29 @@ class MooncakeTier(WorkingTier):
                     yield name
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
-        """Read a whole object or its first bytes, unverified. Raises `BadObject`, `PlaceError`."""
+        """Read a whole object or its first bytes, unverified. Raises `BadObject`, `BackendError`."""
         client, key = self._connected(), _key(name)
-        size = _require_there(client.get_size(key))
+        size = _require_present(client.get_size(key))
         count = min(size, PAGE_BYTES + MAX_OBJECT_BYTES + 1 if num_bytes is None else num_bytes)
         data: npt.NDArray[np.uint8] = np.empty(count, np.uint8)
-        place = data.ctypes.data
+        address = data.ctypes.data
         if count == size:
-            return data[: _require_there(client.get_into(key, place, count))].tobytes()
-        _require_done(client.register_buffer(place, count))
+            return data[: _require_present(client.get_into(key, address, count))].tobytes()
+        _require_done(client.register_buffer(address, count))
         try:
-            [[[count]]] = client.get_into_ranges([place], [[key]], [[[0]]], [[[0]]], [[[count]]])
+            [[[count]]] = client.get_into_ranges([address], [[key]], [[[0]]], [[[0]]], [[[count]]])
         finally:
-            client.unregister_buffer(place)
-        return data[: _require_there(count)].tobytes()
+            client.unregister_buffer(address)
+        return data[: _require_present(count)].tobytes()
 
     def put(self, name: bytes, data: bytes) -> None:
-        """Write a whole object, in the place of one that is there. Raises `PlaceError`."""
+        """Write a whole object, replacing an existing one. Raises `BackendError`."""
         array = np.frombuffer(data, np.uint8)
         _require_done(self._connected().upsert_from(_key(name), array.ctypes.data, len(array)))
 
 
 def _addresses(objects: Sequence[Sequence[Any]]) -> tuple[list[list[int]], list[list[int]]]:
-    """Returns where the pieces of each object lie, and their bytes."""
+    """Return the addresses and the lengths of each object's buffers."""
     arrays = [[np.frombuffer(piece, np.uint8) for piece in pieces] for pieces in objects]
     return [[each.ctypes.data for each in some] for some in arrays], [[len(each) for each in some] for some in arrays]
 
@@ -207,15 +217,15 @@ def _key(name: bytes) -> str:
 
 
 def _require_done(code: int) -> None:
-    """Raise `PlaceError` for a number that says what went wrong."""
+    """Raise `BackendError` if a result code is an error."""
     if code < 0:
         cause = Cause.FULL if code == _NO_ROOM else Cause.UNREACHABLE
-        raise PlaceError(cause, f"Mooncake's error {code}")
+        raise BackendError(cause, f"Mooncake's error code {code}")
 
 
-def _require_there(code: int) -> int:
-    """Returns a count of bytes. Raises `BadObject` where there is no object, else as `_require_done`."""
-    if code in _NOT_THERE or code == 0:
+def _require_present(code: int) -> int:
+    """Return a byte count. Raises `BadObject` if there is no object, `BackendError` for other errors."""
+    if code in _ABSENT or code == 0:
         raise BadObject(Cause.ABSENT)
     _require_done(code)
     return code

@@ -1,9 +1,9 @@
-"""An offload takes computed blocks from a manager's KV storage to tiers, and brings back what prompts begin with.
+"""Stores computed blocks of a manager's KV storage in tiers, and loads prefixes of prompts from them.
 
-Nothing is held in the pool for a load: objects come into host buffers of the offload's own, and are verified there.
-When the request is admitted, its own blocks are reserved, written from the buffers, and committed as computed, the way
-in which prompts handed over from another engine come in. A load that fails, is late or is not wanted any more is
-therefore buffers that come back when their tier lets go of them, and no block anywhere.
+The pool holds nothing for a load: objects are read into host buffers of the offload and verified there. When the
+request is admitted, its blocks are reserved, written from the buffers, and committed as computed, like a prompt that is
+handed over from another engine. If a load fails, is late or is no longer wanted, only its buffers are in use, until the
+tier releases them.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from blockyard.errors import InvalidArgument, InvariantError
 from blockyard.keys import ExtraKey
 
 from .context import Context
-from .finding import Finder
+from .engine_memory import Blocks, States
+from .finder import Finder
 from .header import NameChain
-from .loading import Loader
-from .loads import Prompt
-from .memory import Blocks, States
+from .loader import Loader
 from .offload_arguments import require_arguments, require_key
-from .saving import Saver
+from .saver import Saver
 from .snapshot import Contents, Snapshot
 from .tier import Tier
+from .transfers import RequestRecord
 from .uses import OffloadReading, TierReading, TierUse
 
-#: Why prompt tokens that the pool did not have were computed and not loaded.
+#: Why prompt tokens that the pool did not have were computed instead of loaded.
 MISS_CAUSES = ("absent", "not_worth", "late", "failed", "no_buffers", "no_state")
 
 
 class Offload:
-    """Stores what is computed and loads what prompts begin with, beside an engine that never waits for it.
+    """Stores computed blocks and loads prefixes, beside an engine that never waits for a tier.
 
         while True:
             offload.poll()
             for each waiting request, in order:
-                if offload.prepare(key, token_ids, extra_keys):   # its blocks are on their way: others go first
+                if offload.prepare(key, token_ids, extra_keys):   # it waits for a load: others overtake it
                     continue
                 seq = cache.allocate(token_ids, extra_keys=extra_keys)
                 offload.fill(key, seq)
@@ -51,15 +51,23 @@ class Offload:
             cache.commit(...)
             offload.forget(key)                                    # for each request that has ended
 
-    cache: the manager. blocks: its storage (`KVBlocks`). tiers: in the order in which they are asked, nearest first.
-    model: fingerprint of weights and config as a dict of plain values, or a function that makes one: it is asked again
-    after `reset_prefix_cache`, which a change of the weights calls for. step_tokens: the most that a step computes.
-    on_plan: called with each `StepPlan` made here, to carry out its moves at once (`KVCache.move_blocks`,
-    `StateSlots.move`); needed with a CPU pool, partial hits or states. clock: seconds. states: of a cache with a state
-    group, its states (`StateObjects`).
+    Not thread-safe.
 
-    Not safe for use by several threads. Raises `InvalidArgument` for tiers of one name, layer groups of several block
-    sizes, context shards that `blocks` has not all of, steps in flight, and buffers that hold no state with a block.
+    Args:
+        cache: the manager.
+        blocks: its KV storage (`KVBlocks`).
+        tiers: the tiers, nearest first.
+        model: fingerprint of weights and config as a dict of plain values, or a function that returns one. It is called
+            again after `reset_prefix_cache`, which new weights require.
+        step_tokens: most tokens that a step computes.
+        on_plan: called with each `StepPlan` made here, to carry out its moves at once (`KVCache.move_blocks`,
+            `StateSlots.move`). Required with a CPU pool, partial hits or states.
+        clock: returns the time in seconds.
+        states: states of a cache with states (`StateObjects`).
+
+    Raises:
+        InvalidArgument: two tiers have one name, layer groups differ in block size, `blocks` lacks a context shard,
+            several steps may be in flight, or the buffers are too small for a state and a block.
     """
 
     def __init__(
@@ -83,29 +91,31 @@ class Offload:
         names = Counter(use.tier.name for use in self.uses)
         twice = next((name for name, count in names.items() if count > 1), None)
         if twice is not None:
-            raise InvalidArgument(f"tiers has {twice} twice; each place is one tier, and its figures have its name")
-        #: Prompt tokens that were computed because no tier brought them, by cause.
-        self.missed: Counter[str] = Counter(dict.fromkeys(MISS_CAUSES, 0))
+            raise InvalidArgument(
+                f"tiers has {twice!r} twice; names of tiers must differ, since metrics use them: pass each backend once"
+            )
+        #: Prompt tokens that were computed instead of loaded, by cause.
+        self.missed_tokens: Counter[str] = Counter(dict.fromkeys(MISS_CAUSES, 0))
         make_model = model if callable(model) else lambda: model
         self._context = context = Context(cache, blocks, states, self.uses, make_model, clock)
-        self._clock, self._block_size, self._prompts = clock, context.block_size, context.prompts
+        self._clock, self._block_size, self._records = clock, context.block_size, context.records
         half = max(blocks.num_rows // 2, 1)
         step = config.hit_alignment // context.block_size
         self._finder = Finder(self.uses, context.block_size, blocks.object_bytes, step_tokens, states, step)
-        self._loader = Loader(context, list(range(half)), self._finder, on_plan, self.missed)
+        self._loader = Loader(context, list(range(half)), self._finder, on_plan, self.missed_tokens)
         self._saver = Saver(context, list(range(half, blocks.num_rows)))
 
     # What an engine calls.
 
     def poll(self) -> None:
-        """Take in what the tiers have done since the last call. O(jobs that ended)."""
-        self._loader.begin_turn()
+        """Take in the results of transfers that ended since the last call. O(transfers)."""
+        self._loader.begin_poll()
         self._context.end_copies()
         for tier in {id(use.tier): use.tier for use in self.uses}.values():
-            for outcome in tier.finished():
-                if not self._loader.end(outcome):
-                    self._saver.end(outcome)
-        self._saver.go_on()
+            for result in tier.take_results():
+                if not self._loader.end(result):
+                    self._saver.end(result)
+        self._saver.poll()
 
     def prepare(
         self,
@@ -118,106 +128,114 @@ class Offload:
     ) -> bool:
         """Look up a waiting request's blocks and start loading them if that is faster than recomputing.
 
-        Return True while the request should keep waiting: at most as long as computing takes. Call it before
-        `allocate`, every time. A request that cannot start yet loads ahead only into free buffers, and gives them up
-        to one that can. O(blocks not named yet) the first time, and O(blocks) while a tier is asked.
+        Return True while the request should keep waiting: at most as long as computing takes. Call it before every
+        `allocate`. A request that cannot start yet loads ahead only into free buffers, and gives them up to one that
+        can. O(blocks not named yet) the first time, and O(blocks) during a lookup.
 
         Args:
-            key: names the request until `forget`.
+            key: identifies the request until `forget`.
             token_ids: the request's tokens.
             extra_keys: the request's extra keys, as for `allocate`.
-            may_load: False to look for nothing, and only make the request known.
+            may_load: False to search for nothing, and only register the request.
             will_start: whether the request starts now even though `can_allocate` says no, as by a tenant's guarantee.
         """
-        prompt = self._prompt(key, extra_keys)
-        if prompt.is_over:
+        record = self._record(key, extra_keys)
+        if record.is_settled:
             return False
         if not may_load:
-            prompt.is_over = True
+            record.is_settled = True
             return False
-        self._loader.prepare(key, prompt, token_ids, extra_keys, will_start)
-        return prompt.is_waiting
+        self._loader.prepare(key, record, token_ids, extra_keys, will_start)
+        return record.is_waiting
 
     def fill(self, key: Hashable, seq: int) -> int:
-        """Write what was loaded for a request that was just admitted into its sequence's blocks, as computed tokens.
+        """Write a request's loaded blocks into its sequence, as computed tokens. O(bytes).
 
-        Returns the tokens. Call it right after `allocate`; after an error the sequence is still to be freed. O(bytes).
+        Return the number of tokens. Call it right after `allocate`. If it raises, the sequence is still to be freed.
         """
-        prompt = self._prompts.get(require_key("key", key))
-        if prompt is None:
+        record = self._records.get(require_key("key", key))
+        if record is None:
             return 0
         self.cache.num_tokens(require_int("seq", seq, 0, 2**63 - 1))  # raises before anything has changed
-        prompt.is_over = prompt.is_admitted = True
+        record.is_settled = record.is_admitted = True
         if self._context.states is not None:
             hit, num_tokens = int(self.cache.num_computed_tokens(seq)), int(self.cache.num_tokens(seq))
-            prompt.kept, prompt.last = ([hit] if hit else []), num_tokens - 1
-        return self._loader.fill(seq, prompt)
+            record.state_positions, record.prompt_end = ([hit] if hit else []), num_tokens - 1
+        return self._loader.fill(seq, record)
 
     def save(
         self, key: Hashable, seq: int, token_ids: Sequence[int], num_computed: int, states: Sequence[int] = ()
     ) -> int:
-        """Store the full blocks among the first num_computed tokens that the tiers want and were not offered before.
+        """Store the full blocks among the first `num_computed` tokens that tiers want and were not offered before.
 
-        Call it when a step was computed, before `commit`: then the sequence holds all that the step wrote. Bytes are
-        copied to buffers here; what finds no buffer is not stored. Returns the objects that are. O(bytes of these).
-        Blocks behind a cut (`cache.truncate`) get new names, O(tokens); nothing more of a prompt with spans is stored.
+        Call it after computing a step, before `commit`: then the sequence holds everything that the step wrote. Bytes
+        are copied to buffers here; blocks without a free buffer are not stored. After a truncation (`cache.truncate`)
+        blocks get new names, O(tokens), and nothing more is stored of a prompt with spans. O(bytes stored).
 
-        states: after how many tokens the step saved states of the sequence. They are stored when they are kept, in a
-        later call; of an output the last one is, by `forget`.
+        Args:
+            key: the request.
+            seq: its sequence.
+            token_ids: its tokens, at least `num_computed`.
+            num_computed: tokens that are computed after the step.
+            states: token counts at which the step saved states of the sequence. They are stored in a later call; of the
+                output only the last one is, by `forget`.
+
+        Returns:
+            The number of block objects that are being stored.
         """
         num_computed = require_int("num_computed", num_computed, 0, 2**31 - 1)
-        prompt = self._prompts.get(require_key("key", key))
-        # What was computed before the cache was reset may be of other weights.
-        if prompt is None or prompt.generation != self.cache.generation:
+        record = self._records.get(require_key("key", key))
+        # Blocks computed before the cache was reset may be of other weights.
+        if record is None or record.generation != self.cache.generation:
             return 0
-        return self._saver.save(prompt, require_int("seq", seq, 0, 2**63 - 1), token_ids, num_computed, states)
+        return self._saver.save(record, require_int("seq", seq, 0, 2**63 - 1), token_ids, num_computed, states)
 
     def fork(self, parent: Hashable, keys: Iterable[Hashable]) -> None:
-        """Further requests go on from one that runs, as `cache.fork` makes them. O(blocks) each."""
-        prompt = self._prompts.get(require_key("parent", parent))
+        """Register requests that `cache.fork` split from a running one. O(blocks) each."""
+        record = self._records.get(require_key("parent", parent))
         if not isinstance(keys, Iterable):
-            raise InvalidArgument(f"keys is {shown(keys)}; the names of requests are needed")
-        if prompt is not None:
+            raise InvalidArgument(f"keys is {shown(keys)}; it must be an iterable of request keys")
+        if record is not None:
             for key in [require_key("keys", each) for each in keys]:
-                self._prompts[key] = replace(prompt, chain=prompt.chain.copy(), load=None, kept=[])
+                self._records[key] = replace(record, chain=record.chain.copy(), load=None, state_positions=[])
 
     def forget(self, key: Hashable) -> None:
-        """A request has ended, or goes back to the queue to be prepared again. O(blocks of its load).
+        """Remove a request that has ended or goes back to the queue. O(blocks of its load).
 
-        What is kept of its states is stored, O(bytes).
+        Its remaining states are stored, O(bytes).
         """
-        prompt = self._prompts.pop(require_key("key", key), None)
-        if prompt is None:
+        record = self._records.pop(require_key("key", key), None)
+        if record is None:
             return
-        if prompt.kept and prompt.generation == self.cache.generation:
-            self._saver.store_states(prompt, prompt.take_kept() + prompt.kept)
-        self._loader.leave(key, prompt)
+        if record.state_positions and record.generation == self.cache.generation:
+            self._saver.store_states(record, record.take_state_positions() + record.state_positions)
+        self._loader.leave(key, record)
 
     def note_computed(self, num_tokens: int, seconds: float) -> None:
-        """Tell how long a step of num_tokens took: loads are begun only where they are sooner."""
+        """Take in the time of a step of `num_tokens`: loads are started only if they are faster."""
         count, took = require_int("num_tokens", num_tokens, 0, 2**62), require_number("seconds", seconds)
         if count > 0 and took > 0.0:
             self._finder.computing.note(count, took, 0.0)
 
     def begin_snapshot(self, path: str | PathLike[str]) -> Snapshot:
-        """Store what the pool caches in the nearest tier that is written, and write down at `path` what it was.
+        """Store the pool's cached blocks in the nearest tier that is written, and list their prompts in a file.
 
-        It goes on in each `poll`, while requests run: ask the snapshot whether it is done. Prompts with spans are not
-        in it. Raises `InvalidArgument` where no tier is written, for layer groups, windows or a CPU pool, and while
-        another is taken.
+        It continues in each `poll`, while requests run, until the snapshot's `is_done`. Prompts with spans are left
+        out. Raises `InvalidArgument` if no tier is written, for layer groups, windows or a CPU pool, and while another
+        snapshot is being taken.
         """
         use = next((use for use in self.uses if use.write != "never"), None)
         if use is None:
-            raise InvalidArgument("tiers has none that is written; a snapshot needs one")
+            raise InvalidArgument("all tiers have write=never; a snapshot needs one that is written")
         running = self._saver.snapshot
         if running is not None and not running.is_done:
-            raise InvalidArgument(f"a snapshot at {str(running.path)!r} is being taken; one at a time")
+            raise InvalidArgument(f"a snapshot at {str(running.path)!r} is still being taken; wait until it is done")
         snapshot = Snapshot(path, self.cache, self._context.layout())
         self._saver.begin_snapshot(snapshot, use)
         return snapshot
 
     def snapshot(self, path: str | PathLike[str], seconds: float = 60.0) -> Snapshot:
-        """Take a snapshot and wait for it, at most so long, as `begin_snapshot`: for a stop. See its `is_done`."""
+        """Take a snapshot as `begin_snapshot` does, and wait for it up to `seconds`. Check its `is_done`."""
         end = monotonic() + require_number("seconds", seconds)
         snapshot = self.begin_snapshot(path)
         while not snapshot.is_done and monotonic() < end:
@@ -226,15 +244,15 @@ class Offload:
         return snapshot
 
     def restore(self, path: str | PathLike[str], seconds: float = 60.0) -> int:
-        """Load the contents of a snapshot into the pool, as much as is free, before requests come; returns the tokens.
+        """Load a snapshot into the pool, as much as fits into free blocks; return the tokens.
 
-        The order of eviction comes back too. What the tiers do not have any more is left out, and so is what is not
-        loaded after `seconds`. Raises `InvalidArgument`, with the reason, for a file of another model, layout or
-        version, or none; nothing was loaded then.
+        Call it before the first request. The order of eviction is restored too. Blocks that the tiers no longer have
+        are left out, as are those not loaded within `seconds`. Raises `InvalidArgument`, with the reason, if the file
+        is missing or is of another model, layout or version; nothing was loaded then.
         """
         limit = require_number("seconds", seconds)
         contents = Contents.of(path, self._context.layout(), self._block_size)
-        counted = self.missed.copy(), [use.num_hit_tokens for use in self.uses]
+        counted = self.missed_tokens.copy(), [use.num_hit_tokens for use in self.uses]
         end, most = monotonic() + limit, int(self.cache.config.max_model_len) - 1
         before = self.cache.num_cached_blocks
         try:
@@ -243,50 +261,53 @@ class Offload:
                     pass
         finally:
             self.cache.pool.publish_events()
-        self.missed.clear()
-        self.missed.update(counted[0])
+        self.missed_tokens.clear()
+        self.missed_tokens.update(counted[0])
         for use, num_tokens in zip(self.uses, counted[1], strict=True):
-            use.num_hit_tokens = num_tokens  # what was not asked for is no hit
+            use.num_hit_tokens = num_tokens  # restored blocks are no hits
         return (self.cache.num_cached_blocks - before) * self._block_size
 
     def is_storing(self, token_ids: Sequence[int], extra_keys: tuple[ExtraKey, ...] = ()) -> bool:
-        """Says whether a block or state of a prompt is still on its way to a tier: another engine does not find it yet.
+        """Return whether a block or state of a prompt is still being stored, so that other engines do not find it yet.
 
         O(blocks + blocks that are being stored).
         """
         self.poll()
         chain = NameChain(self._context.layout(), self._block_size, extra_keys)
         chain.extend(token_ids)
-        return bool(self._context.copies) or not self._context.names(chain).isdisjoint(self._saver.stores.names())
+        return bool(self._context.copies) or not self._context.names(chain).isdisjoint(self._saver.buffers.names())
 
     @property
     def num_waiting(self) -> int:
-        """Prompts that wait for a question or a load."""
-        return sum(prompt.is_waiting for prompt in self._prompts.values())
+        """Number of requests that wait for a lookup or a load."""
+        return sum(record.is_waiting for record in self._records.values())
 
     def read(self) -> OffloadReading:
-        """Returns what it did so far, and what its tiers did. O(prompts + causes)."""
+        """Return the statistics of the offload and its tiers. O(requests + causes)."""
         tiers = tuple(
             TierReading(use.tier.name, use.tier.stats(), use.num_hit_tokens, use.num_skipped) for use in self.uses
         )
-        size, free = self.blocks.object_bytes, len(self._loader.free) + len(self._saver.stores.free)
+        size, free = self.blocks.object_bytes, len(self._loader.free) + len(self._saver.buffers.free)
         rows = self.blocks.num_rows
-        return OffloadReading(tiers, dict(self.missed), self.num_waiting, rows * size, (rows - free) * size)
+        return OffloadReading(tiers, dict(self.missed_tokens), self.num_waiting, rows * size, (rows - free) * size)
 
     def settle(self, seconds: float) -> bool:
-        """Wait until all jobs have ended, for tests and at a stop; says whether they did."""
+        """Wait until all transfers have ended, for tests and shutdown; return whether they have."""
         end = monotonic() + require_number("seconds", seconds)
         while True:
             self.poll()
-            if not self._loader.jobs and not self._saver.stores.jobs and not self._context.copies:
+            if not self._loader.transfers and not self._saver.buffers.transfers and not self._context.copies:
                 return True
             if monotonic() >= end:
                 return False
             sleep(0.001)
 
     def close(self, seconds: float = 5.0) -> bool:
-        """Let what is being stored end, for so long, then close the tiers; says whether all ended. Twice is once."""
-        for key in list(self._prompts):
+        """Wait up to `seconds` for stores, then close the tiers; return whether everything ended.
+
+        May be called twice.
+        """
+        for key in list(self._records):
             self.forget(key)
         settled = self.settle(seconds)
         self._saver.close()
@@ -295,20 +316,21 @@ class Offload:
         return settled and all(closed)
 
     def check(self) -> None:
-        """Raise `InvariantError` unless each row is free, or a load's, or read by stores, and loads know their prompts.
+        """Raise `InvariantError` unless each row is free or in use exactly once, and loads and requests agree.
 
-        O(rows + prompts).
+        O(rows + requests).
         """
-        rows = [*self._loader.rows(), *self._saver.stores.rows()]
+        rows = [*self._loader.rows(), *self._saver.buffers.rows()]
         if not self._context.copies and sorted(rows) != list(range(self.blocks.num_rows)):
-            raise InvariantError(f"offload: {len(rows)} rows are free or in use; there are {self.blocks.num_rows}")
+            raise InvariantError(f"offload: {len(rows)} rows are free or in use, of {self.blocks.num_rows}")
         self._loader.check()
 
     def _restore(self, token_ids: list[int], keys: tuple[ExtraKey, ...], end: float) -> int:
-        """Bring as much of a prompt as the buffers hold into the pool, held by none; returns the tokens."""
+        """Load as much of a prompt as the buffers hold into the pool, and free it there; return the tokens."""
         key = object()
+        self.poll()  # `prepare` needs the rechecks that a poll allows
         while self.prepare(key, token_ids, keys) and monotonic() < end:
-            load = self._prompts[key].load
+            load = self._records[key].load
             if load is not None:
                 load.deadline = float("inf")
             sleep(0.0002)
@@ -323,12 +345,12 @@ class Offload:
 
     # Requests.
 
-    def _prompt(self, key: Hashable, extra_keys: tuple[ExtraKey, ...]) -> Prompt:
+    def _record(self, key: Hashable, extra_keys: tuple[ExtraKey, ...]) -> RequestRecord:
         """Return the record of a waiting request; a new one after the cache was reset."""
-        prompt = self._prompts.get(require_key("key", key))
-        if prompt is not None and not prompt.is_admitted and prompt.generation == self.cache.generation:
-            return prompt
+        record = self._records.get(require_key("key", key))
+        if record is not None and not record.is_admitted and record.generation == self.cache.generation:
+            return record
         chain = NameChain(self._context.layout(), self._block_size, extra_keys)
         self.forget(key)
-        self._prompts[key] = prompt = Prompt(chain, self.cache.generation, self._clock(), extra_keys=extra_keys)
-        return prompt
+        self._records[key] = record = RequestRecord(chain, self.cache.generation, self._clock(), extra_keys=extra_keys)
+        return record

@@ -1,4 +1,4 @@
-"""A server gives peers the objects of a place, and keeps theirs: `PeerTier` asks it."""
+"""Serves the objects of a tier to other processes, which use `PeerTier`."""
 
 from __future__ import annotations
 
@@ -17,25 +17,31 @@ from blockyard.wire import ConnectionLost, Message, SocketConnection, pack
 
 from .addresses import host_and_port
 from .header import PAGE_BYTES, BadObject, require_parts
-from .peer import MOST_ASKED_BYTES, MOST_OBJECT_BYTES
-from .tier import Cause, Job, require_name, require_names
-from .worker import PlaceError, Task, WorkingTier
+from .peer import MAX_MESSAGE_BYTES, MAX_WHOLE_BYTES
+from .tier import Cause, Transfer, require_name, require_names
+from .worker import ActiveTransfer, BackendError, WorkingTier
 
 _log = logging.getLogger(__name__)
 
 
 class PeerServer:
-    """Serves a tier's place to peers, each connection in a thread of its own, until it is closed.
+    """Serves a tier's backend to peers, each connection in its own thread, until it is closed.
 
-    tier: a tier of the server's own, with the budget for all that is kept; other tiers, of engines on this machine,
-    may be over the same place, such as a folder in memory. address: host:port to listen on. limit: seconds that a peer
-    may be silent in the middle of a message, or take nothing. max_peers: connections at once; more are closed.
-    Raises `InvalidArgument`, and `OSError` for an address that cannot be had.
+    Args:
+        tier: a tier of the server's own, with the budget for everything that is stored. Other tiers, of engines on this
+            machine, may use the same backend, such as a folder in memory.
+        address: host:port to listen on.
+        timeout: seconds for which a peer may be silent within a message, or accept nothing.
+        max_peers: largest number of connections; more are closed.
+
+    Raises:
+        InvalidArgument: `address` is not host:port.
+        OSError: the address cannot be used.
     """
 
-    def __init__(self, tier: WorkingTier, address: str, limit: float = 30.0, max_peers: int = 256) -> None:
+    def __init__(self, tier: WorkingTier, address: str, timeout: float = 30.0, max_peers: int = 256) -> None:
         self._tier = tier
-        self._limit = limit
+        self._timeout = timeout
         self._max_peers = require_int("max_peers", max_peers, 1, 2**16)
         self._peers: dict[SocketConnection, threading.Thread] = {}
         self._lock = threading.Lock()
@@ -47,12 +53,12 @@ class PeerServer:
         self._accepting.start()
 
     def close(self, timeout: float = 10.0) -> None:
-        """End all connections and the threads; the tier stays open."""
+        """End all connections and the threads. The tier stays open."""
         with self._lock:
             self._is_closed = True
             peers = dict(self._peers)
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for it
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self._listener.close()
         for connection in peers:
             connection.close()
@@ -66,11 +72,13 @@ class PeerServer:
             except OSError:
                 if self._is_closed:
                     return
-                threading.Event().wait(0.1)  # no more files for now
+                threading.Event().wait(0.1)  # out of file descriptors for now
                 continue
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine that went leaves no thread behind
-            connection = SocketConnection(made, self._limit)
+            made.setsockopt(
+                socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
+            )  # no thread waits forever for a machine that is down
+            connection = SocketConnection(made, self._timeout)
             with self._lock:
                 if self._is_closed or len(self._peers) >= self._max_peers:
                     connection.close()
@@ -80,10 +88,10 @@ class PeerServer:
                 thread.start()
 
     def _serve(self, connection: SocketConnection) -> None:
-        """Answers one peer until it leaves, or says what is no request."""
+        """Answer one peer until it disconnects or sends an invalid request."""
         try:
             while True:
-                request = Message.of(connection.recv_bytes(MOST_ASKED_BYTES))
+                request = Message.of(connection.recv_bytes(MAX_MESSAGE_BYTES))
                 answer, data = self._answer(connection, request)
                 number = request.fields.get("number")
                 connection.send_bytes(
@@ -92,11 +100,11 @@ class PeerServer:
                 if data is not None:
                     connection.send_bytes(data)
         except ConnectionLost as error:
-            _log.debug("a peer has left: %s", error)
+            _log.debug("a peer disconnected: %s", error)
         except (InvalidArgument, PeerMismatch, KeyError, TypeError, ValueError) as error:
-            _log.warning("a peer asked for what is not served, and is left: %s", error)
+            _log.warning("a peer sent an invalid request and is disconnected: %s", error)
         except Exception:
-            _log.exception("a peer is left after an error")
+            _log.exception("a peer is disconnected after an error")
         finally:
             connection.close()
             with self._lock:
@@ -106,13 +114,14 @@ class PeerServer:
         kind, fields = request.kind, request.fields
         try:
             if kind == "get":
-                return {}, self._got(_name(fields["name"]), require_int("most", fields["most"], 1, MOST_OBJECT_BYTES))
+                return {}, self._get(_name(fields["name"]), require_int("most", fields["most"], 1, MAX_WHOLE_BYTES))
             if kind == "put":
-                return {"cause": self._kept(connection, _name(fields["name"]))}, None
+                return {"cause": self._store(connection, _name(fields["name"]))}, None
             if kind == "sizes":
                 return {"sizes": self._tier._sizes(_names(fields["names"]))}, None
             if kind == "remove":
-                return self._removed(_names(fields["names"])), None
+                self._remove(_names(fields["names"]))
+                return {}, None
             if kind == "remove_bad":
                 self._tier.remove_bad(_names(fields["names"]))
                 return {}, None
@@ -120,14 +129,14 @@ class PeerServer:
                 return {}, b"".join(self._tier.names())
         except BadObject as error:
             return {"cause": error.cause.value, "is_miss": True}, None
-        except PlaceError as error:
+        except BackendError as error:
             return {"cause": error.cause.value, "text": str(error)}, None
         raise InvalidArgument(f"kind is {kind!r}; it must be get, put, sizes, remove, remove_bad or names")
 
-    def _got(self, name: bytes, most: int) -> bytes:
+    def _get(self, name: bytes, most: int) -> bytes:
         tier = self._tier
         try:
-            data = tier.get(name, most if most < MOST_OBJECT_BYTES else None)
+            data = tier.get(name, most if most < MAX_WHOLE_BYTES else None)
         except BadObject as error:
             tier._missed(name, error.cause)
             raise
@@ -135,34 +144,33 @@ class PeerServer:
             tier._index.use([name])
         return data
 
-    def _kept(self, connection: SocketConnection, name: bytes) -> str:
-        """Receives an object and stores it, if it is whole, within the tier's budget; returns why it was not."""
-        come = list[tuple[bytes, memoryview]]()
+    def _store(self, connection: SocketConnection, name: bytes) -> str:
+        """Receive an object and store it within the tier's budget if it is valid; return the cause otherwise."""
+        received = list[tuple[bytes, memoryview]]()
 
-        def place(page: bytearray, num_left: int) -> list[memoryview]:
-            # Pages that are touched when bytes come, whatever was announced; a bytearray that grows is copied.
-            come.append((bytes(page), np.empty(num_left, np.uint8).data))
-            return [come[0][1]]
+        def choose_buffers(page: bytearray, num_left: int) -> list[memoryview]:
+            # numpy memory takes pages only when bytes arrive, whatever size was announced.
+            received.append((bytes(page), np.empty(num_left, np.uint8).data))
+            return [received[0][1]]
 
-        connection.recv_into(PAGE_BYTES, place, MOST_OBJECT_BYTES)
-        page, payload = come[0]
+        connection.recv_into(PAGE_BYTES, choose_buffers, MAX_WHOLE_BYTES)
+        page, payload = received[0]
         try:
             header = require_parts(page, [payload], name)
         except BadObject as error:
             return error.cause.value
         if len(payload) > self._tier._index.max_bytes:
             return Cause.FULL.value
-        task = Task(
-            Job(0, header.layout, [name], [header.tokens], [payload]), False, [[payload]], 0.0, known_header=header
+        active = ActiveTransfer(
+            Transfer(0, header.layout, [name], [header.tokens], [payload]), False, [[payload]], 0.0, known_header=header
         )
-        causes = self._tier._store_all(task)
+        causes = self._tier._store_all(active)
         return causes[0].value if causes else ""
 
-    def _removed(self, names: list[bytes]) -> dict[str, Any]:
+    def _remove(self, names: list[bytes]) -> None:
         with self._tier._lock:
             self._tier._index.forget(names)
         self._tier.remove(names)
-        return {}
 
 
 def _name(text: str) -> bytes:

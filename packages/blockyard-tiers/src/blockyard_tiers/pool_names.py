@@ -1,4 +1,4 @@
-"""The index gives what a pool caches its names: no request has to remember them."""
+"""Names of the objects of cached blocks, computed from the pool's index: no request has to remember them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from blockyard.errors import InvalidArgument
 from .header import digest_of, name_after, root_of
 from .tier import NAME_BYTES
 
-#: Roots that are looked at, the latest used ones: how many first, and at most.
-_FIRST_ROOTS, _MOST_ROOTS = 64, 2**16
+#: Recently used roots that are examined: at first, and at most.
+_FIRST_ROOTS, _MAX_ROOTS = 64, 2**16
 
 
 def require_plain(what: str, cache: KVCacheManager) -> None:
-    """Raise `InvalidArgument` for a cache of which the blocks of the pool are not those of the index."""
+    """Raise `InvalidArgument` unless the pool's blocks are those of the index."""
     if cache.config.is_mapped:
         raise InvalidArgument(f"{what} needs one layer group without a window, and no CPU pool")
 
 
 def require_offloadable(cache: KVCacheManager, shards: int) -> None:
-    """Raise `InvalidArgument` for a cache whose blocks an offload cannot name or fill yet. shards: in an object."""
+    """Raise `InvalidArgument` for a cache that an offload does not support. shards: context shards of an object."""
     config = cache.config
     if not config.enable_prefix_caching:
-        raise InvalidArgument("enable_prefix_caching is False; tiers need it: what they bring is a prefix")
+        raise InvalidArgument("enable_prefix_caching is False; tiers load prefixes and need it: set it to True")
     for number, group in enumerate(config.layer_groups):
         if group.shards != shards:
             raise InvalidArgument(
-                f"tiers need whole blocks; groups[{number}] has {group.shards} shards, blocks {shards}"
+                f"groups[{number}] has {group.shards} shards, blocks has {shards}; tiers need all shards of a block"
             )
         if group.block_size != config.layer_groups[0].block_size:
             raise InvalidArgument(
@@ -41,30 +41,34 @@ def require_offloadable(cache: KVCacheManager, shards: int) -> None:
 
 
 class PoolNames:
-    """It keeps whole digests of one layout by the ids of contents and roots, of which none is used twice."""
+    """Digests of one layout, by the ids of contents and roots. An id is never used twice."""
 
     def __init__(self, cache: KVCacheManager, layout: bytes) -> None:
         self._cache = cache
         self._layout = layout
         self._digests: dict[int, bytes] = {}
-        #: The roots among them; how many there were when those that are gone were forgotten last.
+        #: The roots among them, and their number after the last `_forget_roots`.
         self._roots: set[int] = set()
         self._num_roots = _FIRST_ROOTS
-        #: All roots up to this id were looked at: what else it names is no root. Ids grow.
-        self._looked_to = 0
+        #: Roots up to this id were examined: other ids up to it are not roots. Ids grow.
+        self._examined_to = 0
 
     def learn(
         self, blocks: npt.NDArray[np.int32], identities: npt.NDArray[np.int64]
     ) -> list[tuple[bytes, bytes] | None]:
-        """Returns the name and the tokens' digest of each block, in the order of their contents' ids. O(tokens).
+        """Return the name and the tokens' digest of each block, in the order of their contents' ids. O(tokens).
 
-        blocks: they cache `identities` now, (n, 2), content and what is before it. None where that has no name here:
-        it is not known, or spans stand in the block. A root that is new costs as many as were used since it was.
+        A block has None instead if its predecessor is not known or a span covers part of it. A new root costs as many
+        lookups as roots were used since it was.
+
+        Args:
+            blocks: the blocks.
+            identities: their current contents, (n, 2): the ids of the content and of its predecessor.
         """
         known = self._digests
         found: list[tuple[bytes, bytes] | None] = []
         self._find_roots(
-            {before for before in identities[:, 1].tolist() if before > self._looked_to and before not in known}
+            {before for before in identities[:, 1].tolist() if before > self._examined_to and before not in known}
             - set(identities[:, 0].tolist())
         )
         tokens = self._cache.contents.tokens(blocks)
@@ -81,8 +85,8 @@ class PoolNames:
         most, keys_of = _FIRST_ROOTS, dict[int, tuple[object, ...]]()
         while wanted:
             keys_of = self._cache.contents.keys(most)
-            if len(keys_of) < most or most >= _MOST_ROOTS:
-                self._looked_to = max(wanted)
+            if len(keys_of) < most or most >= _MAX_ROOTS:
+                self._examined_to = max(wanted)
                 break
             if wanted <= keys_of.keys():
                 break
@@ -95,17 +99,17 @@ class PoolNames:
             self._forget_roots()
 
     def _forget_roots(self) -> None:
-        """Forget the roots that are gone. O(roots), each time that there are twice as many."""
-        gone = self._roots - self._cache.contents.keys(_MOST_ROOTS).keys()
+        """Remove roots that the index no longer has. O(roots), each time that their number has doubled."""
+        gone = self._roots - self._cache.contents.keys(_MAX_ROOTS).keys()
         self._roots -= gone
         for root in gone:
             del self._digests[root]
         self._num_roots = max(len(self._roots), _FIRST_ROOTS)
 
     def name_of(self, content: int) -> bytes:
-        """Return the name of a content, or of a root; b"" for one that is not known."""
+        """Return the name of a content or a root; b"" if it is not known."""
         return self._digests.get(content, b"")[:NAME_BYTES]
 
     def forget(self, content: int) -> None:
-        """Forget a content that is gone."""
+        """Remove a content that the index no longer has."""
         self._digests.pop(content, None)

@@ -1,4 +1,4 @@
-"""A Redis server is a tier: a value holds an object, and the server's own `maxmemory` is the budget.
+"""A tier in a Redis server: one value per object. The server's `maxmemory` is the budget.
 
 Needs redis: `pip install 'blockyard[redis]'`.
 """
@@ -15,7 +15,7 @@ from blockyard.errors import InvalidArgument, MissingExtra
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
 from .tier import NAME_BYTES, Cause
-from .worker import PlaceError, Task, WorkingTier
+from .worker import ActiveTransfer, BackendError, WorkingTier
 
 try:
     import redis
@@ -26,40 +26,47 @@ except ImportError as error:
     raise MissingExtra("blockyard_tiers.RedisTier needs redis: pip install 'blockyard[redis]'") from error
 
 _PREFIX = b"blockyard:"
-#: How the server says that there is no such value.
-_NOTHING = b"$0\r\n\r\n"
-#: Keys in one command.
-_A_GO = 1000
+#: The server's reply if there is no such value.
+_NO_VALUE = b"$0\r\n\r\n"
+#: Keys per command.
+_KEYS_PER_COMMAND = 1000
 _DENIED = (AuthenticationError, NoPermissionError)
 
 
 class RedisTier(WorkingTier):
-    """Keeps the objects as values of a Redis server; several engines may use it at once.
+    """Keeps objects as values of a Redis server. Several engines may share it.
 
-    url: redis://[user:password@]host:port/db, rediss://... or unix:///path. What the server evicts is a miss (GONE);
-    one that does not evict refuses stores as FULL. timeout: of a command, in
-    seconds. max_known: how many objects are remembered to be there. more: see `WorkingTier`.
-    Raises `InvalidArgument` for what is no such url. Asks the server nothing yet.
+    A value that the server evicts is a miss (GONE). A server that does not evict refuses stores as FULL. Sends no
+    command yet.
+
+    Args:
+        url: redis://[user:password@]host:port/db, rediss://... or unix:///path.
+        timeout: seconds per command.
+        max_known: number of objects remembered as present.
+        **more: see `WorkingTier`.
+
+    Raises:
+        InvalidArgument: `url` is not a Redis address, or sets `decode_responses`.
     """
 
     def __init__(self, url: str, timeout: float = 5.0, max_known: int = 2**20, **more: Any) -> None:
         try:
-            # The second trial is for a server that was started again: a connection that broke says nothing of it.
+            # Retry once: an idle connection may have broken when the server was restarted.
             self._client: Any = redis.Redis.from_url(
                 url, socket_timeout=timeout, socket_connect_timeout=min(timeout, 2.0), retry=Retry(NoBackoff(), 1)
             )
             pool = self._client.connection_pool
-            pool.make_connection()  # asks nothing; an option that no connection has is found
+            pool.make_connection()  # sends nothing, but rejects unknown options
         except (ValueError, TypeError, AttributeError) as error:
-            raise InvalidArgument(f"url is no address of a Redis server: {error}") from None
+            raise InvalidArgument(f"url is not the address of a Redis server: {error}") from None
         if pool.connection_kwargs.get("decode_responses"):
-            raise InvalidArgument("url has decode_responses; objects are bytes, and not text")
+            raise InvalidArgument("url sets decode_responses; objects are bytes: remove the option")
         super().__init__(_shown_url(url), ObjectIndex(2**60, max_known), **more)
         self._start()
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Tells errors of the server and of the way to it by their causes."""
+        """Raise errors of the server and the connection as `BackendError`."""
         try:
             yield
         except (RedisError, OSError) as error:
@@ -67,7 +74,7 @@ class RedisTier(WorkingTier):
             is_full = isinstance(error, OutOfMemoryError) or "OOM" in text or "maxmemory" in text
             is_denied = isinstance(error, _DENIED) or text.startswith(("NOAUTH", "WRONGPASS", "NOPERM"))
             cause = Cause.DENIED if is_denied else Cause.FULL if is_full else Cause.UNREACHABLE
-            raise PlaceError(cause, error) from None
+            raise BackendError(cause, error) from None
 
     def close(self, timeout: float = 10.0) -> bool:
         """End the threads and the connections. See `Tier.close`."""
@@ -77,7 +84,7 @@ class RedisTier(WorkingTier):
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
-        """Lends a connection of the client's: what is sent and received by it is not copied."""
+        """Borrow a connection of the client, to send and receive without copying."""
         pool = self._client.connection_pool
         connection = pool.get_connection()
         try:
@@ -88,26 +95,26 @@ class RedisTier(WorkingTier):
         finally:
             pool.release(connection)
 
-    def _read(self, task: Task, position: int) -> None:
-        """Receives an object where it belongs. Of one that is larger than is wanted a byte more comes, and no more."""
-        name, size = task.job.names[position], PAGE_BYTES + task.length(position)
+    def _read(self, active: ActiveTransfer, position: int) -> None:
+        """Receive an object directly into its buffer. Of a larger value, at most one more byte is sent."""
+        name, size = active.transfer.names[position], PAGE_BYTES + active.length(position)
         with self._errors(), self._connection() as connection:
             connection.send_command("GETRANGE", _key(name), 0, size)
             begin = b"$%d\r\n" % size
             page = memoryview(bytearray(len(begin) + PAGE_BYTES))
-            other = _received(connection, page, begin)
-            if not other:
+            unexpected = _receive(connection, page, begin)
+            if not unexpected:
                 header = Header.from_page(bytes(page[len(begin) :]))
-                task.require(position, header)
-                for part in task.parts[position]:
-                    _received(connection, part)
-                _received(connection, page[:2])
-                return header.require_payload(task.parts[position])
-            if other != _NOTHING:
+                active.require(position, header)
+                for part in active.parts[position]:
+                    _receive(connection, part)
+                _receive(connection, page[:2])
+                return header.require_payload(active.parts[position])
+            if unexpected != _NO_VALUE:
                 connection.disconnect()
-        if other == _NOTHING:
+        if unexpected == _NO_VALUE:
             raise BadObject(Cause.ABSENT)
-        return task.fill(position, memoryview(self.get(name, size + 1)))
+        return active.fill(position, memoryview(self.get(name, size + 1)))
 
     def _put_pieces(self, name: bytes, pieces: Sequence[bytes | memoryview]) -> None:
         with self._errors(), self._connection() as connection:
@@ -121,11 +128,11 @@ class RedisTier(WorkingTier):
 
     def _first(self, names: Sequence[bytes]) -> tuple[int, list[int]]:
         sizes = self._all_sizes(names)
-        place = next((place for place, size in enumerate(sizes) if size), len(sizes))
-        return place, sizes[place : place + 1]
+        position = next((at for at, size in enumerate(sizes) if size), len(sizes))
+        return position, sizes[position : position + 1]
 
     def _all_sizes(self, names: Sequence[bytes]) -> list[int]:
-        """Return the bytes of each object, 0 for what is none, by one exchange with the server."""
+        """Return the bytes of each object, 0 for absent ones, in one exchange with the server."""
         with self._errors(), self._client.pipeline(transaction=False) as pipeline:
             for name in names:
                 pipeline.strlen(_key(name))
@@ -136,20 +143,20 @@ class RedisTier(WorkingTier):
         return [0 if isinstance(answer, Exception) else max(answer - PAGE_BYTES, 0) for answer in answers]
 
     def remove(self, names: Sequence[bytes]) -> None:
-        """Removes all of these values; those that are not there are no error. Raises `PlaceError`."""
+        """Delete these values; absent ones are ignored. Raises `BackendError`."""
         with self._errors():
-            for first in range(0, len(names), _A_GO):
-                self._client.unlink(*map(_key, names[first : first + _A_GO]))
+            for first in range(0, len(names), _KEYS_PER_COMMAND):
+                self._client.unlink(*map(_key, names[first : first + _KEYS_PER_COMMAND]))
 
     def names(self) -> Iterator[bytes]:
-        """Goes over the names of all objects. Raises `PlaceError`."""
+        """Yield the names of all objects. Raises `BackendError`."""
         with self._errors():
-            for key in self._client.scan_iter(match=_PREFIX + b"*", count=_A_GO):
+            for key in self._client.scan_iter(match=_PREFIX + b"*", count=_KEYS_PER_COMMAND):
                 if len(key) == len(_PREFIX) + NAME_BYTES:
                     yield key[len(_PREFIX) :]
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
-        """Read a whole value or its first bytes, unverified. Raises `BadObject`, `PlaceError`."""
+        """Read a whole value or its first bytes, unverified. Raises `BadObject`, `BackendError`."""
         with self._errors():
             try:
                 key, last = _key(name), -1 if num_bytes is None else num_bytes - 1
@@ -163,12 +170,12 @@ class RedisTier(WorkingTier):
         return value
 
     def put(self, name: bytes, data: bytes) -> None:
-        """Write a whole value. Raises `PlaceError`."""
+        """Write a whole value. Raises `BackendError`."""
         self._put_pieces(name, [data])
 
 
-def _received(connection: Any, buffer: memoryview, begin: bytes = b"") -> bytes:
-    """Fills a buffer with what comes; returns nothing, or what came where it begins in another way than it must."""
+def _receive(connection: Any, buffer: memoryview, begin: bytes = b"") -> bytes:
+    """Read a reply into `buffer`. Return the bytes read if the reply does not begin with `begin`, else b""."""
     count = 0
     while count < len(buffer):
         num_bytes = connection._sock.recv_into(buffer[count:])
@@ -181,11 +188,11 @@ def _received(connection: Any, buffer: memoryview, begin: bytes = b"") -> bytes:
 
 
 def _shown_url(url: str) -> str:
-    """Returns an address without what is secret: user and password before the host, or among the options behind it."""
+    """Return an address without its secrets: user and password, or options."""
     scheme, _, rest = url.partition("://")
-    place, _, options = rest.rpartition("@")[2].partition("?")
+    address, _, options = rest.rpartition("@")[2].partition("?")
     database = next((f"?{option}" for option in options.split("&") if option.startswith("db=")), "")
-    return f"{scheme}://{place}{database}"
+    return f"{scheme}://{address}{database}"
 
 
 def _key(name: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""This makes objects of the states of a hybrid model, which tiers read and write in the rows of `KVBlocks`.
+"""Objects made of the states of a hybrid model, in the rows of `KVBlocks`.
 
 Needs torch: `pip install 'blockyard[engine]'`.
 """
@@ -18,9 +18,11 @@ from .kv_blocks import IsDone, KVBlocks
 
 
 class StateObjects:
-    """A state is an object of as many rows of `KVBlocks` as it takes blocks of the pool; its own bytes, and no more.
+    """States as objects. Each takes as many rows of `KVBlocks` as it takes blocks of the pool.
 
-    blocks: of the same `KVCache`. slots: the working states of its sequences.
+    Args:
+        blocks: the blocks of the same `KVCache`.
+        slots: the working states of its sequences.
     """
 
     def __init__(self, blocks: KVBlocks, slots: StateSlots) -> None:
@@ -34,30 +36,33 @@ class StateObjects:
         self._pool = cache.data.flatten(2).view(torch.uint8)
 
     def layout(self) -> list[Any]:
-        """Returns what decides the meaning of a state's bytes, but for the model, as plain values."""
+        """Return everything but the model that determines the meaning of a state's bytes, as plain values."""
         return [[list(each.shape), str(each.dtype).removeprefix("torch.")] for each in self._slots.tensors]
 
     def buffers(self, rows: Sequence[int]) -> list[memoryview]:
-        """Returns the bytes of an object in these rows, in pieces."""
+        """Return the bytes of an object in these rows, as a list of buffers."""
         left = [min(self.object_bytes - at * self._part_bytes, self._part_bytes) for at in range(self.num_rows)]
         return [self._blocks.buffer(row)[:size] for row, size in zip(rows, left, strict=True)]
 
     def read(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> IsDone | None:
-        """Copy a kept state from its blocks into rows, once all that the device was asked before is done. O(bytes)."""
+        """Copy a cached state from its blocks into rows, after all earlier work of the device. O(bytes)."""
         self._blocks.kv_cache.finish_moves()
         for row, block in zip(rows, block_ids.tolist(), strict=True):
             self._part(row).copy_(self._pool[:, block], non_blocking=True)
         return self._blocks.mark()
 
     def write(self, slot: int, rows: Sequence[int], kept: npt.NDArray[np.int32]) -> IsDone | None:
-        """Copy a state from rows to a slot, and from there to the blocks that keep it. O(bytes).
+        """Copy a state from rows to a slot, and from there to the blocks that cache it. O(bytes).
 
-        kept: (n, blocks of a state), n is 1, or 0 where it is not kept.
+        Args:
+            slot: the slot.
+            rows: the rows.
+            kept: (n, blocks of a state); n is 1, or 0 if no blocks cache the state.
         """
         self._slots.fill(slot, [self._part(row) for row in rows])
         self._slots.save(np.full(len(kept), slot, np.int32), kept)
         return self._blocks.mark()
 
     def _part(self, row: int) -> torch.Tensor:
-        """Returns a row as a block of the pool, (places, bytes)."""
+        """Return a row as a block of the pool, (places, bytes)."""
         return self._blocks.host(row)[: self._part_bytes].view(len(self._pool), -1)

@@ -1,4 +1,4 @@
-"""A use says how an engine uses a tier: what it stores there, and what it knows and has measured of it."""
+"""How an engine uses a tier: which blocks it stores there, which objects are known to be there, and how fast it was."""
 
 from __future__ import annotations
 
@@ -12,22 +12,30 @@ from blockyard.errors import InvalidArgument
 from .costs import LinearCost
 from .tier import Tier, TierStats
 
-#: What `write` of a tier may be.
+#: Values of a tier's `write`.
 WRITE_POLICIES = ("through", "selective", "back", "never")
-#: Names of which is remembered, for each tier, that they are there or were seen.
-_MOST_KNOWN = 2**18
-#: Seconds for which a tier's measured speed is believed.
-_FRESH_SECONDS = 60.0
+#: Names remembered for each tier, as present and as seen.
+_MAX_NAMES = 2**18
+#: Seconds after which a tier's measured speed is discarded.
+_MEASURED_SECONDS = 60.0
 
 
 @dataclass(eq=False, slots=True)
 class TierUse:
-    """This says how a tier is used. write: "through" stores each full block when it is computed, "selective" when it is
-    computed or hit for the second time, "back" when the pool evicts it, "never" none: it is only read.
+    """How an engine uses a tier.
 
-    num_hit_tokens: prompt tokens that it brought. num_skipped: objects that were not stored because no buffer was free
-    or it took no job. is_silent: whether it did not answer the last question that was waited for. Raises
-    `InvalidArgument` for another policy.
+    Args:
+        tier: the tier.
+        write: which full blocks are stored: "through" each one when it is computed, "selective" when it is computed or
+            hit for the second time, "back" when the pool evicts it, "never" none.
+
+    Attributes:
+        num_hit_tokens: prompt tokens that were loaded from it.
+        num_skipped: objects that were not stored because no buffer was free or the tier refused the transfer.
+        is_silent: whether it did not answer the last lookup in time.
+
+    Raises:
+        InvalidArgument: `write` is another policy, or `tier` is not a tier.
     """
 
     tier: Tier
@@ -35,19 +43,19 @@ class TierUse:
     num_hit_tokens: int = 0
     num_skipped: int = 0
     is_silent: bool = False
-    known: OrderedDict[bytes, None] = field(default_factory=OrderedDict, repr=False)
+    present: OrderedDict[bytes, None] = field(default_factory=OrderedDict, repr=False)
     seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict, repr=False)
-    cost: LinearCost = field(default_factory=lambda: LinearCost(_FRESH_SECONDS), repr=False)
+    cost: LinearCost = field(default_factory=lambda: LinearCost(_MEASURED_SECONDS), repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.tier, Tier):
-            raise InvalidArgument(f"tier is {shown(self.tier)}; it must have the calls of a Tier")
+            raise InvalidArgument(f"tier is {shown(self.tier)}; it must implement Tier")
         require_unicode("tier's name", require_str("tier's name", self.tier.name))
         require_write_policy("write", self.write)
 
     def wants(self, name: bytes) -> bool:
-        """Says whether an object that is computed or hit now is to be stored; notes that it was seen."""
-        if name in self.known or self.write in ("back", "never"):
+        """Return whether to store an object that is computed or hit now. Remembers that it was seen."""
+        if name in self.present or self.write in ("back", "never"):
             return False
         if self.write == "through" or name in self.seen:
             return True
@@ -55,23 +63,23 @@ class TierUse:
         return False
 
     def note_presence(self, names: Iterable[bytes], is_present: bool) -> None:
-        """Note that the tier has these objects, or that it may have lost them."""
+        """Note that the tier has these objects, or that they may be gone."""
         if is_present:
-            remember(self.known, names)
+            remember(self.present, names)
         else:
             for name in names:
-                self.known.pop(name, None)
+                self.present.pop(name, None)
 
 
-def wanted_by(uses: Iterable[TierUse], names: Sequence[bytes], first: int, stop: int) -> dict[TierUse, set[int]]:
-    """Returns which of the blocks `first` to `stop` are stored in which tier, as they are computed or hit now."""
+def choose_blocks(uses: Iterable[TierUse], names: Sequence[bytes], first: int, stop: int) -> dict[TierUse, set[int]]:
+    """Return, by tier, which of the blocks `first` to `stop` to store now that they are computed or hit."""
     chosen = {use: {block for block in range(first, stop) if use.wants(names[block])} for use in uses}
     return {use: blocks for use, blocks in chosen.items() if blocks}
 
 
 @dataclass(frozen=True, slots=True)
 class TierReading:
-    """This is a tier as it was between two steps: its name, what it did, and what it was good for (`TierUse`)."""
+    """Statistics of a tier between two steps; see `TierUse` for the counters."""
 
     name: str
     stats: TierStats
@@ -81,12 +89,17 @@ class TierReading:
 
 @dataclass(frozen=True, slots=True)
 class OffloadReading:
-    """This is an offload as it was between two steps. missed: prompt tokens that were computed, by cause.
-    num_waiting: prompts that wait for a tier. buffer_bytes: host memory for objects on their way; used_bytes of it hold
-    some."""
+    """Statistics of an offload between two steps.
+
+    Attributes:
+        missed_tokens: prompt tokens that were computed instead of loaded, by cause.
+        num_waiting: requests that wait for a tier.
+        buffer_bytes: host memory of the transfer buffers.
+        used_bytes: the part of it that holds objects.
+    """
 
     tiers: tuple[TierReading, ...]
-    missed: dict[str, int]
+    missed_tokens: dict[str, int]
     num_waiting: int
     buffer_bytes: int
     used_bytes: int
@@ -100,8 +113,8 @@ def require_write_policy(name: str, value: object) -> str:
 
 
 def remember(names: OrderedDict[bytes, None], new: Iterable[bytes]) -> None:
-    """Adds names, and drops the oldest beyond the most. O(names)."""
+    """Add names, and drop the oldest beyond the limit. O(names)."""
     for name in new:
         names[name] = None
-    while len(names) > _MOST_KNOWN:
+    while len(names) > _MAX_NAMES:
         names.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Our tiers behind LMCache's door, below its own storage manager on a CPU: `make interop-lmcache`."""
+"""Our tiers behind LMCache's adapter, below its own storage manager on a CPU: `make interop-lmcache`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def files_in(folder: Path) -> list[Path]:
     return [path for path in (folder / "objects").rglob("*") if path.is_file()]
 
 
-def test_what_lmcache_loads_is_what_it_stored(tmp_path: Path) -> None:
+def test_lmcache_loads_the_bytes_it_stored(tmp_path: Path) -> None:
     """Turns of talks over little memory, three lives long; between them objects are damaged."""
     draw = random.Random(run_seed())
     talks = [[draw.randrange(2**60) for _ in range(draw.randrange(2, 6))] for _ in range(10)]

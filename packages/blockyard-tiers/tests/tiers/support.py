@@ -9,7 +9,7 @@ from hashlib import shake_128
 from typing import Any
 
 from blockyard_testing.patience import PATIENCE_SECONDS
-from blockyard_tiers import Cause, Job, Outcome, Tier, layout_id
+from blockyard_tiers import Cause, Tier, Transfer, TransferResult, layout_id
 
 LAYOUT = layout_id(model="a", dtype="float16", rank=0)
 OTHER_LAYOUT = layout_id(model="b", dtype="float16", rank=0)
@@ -33,12 +33,12 @@ def payload_of(number: int, layout: bytes = LAYOUT) -> bytes:
     return shake_128(b"payload" + layout + number.to_bytes(8, "little")).digest(size_of(number))
 
 
-def store_job(identity: int, numbers: list[int], layout: bytes = LAYOUT) -> Job:
+def store_transfer(identity: int, numbers: list[int], layout: bytes = LAYOUT) -> Transfer:
     names, tokens = [name_of(each, layout) for each in numbers], [tokens_of(each) for each in numbers]
-    return Job(identity, layout, names, tokens, [payload_of(each, layout) for each in numbers])
+    return Transfer(identity, layout, names, tokens, [payload_of(each, layout) for each in numbers])
 
 
-def load_job(identity: int, numbers: list[int], layout: bytes = LAYOUT) -> Job:
+def load_transfer(identity: int, numbers: list[int], layout: bytes = LAYOUT) -> Transfer:
     """A load into buffers full of another request's bytes, some of them in pieces."""
     names, tokens = [name_of(each, layout) for each in numbers], [tokens_of(each) for each in numbers]
     buffers: list[Any] = [bytearray(b"\xaa" * size_of(each)) for each in numbers]
@@ -46,7 +46,7 @@ def load_job(identity: int, numbers: list[int], layout: bytes = LAYOUT) -> Job:
         if number % 3 == 0 and size_of(number) > 2:
             cut = random.Random(number).randrange(1, size_of(number))
             buffers[place] = [bytearray(b"\xaa" * cut), bytearray(b"\xaa" * (size_of(number) - cut))]
-    return Job(identity, layout, names, tokens, buffers)
+    return Transfer(identity, layout, names, tokens, buffers)
 
 
 class Clock:
@@ -62,36 +62,36 @@ def bytes_in(buffer: Any) -> bytes:
     return b"".join(buffer) if isinstance(buffer, list) else bytes(buffer)
 
 
-def require_right(job: Job, numbers: list[int], outcome: Outcome, layout: bytes = LAYOUT) -> None:
+def require_right(transfer: Transfer, numbers: list[int], result: TransferResult, layout: bytes = LAYOUT) -> None:
     """A load gave what was stored, or zeros and causes; one that was not begun touched nothing."""
-    filler = b"\xaa" if {Cause.CLOSED, Cause.CIRCUIT_OPEN} & set(outcome.causes.values()) else b"\0"
-    for number, buffer in zip(numbers, job.buffers, strict=True):
-        wanted = payload_of(number, layout) if outcome.is_done else filler * size_of(number)
-        assert bytes_in(buffer) == wanted, (number, outcome)
+    filler = b"\xaa" if {Cause.CLOSED, Cause.CIRCUIT_OPEN} & set(result.causes.values()) else b"\0"
+    for number, buffer in zip(numbers, transfer.buffers, strict=True):
+        wanted = payload_of(number, layout) if result.is_done else filler * size_of(number)
+        assert bytes_in(buffer) == wanted, (number, result)
 
 
-def wait_for(tier: Tier, identity: int) -> Outcome:
+def wait_for(tier: Tier, identity: int) -> TransferResult:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
-        for outcome in tier.finished():
-            if outcome.id == identity:
-                return outcome
+        for result in tier.take_results():
+            if result.id == identity:
+                return result
         time.sleep(0.0005)
     raise AssertionError(f"job {identity} has not ended")
 
 
-def store(tier: Tier, numbers: list[int], layout: bytes = LAYOUT) -> Outcome:
-    assert tier.store(store_job(1, numbers, layout)) is None
+def store(tier: Tier, numbers: list[int], layout: bytes = LAYOUT) -> TransferResult:
+    assert tier.store(store_transfer(1, numbers, layout)) is None
     return wait_for(tier, 1)
 
 
 def load(tier: Tier, numbers: list[int], layout: bytes = LAYOUT) -> dict[int, Cause]:
     """Load objects and require that they are right; the causes of a miss by number, nothing for a hit."""
-    job = load_job(2, numbers, layout)
-    assert tier.load(job) is None
-    outcome = wait_for(tier, 2)
-    require_right(job, numbers, outcome, layout)
-    return {numbers[place]: cause for place, cause in outcome.causes.items()}
+    transfer = load_transfer(2, numbers, layout)
+    assert tier.load(transfer) is None
+    result = wait_for(tier, 2)
+    require_right(transfer, numbers, result, layout)
+    return {numbers[place]: cause for place, cause in result.causes.items()}
 
 
 def known(tier: Tier, numbers: list[int]) -> int:
@@ -101,7 +101,7 @@ def known(tier: Tier, numbers: list[int]) -> int:
 
 def first_known(tier: Tier, numbers: list[int]) -> int:
     names = [name_of(each) for each in numbers]
-    return answered(lambda: tier.first_of(names)).place
+    return answered(lambda: tier.first_of(names)).position
 
 
 def answered(ask: Callable[[], Any]) -> Any:

@@ -45,10 +45,10 @@ def test_listing_and_counting(folder: str, capsys: pytest.CaptureFixture[str]) -
 def test_verifying(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     bad = f"{name_of(4, OTHER_LAYOUT).hex()}  truncated"
     assert main(["tier", "verify", f"file:{folder}"]) == 1
-    assert capsys.readouterr().out.splitlines() == [bad, "4 objects are right, 1 are bad"]
+    assert capsys.readouterr().out.splitlines() == [bad, "4 objects are valid, 1 are bad"]
     assert main(["tier", "verify", f"file:{folder}", "--drop"]) == 1
     assert main(["tier", "verify", f"file:{folder}"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "4 objects are right, 0 are bad"
+    assert capsys.readouterr().out.splitlines()[-1] == "4 objects are valid, 0 are bad"
 
 
 def test_verifying_opens_each_folder_once(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_dropping(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_copying(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tier", "copy", f"file:{folder}", f"file:{tmp_path / 'b'}"]) == 1
-    assert capsys.readouterr().out == "4 objects copied, 1 are bad and were not\n"
+    assert capsys.readouterr().out == "4 objects copied, 1 bad ones skipped\n"
     tier = FileTier(tmp_path / "b", 2**30)
     assert load(tier, [1, 2, 3]) == {}
     assert load(tier, [5], OTHER_LAYOUT) == {}
@@ -108,7 +108,7 @@ def test_looking_with_an_engines_words_removes_nothing(folder: str, capsys: pyte
 def test_a_file_larger_than_any_object_is_not_read(
     folder: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FileTier, "_look_at_all", lambda _: None)  # that removes it, sooner or later
+    monkeypatch.setattr(FileTier, "_scan_all", lambda _: None)  # that removes it, sooner or later
     os.truncate(path_of(Path(folder), 1), 2**40)
     assert main(["tier", "verify", f"file:{folder}"]) == 1
     assert f"{name_of(1).hex()}  truncated" in capsys.readouterr().out.splitlines()
@@ -119,14 +119,14 @@ def test_a_file_larger_than_any_object_is_not_read(
     [
         (["list", "ftp://x"], "must begin with"),
         (["list", "file:"], "a folder must follow"),
-        (["list", "file:FOLDER,size=5GiB"], "size is no option"),
+        (["list", "file:FOLDER,size=5GiB"], "size is not an option"),
         (["list", "file:FOLDER,bytes=many"], "bytes"),
         (["list", "file:FOLDER", "more"], "takes 0"),
         (["copy", "file:FOLDER"], "takes 1"),
-        (["drop", "file:FOLDER"], "one of these alone"),
-        (["drop", "file:FOLDER", "--all", "--layout", "0" * 32], "one of these alone"),
-        (["drop", "file:FOLDER", "../../etc/passwd"], "32 hex digits"),
-        (["list", "file:FOLDER", "--layout", "AB" * 16], "32 hex digits"),
+        (["drop", "file:FOLDER"], "takes either names"),
+        (["drop", "file:FOLDER", "--all", "--layout", "0" * 32], "takes either names"),
+        (["drop", "file:FOLDER", "../../etc/passwd"], "32 lower-case hex digits"),
+        (["list", "file:FOLDER", "--layout", "AB" * 16], "32 lower-case hex digits"),
     ],
 )
 def test_bad_words(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from blockyard_testing.patience import wait_until
 from blockyard_testing.tiers_servers import free_port, missing_for_redis
-from blockyard_tiers import Cause, FileTier, PeerTier, PlaceError, WorkingTier
+from blockyard_tiers import BackendError, Cause, FileTier, PeerTier, WorkingTier
 
-from .support import Clock, load, load_job, name_of, store, store_job, wait_for
+from .support import Clock, load, load_transfer, name_of, store, store_transfer, wait_for
 from .test_files import path_of
 
 
@@ -30,7 +30,7 @@ class Kept(FileTier):
     def remove(self, names: Sequence[bytes]) -> None:
         self.asked.append(list(names))
         if self.is_denied:
-            raise PlaceError(Cause.DENIED, "not yours")
+            raise BackendError(Cause.DENIED, "not yours")
         assert self.goes_on.wait(60)
         super().remove(names)
 
@@ -62,13 +62,13 @@ def test_a_dead_place_is_asked_to_drop_three_times(kind: str, caplog: pytest.Log
     with contextlib.closing(dead(kind, clock)) as tier:
         assert drop_until_open(tier) == 3
         told = [record.message for record in caplog.records]
-        assert sum("were not removed" in each for each in told) == 3
-        assert sum("drops fail; the circuit opens" in each for each in told) == 1
-        assert tier.stats().refused == {Cause.CIRCUIT_OPEN: 1}
-        assert tier.load(load_job(1, [1])) is None  # which has a health of its own
+        assert sum("were not deleted" in each for each in told) == 3
+        assert sum("drops fail; the circuit breaker opens" in each for each in told) == 1
+        assert tier.stats().refusals == {Cause.CIRCUIT_OPEN: 1}
+        assert tier.load(load_transfer(1, [1])) is None  # which has a health of its own
         clock.now += 1
         assert drop_until_open(tier) == 1
-        assert sum("were not removed" in record.message for record in caplog.records) == 4
+        assert sum("were not deleted" in record.message for record in caplog.records) == 4
 
 
 def test_drops_that_wait_behind_failed_ones_do_not_ask(tmp_path: Path) -> None:
@@ -105,16 +105,16 @@ def test_a_drop_that_hangs_is_noticed_and_holds_up_no_jobs(tmp_path: Path, num_t
     assert store(tier, [1, 2, 3]).is_done
     assert tier.drop([name_of(1)]) is None
     wait_until(lambda: tier.asked)
-    job = load_job(5, [2])
-    assert tier.load(job) is None
+    transfer = load_transfer(5, [2])
+    assert tier.load(transfer) is None
     if num_threads == 2:
         assert wait_for(tier, 5).is_done
     clock.now += 6
-    outcomes = tier.finished()
+    results = tier.take_results()
     if num_threads == 1:
-        assert [each.causes for each in outcomes] == [{0: Cause.CIRCUIT_OPEN}]
+        assert [each.causes for each in results] == [{0: Cause.CIRCUIT_OPEN}]
     assert tier.drop([name_of(3)]) is Cause.CIRCUIT_OPEN
-    assert (tier.load(load_job(6, [2])) is None) == (num_threads == 2)
+    assert (tier.load(load_transfer(6, [2])) is None) == (num_threads == 2)
     tier.goes_on.set()
     wait_until(lambda: tier.drop([name_of(3)]) is None)
     assert tier.close()
@@ -131,7 +131,7 @@ def test_a_load_ends_before_what_it_found_bad_goes(tmp_path: Path) -> None:
     assert tier.close()
 
 
-def test_what_is_stored_after_a_bad_load_stays(tmp_path: Path) -> None:
+def test_objects_stored_after_a_bad_load_stay(tmp_path: Path) -> None:
     """The removal of what was bad and the store of what was computed instead do not cross."""
     tier = FileTier(tmp_path, 2**30, reads_folder=False, num_threads=4)
     for _ in range(300):
@@ -152,12 +152,12 @@ def test_a_store_waits_for_the_removal_of_its_names_alone(tmp_path: Path) -> Non
     assert tier.drop([name_of(1)]) is None
     wait_until(lambda: tier.asked)
     assert store(tier, [2]).is_done
-    assert tier.store(store_job(3, [1])) is None
-    assert tier.store(store_job(4, [4])) is None
+    assert tier.store(store_transfer(3, [1])) is None
+    assert tier.store(store_transfer(4, [4])) is None
     assert load(tier, [2]) == {}
     tier.goes_on.set()
     wait_until(lambda: not tier.stats().num_waiting)
-    assert sorted(each.id for each in tier.finished()) == [3, 4]
+    assert sorted(each.id for each in tier.take_results()) == [3, 4]
     assert load(tier, [1, 4]) == {}
     assert tier.close()
 
@@ -179,7 +179,7 @@ def flipped(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("change", "stays"), [(good, True), (cut, False), (longer, False), (flipped, False)])
-def test_what_is_bad_at_the_second_look_goes(tmp_path: Path, change: Callable[[bytes], bytes], stays: bool) -> None:
+def test_objects_bad_at_the_recheck_are_deleted(tmp_path: Path, change: Callable[[bytes], bytes], stays: bool) -> None:
     tier = FileTier(tmp_path, 2**30)
     assert store(tier, [1, 2]).is_done
     tier.put(name_of(1), change(tier.get(name_of(1))))

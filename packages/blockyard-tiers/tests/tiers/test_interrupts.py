@@ -14,7 +14,7 @@ from blockyard_testing.patience import wait_until
 from blockyard_testing.seeds import draws, run_seed
 from blockyard_tiers import FileTier
 
-from .support import load, load_job, name_of, store, store_job
+from .support import load, load_transfer, name_of, store, store_transfer
 
 
 @contextmanager
@@ -46,22 +46,22 @@ def test_an_interrupted_call_leaves_a_tier_that_works(tmp_path: Path) -> None:
     number = 100
 
     def is_quiet() -> bool:
-        tier.finished()
+        tier.take_results()
         return not tier._busy and not tier._has_work()
 
     with alarms():
         while counts.total() < draws(2000, 400):
             number += 1
             other = draw.randrange(4, 60)
-            stored, loaded = store_job(number, [other, 2]), load_job(number, [1, 2])
+            stored, loaded = store_transfer(number, [other, 2]), load_transfer(number, [1, 2])
             names = [name_of(1), name_of(other + 50)]
             calls: dict[str, Callable[[], Any]] = {
-                "store": lambda job=stored: tier.store(job),
-                "load": lambda job=loaded: tier.load(job),
+                "store": lambda transfer=stored: tier.store(transfer),
+                "load": lambda transfer=loaded: tier.load(transfer),
                 "ask": lambda names=names: tier.longest_prefix(names),
                 "first": lambda names=names: tier.first_of(names[::-1]),
                 "drop": lambda names=names: tier.drop(names[1:]),
-                "finished": tier.finished,
+                "results": tier.take_results,
                 "stats": tier.stats,
             }
             what = draw.choice(list(calls))

@@ -30,11 +30,11 @@ from blockyard_testing.tiers_offload_world import FaultyTier, OffloadWorld, Requ
 from blockyard_tiers import (
     Cause,
     FileTier,
-    Job,
     NameChain,
     Offload,
-    TierDoor,
+    TierAdapter,
     TierUse,
+    Transfer,
     object_names,
     open_tier,
 )
@@ -148,7 +148,7 @@ def test_a_prompt_is_found_after_a_restart(tmp_path: Path) -> None:
     assert engine.serve(PROMPT) == 0  # the pool has it now
     assert engine.cache.stats().num_hit_tokens == 16
     reading = engine.offload.read()
-    assert (reading.tiers[0].num_hit_tokens, reading.missed["absent"], reading.num_waiting) == (16, 0, 0)
+    assert (reading.tiers[0].num_hit_tokens, reading.missed_tokens["absent"], reading.num_waiting) == (16, 0, 0)
     assert reading.tiers[0].stats.num_loaded == 4
     engine.close()
 
@@ -157,7 +157,7 @@ def test_a_longer_prompt_takes_what_there_is(tmp_path: Path) -> None:
     served(SmallEngine(tmp_path), PROMPT)
     engine = SmallEngine(tmp_path)
     assert engine.serve([*PROMPT[:10], 1, 2, 3, 4, 5]) == 8
-    assert engine.offload.read().missed["absent"] == 4
+    assert engine.offload.read().missed_tokens["absent"] == 4
     assert engine.serve([*PROMPT, 1, 2, 3]) == 8  # two blocks in the pool, two in the folder
     engine.close()
 
@@ -230,7 +230,7 @@ def test_back_needs_the_pool_for_itself(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="on_evict is <function"):
             Offload(cache, SmallBlocks(9, 4, 1, 4), [TierUse(tier, "back")], {})
         mapped = KVCacheManager(CacheConfig(9, groups=(LayerGroup(4), LayerGroup(4, sliding_window=4))))
-        with pytest.raises(InvalidArgument, match='write "back" needs one layer group'):
+        with pytest.raises(InvalidArgument, match='write="back" needs one layer group'):
             Offload(mapped, SmallBlocks(9, 4, 2, 4), [TierUse(tier, "back")], {})
 
 
@@ -246,7 +246,7 @@ def test_a_damaged_object_ends_the_hit_before_it(tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     engine = SmallEngine(tmp_path)
     assert engine.serve(PROMPT) == 0
-    assert engine.offload.read().missed["failed"] == 16
+    assert engine.offload.read().missed_tokens["failed"] == 16
     engine.close()
 
 
@@ -256,13 +256,13 @@ def test_where_loading_is_slower_than_computing_nothing_is_loaded(tmp_path: Path
     engine.offload.note_computed(512, 1000.0)
     engine.offload.uses[0].cost.note(100, 1000.0, engine.offload._clock())
     assert engine.serve(PROMPT) == 0
-    assert engine.offload.read().missed["not_worth"] == 16
+    assert engine.offload.read().missed_tokens["not_worth"] == 16
     engine.close()
 
 
 def test_the_pieces_of_a_load_are_one_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served(SmallEngine(tmp_path), PROMPT)
-    monkeypatch.setattr("blockyard_tiers.loading.JOB_BYTES", 1)
+    monkeypatch.setattr("blockyard_tiers.loader.TRANSFER_BYTES", 1)
     engine = SmallEngine(tmp_path)
     cost, noted = engine.offload.uses[0].cost, []
     monkeypatch.setattr(type(cost), "note", lambda self, *given: noted.append((self, *given)))
@@ -283,9 +283,9 @@ def test_after_a_reset_the_model_is_asked_again() -> None:
     world.compute([request], [8])
     world.weights = 1
     world.cache.reset_prefix_cache()
-    stored = len(tier.jobs)
+    stored = len(tier.transfers)
     assert world.offload.save(request, request.seq, request.tokens, 20) == 0
-    assert len(tier.jobs) == stored
+    assert len(tier.transfers) == stored
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_after_a_reset_the_model_is_asked_again() -> None:
         (CacheConfig(9, num_cpu_blocks=4), "on_plan is None"),
     ],
 )
-def test_what_it_cannot_serve_is_refused(config: CacheConfig, words: str) -> None:
+def test_unsupported_configs_are_refused(config: CacheConfig, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         Offload(KVCacheManager(config), SmallBlocks(9, 4, 1, 4), [], {})
 
@@ -312,7 +312,7 @@ def test_a_bad_tier_or_policy_is_refused(tmp_path: Path) -> None:
         TierUse(FaultyTier(random.Random(0), "\udcff"))
     cache = KVCacheManager(CacheConfig(9))
     tiers = [FaultyTier(random.Random(0)), FaultyTier(random.Random(1))]
-    with pytest.raises(InvalidArgument, match="tiers has faulty twice"):
+    with pytest.raises(InvalidArgument, match="tiers has 'faulty' twice"):
         Offload(cache, SmallBlocks(9, 16, 1, 4), tiers, {})
 
 
@@ -397,7 +397,7 @@ def test_a_snapshot_makes_a_new_process_warm(tmp_path: Path) -> None:
     assert engine.cache.num_used_blocks == 0
     assert engine.serve(PROMPT) == 0  # all of it is in the pool, and right
     reading = engine.offload.read()
-    assert reading.tiers[0].num_hit_tokens == reading.missed["absent"] == 0
+    assert reading.tiers[0].num_hit_tokens == reading.missed_tokens["absent"] == 0
     assert engine.cache.stats().num_hit_tokens == 16
     engine.close()
 
@@ -408,6 +408,7 @@ def test_a_smaller_pool_takes_what_was_used_last(tmp_path: Path) -> None:
     tier = FileTier(tmp_path / "tier", 2**30)
     cache = KVCacheManager(CacheConfig(14, block_size=4, max_num_seqs=4, max_model_len=100))
     offload = Offload(cache, SmallBlocks(14, 4, 1, 6), [tier], {"weights": 0})
+    wait_until(lambda: tier.stats().num_objects)  # then the first lookup is answered before the first poll
     assert offload.restore(path, PATIENCE_SECONDS) == 40
     assert [cached(cache, prompt) for prompt in prompts] == [0, 0, 20, 20]
     seq = cache.allocate([1] * 20)  # evicts the oldest
@@ -420,8 +421,8 @@ def test_a_smaller_pool_takes_what_was_used_last(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"weights": 1}, "its layout is '[0-9a-f]{32}', here it is '"),
-        ({"block_size": 2}, "its block_size is 4, here it is 2"),
+        ({"weights": 1}, "its layout is '[0-9a-f]{32}', this engine's is '"),
+        ({"block_size": 2}, "its block_size is 4, this engine's is 2"),
     ],
 )
 def test_a_snapshot_of_another_model_is_refused(tmp_path: Path, other: dict[str, int], words: str) -> None:
@@ -440,12 +441,12 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
     flipped = [bytes([*whole[:at], whole[at] ^ 1, *whole[at + 1 :]]) for at in range(0, len(whole), 3)]
     for data in [*(whole[:size] for size in range(len(whole))), *flipped, whole + b"\0", pack("object")]:
         path.write_bytes(data)
-        with pytest.raises(InvalidArgument, match="it is no snapshot"):
+        with pytest.raises(InvalidArgument, match="it is not a snapshot"):
             engine.offload.restore(path)
     message = Message.of(whole)
     for keys in ([None], [[["salt", ""], ["salt", "b"]]], [[["span", 0, 1, "a"]]], [[["salt", "\ud800"]]], "a", [[[]]]):
         path.write_bytes(pack(message.kind, {**message.fields, "keys": keys}, message.arrays))
-        with pytest.raises(InvalidArgument, match="it is no snapshot"):
+        with pytest.raises(InvalidArgument, match="it is not a snapshot"):
             engine.offload.restore(path)
     with pytest.raises(InvalidArgument, match="it cannot be read: No such file"):
         engine.offload.restore(tmp_path / "none")
@@ -453,7 +454,7 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_what_cannot_be_written_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_unwritable_snapshots_report_an_error_and_leave_nothing(tmp_path: Path) -> None:
     engine = SmallEngine(tmp_path / "tier")
     engine.serve(PROMPT)
     snapshot = engine.offload.snapshot(tmp_path / "none" / "warm", PATIENCE_SECONDS)
@@ -462,7 +463,7 @@ def test_what_cannot_be_written_is_told_and_leaves_nothing(tmp_path: Path) -> No
     long = tmp_path / ("x" * 250)  # no room for what stands beside it
     assert "cannot be written: File name too long" in engine.offload.snapshot(long, PATIENCE_SECONDS).error
     for name in ("", "/", "a\0b"):
-        with pytest.raises(InvalidArgument, match=r"a file's name is needed|it must be the path of a file"):
+        with pytest.raises(InvalidArgument, match=r"it must name a file|it must be the path of a file"):
             engine.offload.begin_snapshot(name)
     (tmp_path / "warm").mkdir()
     assert engine.offload.snapshot(tmp_path / "warm", PATIENCE_SECONDS).error != ""
@@ -474,7 +475,7 @@ def test_a_snapshot_goes_on_while_prompts_are_computed(tmp_path: Path) -> None:
     engine = SmallEngine(tmp_path / "tier", write="back")
     engine.serve(PROMPT)
     snapshot = engine.offload.begin_snapshot(tmp_path / "warm")
-    with pytest.raises(InvalidArgument, match="one at a time"):
+    with pytest.raises(InvalidArgument, match="wait until it is done"):
         engine.offload.begin_snapshot(tmp_path / "other")
     for first in range(200, 1000, 80):
         engine.serve(list(range(first, first + 80)))
@@ -488,7 +489,7 @@ def test_a_snapshot_goes_on_while_prompts_are_computed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("most_blocks", [0, 7, 40, 10**6])
 @pytest.mark.parametrize("most_tokens", [2, 3, 12, 10**6])
-def test_what_is_restored_is_what_fits_and_goes_last(most_blocks: int, most_tokens: int) -> None:
+def test_restore_chooses_the_prompts_that_fit_and_are_evicted_last(most_blocks: int, most_tokens: int) -> None:
     """Beside a model that copies sets: prompts that branch anywhere, in a random order of eviction."""
     choose = np.random.default_rng(run_seed())
     for _ in range(30):
@@ -550,7 +551,7 @@ def test_a_reset_ends_a_snapshot(tmp_path: Path) -> None:
 
 def test_a_snapshot_needs_a_tier_that_is_written(tmp_path: Path) -> None:
     engine = SmallEngine(tmp_path, write="never")
-    with pytest.raises(InvalidArgument, match="none that is written"):
+    with pytest.raises(InvalidArgument, match="all tiers have write=never"):
         engine.offload.snapshot(tmp_path / "warm")
     engine.close()
 
@@ -589,7 +590,7 @@ def test_a_head_that_was_not_stored_is_tried_again(fault: str) -> None:
         cache.commit([seq], plan.num_scheduled)
         cache.free(seq)
         offload.forget(tokens[-1])
-        while tier.jobs:
+        while tier.transfers:
             tier.work()
             offload.poll()
         offload.poll()
@@ -598,7 +599,7 @@ def test_a_head_that_was_not_stored_is_tried_again(fault: str) -> None:
     for turn, first in enumerate(range(100, 900, 40)):
         tier.faults = 1.0 if fault == "refused" and turn < 10 else 0.0
         if fault == "failed" and turn < 10:
-            tier._store = lambda job: dict.fromkeys(range(len(job.names)), Cause.FULL)  # type: ignore[method-assign]
+            tier._store = lambda transfer: dict.fromkeys(range(len(transfer.names)), Cause.FULL)  # type: ignore[method-assign]
         elif fault == "failed":
             tier.__dict__.pop("_store", None)
         serve(head + list(range(first, first + 24)))
@@ -608,7 +609,7 @@ def test_a_head_that_was_not_stored_is_tried_again(fault: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["snapshot", "restore"])
-def test_what_killed_snapshots_left_is_removed_and_what_is_written_stays(tmp_path: Path, call: str) -> None:
+def test_leftovers_of_killed_snapshots_are_removed_and_live_files_stay(tmp_path: Path, call: str) -> None:
     path = snapshot_of(tmp_path, PROMPT)
     left, other = (tmp_path / f".{name}.0123456789abcdef" for name in ("warm", "cold"))
     live = tmp_path / ".warm.fedcba9876543210"
@@ -649,7 +650,7 @@ def test_bad_arguments_are_refused_and_change_nothing(tmp_path: Path, value: Any
     offload, cache, tier = engine.offload, engine.cache, engine.tier
     seq = cache.allocate(list(range(20)))
     offload.prepare("k", list(range(20)), may_load=False)
-    before = cache.num_cached_blocks, len(offload._prompts), offload.read().missed
+    before = cache.num_cached_blocks, len(offload._records), offload.read().missed_tokens
     layout = offload._context.layout()
     calls: list[Callable[[], object]] = [
         lambda: offload.restore(value),
@@ -659,19 +660,19 @@ def test_bad_arguments_are_refused_and_change_nothing(tmp_path: Path, value: Any
         lambda: Offload(value, engine.blocks, [], {}),
         lambda: Offload(cache, value, [], {}),
         lambda: FileTier(value, 100),
-        lambda: open_tier("place", value),
+        lambda: open_tier("tier", value),
         lambda: TierUse(value),
         lambda: TierUse(tier, value),
-        lambda: Job(value, layout, [layout], [layout], [b"x"]),
-        lambda: Job(1, value, [layout], [layout], [b"x"]),
-        lambda: Job(1, layout, value, [layout], [b"x"]),
-        lambda: Job(1, layout, [layout], value, [b"x"]),
-        lambda: Job(1, layout, [layout], [layout], value),
+        lambda: Transfer(value, layout, [layout], [layout], [b"x"]),
+        lambda: Transfer(1, value, [layout], [layout], [b"x"]),
+        lambda: Transfer(1, layout, value, [layout], [b"x"]),
+        lambda: Transfer(1, layout, [layout], value, [b"x"]),
+        lambda: Transfer(1, layout, [layout], [layout], value),
         lambda: tier.store(value),
         lambda: tier.load(value),
         lambda: NameChain(value, 4),
         lambda: NameChain(layout, value),
-        lambda: TierDoor(value),
+        lambda: TierAdapter(value),
     ]
     if not isinstance(value, list) or value:
         calls += [lambda: tier.longest_prefix(value), lambda: tier.first_of(value), lambda: tier.drop(value)]
@@ -684,7 +685,7 @@ def test_bad_arguments_are_refused_and_change_nothing(tmp_path: Path, value: Any
     for call in calls:
         with contextlib.suppress(BlockyardError):
             call()
-    offload._prompts.pop("n", None)
-    assert (cache.num_cached_blocks, len(offload._prompts), offload.read().missed) == before
+    offload._records.pop("n", None)
+    assert (cache.num_cached_blocks, len(offload._records), offload.read().missed_tokens) == before
     cache.free(seq)
     engine.close()

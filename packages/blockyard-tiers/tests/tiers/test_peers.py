@@ -20,18 +20,18 @@ from blockyard.wire.connection import SocketConnection
 from blockyard.wire.message import Message, pack
 from blockyard_testing.patience import PATIENCE_SECONDS, wait_until
 from blockyard_testing.tiers_servers import free_port, peer_place
-from blockyard_tiers import Cause, FileTier, PeerServer, PeerTier, PlaceError, open_tier
+from blockyard_tiers import BackendError, Cause, FileTier, PeerServer, PeerTier, open_tier
 
-from .support import known, load, load_job, name_of, require_right, size_of, store, store_job, wait_for
+from .support import known, load, load_transfer, name_of, require_right, size_of, store, store_transfer, wait_for
 from .test_files import path_of
 
 
 @contextmanager
-def served(folder: Path, max_bytes: int = 2**30, timeout: float = 5.0, **more: int) -> Iterator[PeerTier]:
+def served(folder: Path, max_bytes: int = 2**30, peer_timeout: float = 5.0, **more: int) -> Iterator[PeerTier]:
     """A tier over a server of this process."""
     files, address = FileTier(folder, max_bytes), f"127.0.0.1:{free_port()}"
     server = PeerServer(files, address, **more)
-    tier = PeerTier(f"peer:{address}", timeout)
+    tier = PeerTier(f"peer:{address}", peer_timeout)
     try:
         yield tier
         files.check()
@@ -99,14 +99,14 @@ def test_a_peer_that_stops_or_lies_is_a_miss_with_a_bound(lie: str, caplog: pyte
     with liar(lambda made, _: made.sendall(LIES[lie])) as url:
         tier = PeerTier(url, timeout=0.2, clock=lambda: 0.0)  # the circuit stays open, however busy the machine is
         for identity in range(3):
-            job = load_job(identity, [4])
+            transfer = load_transfer(identity, [4])
             begun = time.monotonic()
-            assert tier.load(job) is None
+            assert tier.load(transfer) is None
             assert time.monotonic() - begun < PATIENCE_SECONDS
-            outcome = wait_for(tier, identity)
-            assert outcome.causes == {0: Cause.UNREACHABLE}
-            require_right(job, [4], outcome)
-        assert tier.load(load_job(9, [4])) is Cause.CIRCUIT_OPEN
+            result = wait_for(tier, identity)
+            assert result.causes == {0: Cause.UNREACHABLE}
+            require_right(transfer, [4], result)
+        assert tier.load(load_transfer(9, [4])) is Cause.CIRCUIT_OPEN
         assert tier.close()
         tier.check()
     assert "Traceback" not in caplog.text
@@ -144,7 +144,7 @@ def test_a_peer_that_sends_byte_by_byte_is_a_miss() -> None:
     ("data", "cause"),
     [(b"", Cause.TRUNCATED), (bytes(5000), Cause.DAMAGED), (bytes(4096 + size_of(4)), Cause.DAMAGED)],
 )
-def test_what_a_peer_sends_is_verified(data: bytes, cause: Cause) -> None:
+def test_objects_sent_by_a_peer_are_verified(data: bytes, cause: Cause) -> None:
     def tell(made: socket.socket, _: bytes) -> None:
         with suppress(OSError):  # whoever asked leaves at a bad page, and does not wait for the rest
             made.sendall(framed(ANSWER) + framed(data))
@@ -235,7 +235,7 @@ def test_a_load_ends_before_the_peer_has_removed_what_is_bad(tmp_path: Path, mon
         remove(self, names)
 
     monkeypatch.setattr(FileTier, "remove", held)
-    with served(tmp_path, timeout=4 * PATIENCE_SECONDS) as tier:
+    with served(tmp_path, peer_timeout=4 * PATIENCE_SECONDS) as tier:
         assert store(tier, [1, 2]).is_done
         path_of(tmp_path, 1).write_bytes(b"?" * 5000)
         assert load(tier, [1, 2]) == {1: Cause.DAMAGED}
@@ -246,8 +246,8 @@ def test_a_load_ends_before_the_peer_has_removed_what_is_bad(tmp_path: Path, mon
 
 def test_a_peer_that_was_stopped_is_a_miss_and_comes_back(tmp_path: Path) -> None:
     def brings_both() -> bool:
-        job = load_job(2, [1, 2])
-        return tier.load(job) is None and wait_for(tier, 2).is_done
+        transfer = load_transfer(2, [1, 2])
+        return tier.load(transfer) is None and wait_for(tier, 2).is_done
 
     with peer_place(tmp_path) as server:
         patient, tier = PeerTier(server.url, timeout=PATIENCE_SECONDS), PeerTier(server.url, timeout=0.2)
@@ -271,7 +271,7 @@ def test_a_peer_killed_and_started_again_has_what_it_had(tmp_path: Path) -> None
         assert load(tier, [1, 2]) == {}  # at once: a connection that broke says nothing of the peer
         server.kill()
         assert load(tier, [1]) == {1: Cause.UNREACHABLE}
-        with pytest.raises(PlaceError, match="does not answer"):
+        with pytest.raises(BackendError, match="does not answer"):
             list(tier.names())
         assert tier.close()
 
@@ -296,7 +296,7 @@ def test_the_server_keeps_whole_objects_alone(tmp_path: Path) -> None:
         assert store(tier, [1, 2]).is_done
         data = tier.get(name_of(1))
         for name, given in ((3, data), (1, data[:-1]), (1, data[:-1] + b"?"), (1, b""), (1, bytes(5000))):
-            with pytest.raises(PlaceError):
+            with pytest.raises(BackendError):
                 tier.put(name_of(name), given)
         assert load(tier, [1, 2]) == {}
         assert known(tier, [3]) == 0
@@ -318,7 +318,7 @@ NONSENSE = {
 
 @pytest.mark.parametrize("what", NONSENSE)
 def test_a_peer_that_asks_for_nonsense_is_left(tmp_path: Path, what: str) -> None:
-    with served(tmp_path, limit=1) as tier:
+    with served(tmp_path, timeout=1) as tier:
         assert store(tier, [1]).is_done
         with socket.create_connection(tier._address) as made:
             made.settimeout(PATIENCE_SECONDS)
@@ -347,7 +347,7 @@ def test_a_forked_child_leaves_the_connections_to_its_parent(tmp_path: Path) -> 
         assert store(tier, [1]).is_done
         child = os.fork()
         if child == 0:
-            is_closed = tier.store(store_job(1, [3])) is Cause.CLOSED and tier.close()
+            is_closed = tier.store(store_transfer(1, [3])) is Cause.CLOSED and tier.close()
             os._exit(0 if is_closed else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert len(tier._idle) == 1
@@ -369,7 +369,7 @@ def test_the_command_lists_and_copies_what_a_peer_serves(tmp_path: Path, capsys:
         assert tier.close()
         assert main(["tier", "copy", server.url, f"file:{tmp_path / 'b'}"]) == 0
         assert main(["tier", "verify", f"file:{tmp_path / 'b'}"]) == 0
-        assert capsys.readouterr().out.splitlines()[-1] == "3 objects are right, 0 are bad"
+        assert capsys.readouterr().out.splitlines()[-1] == "3 objects are valid, 0 are bad"
         assert main(["tier", "serve", f"file:{tmp_path / 'b'}", server.address]) == 2
         assert "in use" in capsys.readouterr().err
         assert main(["tier", "serve", f"file:{tmp_path / 'b'}"]) == 2

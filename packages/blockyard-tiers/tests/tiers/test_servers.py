@@ -23,9 +23,21 @@ from blockyard_testing.tiers_servers import (
     redis_server,
     s3_server,
 )
-from blockyard_tiers import Cause, Job, Tier, WorkingTier
+from blockyard_tiers import Cause, Tier, Transfer, WorkingTier
 
-from .support import LAYOUT, Clock, first_known, known, load, load_job, name_of, size_of, store, store_job, wait_for
+from .support import (
+    LAYOUT,
+    Clock,
+    first_known,
+    known,
+    load,
+    load_transfer,
+    name_of,
+    size_of,
+    store,
+    store_transfer,
+    wait_for,
+)
 from .torture import Place, place_of
 
 needs_redis = pytest.mark.skipif(bool(missing_for_redis()), reason=missing_for_redis())
@@ -61,7 +73,7 @@ def opened(place: Place) -> WorkingTier:
     return tier
 
 
-def test_what_is_stored_is_loaded_by_another(place: Place) -> None:
+def test_objects_are_loaded_by_another_tier(place: Place) -> None:
     first, second = opened(place), opened(place)
     numbers = list(range(12))
     assert known(second, numbers) == 0
@@ -124,11 +136,11 @@ def test_redis_without_memory_refuses_all_of_a_job(tmp_path: Path) -> None:
 
     with redis_server(tmp_path, "--maxmemory", "2mb") as server:
         tier = RedisTier(server.url)
-        outcomes = []
+        results = []
         for first in range(0, 60, 3):
-            tier.store(store_job(first, [5 * first + 4, 5 * first + 9, 5 * first + 14]))
-            outcomes.append(wait_for(tier, first) if tier.stats().num_waiting else None)
-        causes = {cause for outcome in outcomes if outcome for cause in outcome.causes.values()}
+            tier.store(store_transfer(first, [5 * first + 4, 5 * first + 9, 5 * first + 14]))
+            results.append(wait_for(tier, first) if tier.stats().num_waiting else None)
+        causes = {cause for result in results if result for cause in result.causes.values()}
         assert causes == {Cause.FULL}
         assert len(list(tier.names())) % 3 == 0
         assert tier.close()
@@ -153,14 +165,14 @@ def require_misses_until_it_is_back(server: Any, tier: Any, clock: Clock) -> Non
 
     def is_back() -> bool:
         clock.now += 100
-        assert tier.load(load_job(21, [1])) is None
+        assert tier.load(load_transfer(21, [1])) is None
         return wait_for(tier, 21).causes == {0: Cause.GONE}
 
     server.kill()
     for identity in range(10, 13):
-        assert tier.load(load_job(identity, [1])) is None
+        assert tier.load(load_transfer(identity, [1])) is None
         assert wait_for(tier, identity).causes == {0: Cause.UNREACHABLE}
-    assert tier.load(load_job(20, [1])) is Cause.CIRCUIT_OPEN
+    assert tier.load(load_transfer(20, [1])) is Cause.CIRCUIT_OPEN
     server.start()
     wait_until(is_back)
 
@@ -297,14 +309,14 @@ def test_a_mooncake_master_killed_and_started_again() -> None:
         tier = MooncakeTier(server.url, clock=clock)
         assert store(tier, [1]).is_done
         require_misses_until_it_is_back(server, tier, clock)
-        wait_until(lambda: tier.store(store_job(22, [1])) is None)
+        wait_until(lambda: tier.store(store_transfer(22, [1])) is None)
         assert wait_for(tier, 22).is_done
         assert load(tier, [1]) == {}
         assert tier.close()
 
 
 @needs_mooncake
-def test_what_an_engine_lent_to_mooncake_is_gone_with_it() -> None:
+def test_objects_in_memory_lent_to_mooncake_vanish_with_its_engine() -> None:
     from blockyard_tiers import MooncakeTier
 
     with mooncake_server(lent_bytes=0) as server:
@@ -325,9 +337,9 @@ def test_a_mooncake_store_without_room_refuses_all_of_a_job() -> None:
 
     with mooncake_server(lent_bytes=2**24) as server:
         tier = MooncakeTier(server.url, admin_port=server.admin_port)
-        big = [Job(at, LAYOUT, [name_of(at)], [name_of(at)], [bytes(2**22 + at)]) for at in range(6)]
-        ended = [wait_for(tier, job.id) for job in big if tier.store(job) is None]
-        causes = [set(outcome.causes.values()) for outcome in ended]
+        big = [Transfer(at, LAYOUT, [name_of(at)], [name_of(at)], [bytes(2**22 + at)]) for at in range(6)]
+        ended = [wait_for(tier, transfer.id) for transfer in big if tier.store(transfer) is None]
+        causes = [set(result.causes.values()) for result in ended]
         assert {Cause.FULL} in causes
         assert set() in causes
         assert all(cause in (set(), {Cause.FULL}) for cause in causes)
@@ -337,12 +349,12 @@ def test_a_mooncake_store_without_room_refuses_all_of_a_job() -> None:
 
 @needs_mooncake
 def test_a_master_that_is_not_there_is_no_wait() -> None:
-    from blockyard_tiers import MooncakeTier, PlaceError
+    from blockyard_tiers import BackendError, MooncakeTier
 
     tier = MooncakeTier(f"mooncake://127.0.0.1:{free_port()}", admin_port=free_port())
     assert store(tier, [1]).causes == {0: Cause.UNREACHABLE}
     assert load(tier, [1]) == {1: Cause.UNREACHABLE}
-    with pytest.raises(PlaceError, match="HTTP port"):
+    with pytest.raises(BackendError, match="HTTP port"):
         list(tier.names())
     assert tier.close()
 
@@ -352,12 +364,12 @@ def test_a_forked_child_leaves_mooncakes_client_alone() -> None:
     program = """
 import gc, os, sys, warnings
 from blockyard_tiers import Cause, MooncakeTier
-from tests.tiers.support import load, store, store_job
+from tests.tiers.support import load, store, store_transfer
 tier = MooncakeTier(sys.argv[1])
 assert store(tier, [1, 2]).is_done
 child = os.fork()
 if child == 0:
-    closed = tier.store(store_job(1, [3])) is Cause.CLOSED
+    closed = tier.store(store_transfer(1, [3])) is Cause.CLOSED
     del tier
     gc.collect()
     os._exit(0 if closed else 1)
@@ -412,7 +424,7 @@ def test_bad_addresses_are_refused(kind: str, url: str) -> None:
     import blockyard_tiers
 
     make: Any = getattr(blockyard_tiers, kind)
-    with pytest.raises(InvalidArgument, match=r"url (is|has)"):
+    with pytest.raises(InvalidArgument, match=r"url (is|sets)"):
         make(url)
 
 

@@ -113,7 +113,7 @@ def test_counts_beyond_the_file_are_refused(warm: tuple[SmallEngine, Path]) -> N
                 assert refused(engine, path), (at, count)
 
 
-def test_what_is_no_regular_file_is_refused(warm: tuple[SmallEngine, Path], tmp_path: Path) -> None:
+def test_irregular_snapshot_files_are_refused(warm: tuple[SmallEngine, Path], tmp_path: Path) -> None:
     engine, _ = warm
     os.mkfifo(tmp_path / "pipe")
     large = tmp_path / "large"

@@ -51,7 +51,7 @@ def test_random_jobs_on_damaged_places(tmp_path: Path, kind: str, num_jobs: int)
         ("peer", 5),
     ],
 )
-def test_what_a_killed_process_leaves_is_whole(kind: str, kills: int) -> None:
+def test_objects_of_killed_processes_are_whole(kind: str, kills: int) -> None:
     """In a process of its own: it forks, and must have no threads."""
     command = [sys.executable, "-m", "tests.tiers.torture", kind, "--jobs", "0", "--kills", str(kills)]
     run = subprocess.run(

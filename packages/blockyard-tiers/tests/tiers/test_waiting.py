@@ -12,10 +12,10 @@ import pytest
 from blockyard import Admission, CacheConfig, KVCacheManager
 from blockyard_testing.patience import wait_until
 from blockyard_testing.tiers_offload_world import FaultyTier, SmallBlocks, SmallStates
-from blockyard_tiers import First, NameChain, Offload, Prefix, TierStats, TierUse
-from blockyard_tiers.finding import Finder
-from blockyard_tiers.loads import Prompt
-from blockyard_tiers.states import state_name
+from blockyard_tiers import FirstMatch, NameChain, Offload, Prefix, TierStats, TierUse
+from blockyard_tiers.finder import Finder
+from blockyard_tiers.state_names import state_name
+from blockyard_tiers.transfers import RequestRecord
 
 from .test_offload import PROMPT, SmallEngine, served
 
@@ -54,7 +54,7 @@ def test_a_request_that_cannot_start_gives_its_buffers_to_one_that_can(tmp_path:
     engine.cache.free(others)
     prepared(engine, "long", LONG)
     assert started(engine, "long", LONG) == 80
-    assert sum(engine.offload.read().missed.values()) == 0
+    assert sum(engine.offload.read().missed_tokens.values()) == 0
     engine.close()
 
 
@@ -64,7 +64,7 @@ def test_a_request_that_starts_by_a_guarantee_gets_buffers(tmp_path: Path) -> No
     others = [engine.cache.allocate([first] * 8) for first in range(4)]
     prepared(engine, "long", LONG)
     prepared(engine, "sure", PROMPT)
-    assert engine.offload._prompts["sure"].load is None
+    assert engine.offload._records["sure"].load is None
     prepared(engine, "sure", PROMPT, will_start=True)
     engine.cache.free(others)
     assert started(engine, "sure", PROMPT) == 16
@@ -79,14 +79,14 @@ def test_a_request_ahead_that_can_start_keeps_its_buffers(tmp_path: Path) -> Non
         engine.offload.poll()
         assert not engine.offload.prepare("long", LONG)
         engine.offload.prepare("other", other)
-    assert engine.offload._prompts["long"].load is not None
+    assert engine.offload._records["long"].load is not None
     assert started(engine, "long", LONG) == 80
     prepared(engine, "other", other)
     assert started(engine, "other", other) == 80
     engine.close()
 
 
-def test_what_the_pool_evicts_while_a_request_waits_is_loaded(tmp_path: Path) -> None:
+def test_blocks_evicted_while_a_request_waits_are_loaded(tmp_path: Path) -> None:
     engine = stored(tmp_path, PROMPT)
     for begun in (PROMPT, PROMPT[:9]):  # all of it is in the pool, or its first two blocks
         assert engine.serve(begun) == (len(begun) - 1) // 4 * 4
@@ -109,8 +109,8 @@ class SilentTier(FaultyTier):
     def longest_prefix(self, names: Sequence[bytes]) -> Prefix:
         return Prefix(0, False)
 
-    def first_of(self, names: Sequence[bytes]) -> First:
-        return First(0, False)
+    def first_of(self, names: Sequence[bytes]) -> FirstMatch:
+        return FirstMatch(0, False)
 
 
 class Site:
@@ -144,7 +144,7 @@ def objects_of(prompt: list[int]) -> dict[bytes, tuple[bytes, bytes, bytes]]:
     tier = FaultyTier(random.Random(1), faults=0.0)
     site = Site(tier, write="through")
     site.serve("first", prompt, save=True)
-    while tier.jobs:
+    while tier.transfers:
         tier.work()
     return tier.objects
 
@@ -156,27 +156,27 @@ def test_a_tier_that_does_not_answer_hides_no_other(order: str) -> None:
     site = Site(*((silent, other) if order == "silent first" else (other, silent)))
     assert site.serve("a", LONG) == 80
     assert site.now < 0.5
-    assert sum(site.offload.read().missed.values()) == 0
+    assert sum(site.offload.read().missed_tokens.values()) == 0
     site.cache.reset_prefix_cache()
     before = site.now
     assert site.serve("b", LONG) == 80
     assert site.now - before < 0.1, "a tier that was silent is waited for once"
 
 
-def test_what_a_silent_tier_may_have_is_late_and_not_absent() -> None:
+def test_blocks_a_silent_tier_may_have_count_as_late() -> None:
     site = Site(SilentTier(random.Random(1)))
     assert site.serve("a", LONG) == 0
-    assert {cause: number for cause, number in site.offload.read().missed.items() if number} == {"late": 80}
+    assert {cause: number for cause, number in site.offload.read().missed_tokens.items() if number} == {"late": 80}
 
 
-def test_what_a_failing_tier_may_have_is_failed_and_not_absent() -> None:
+def test_blocks_a_failing_tier_may_have_count_as_failed() -> None:
     class OpenTier(FaultyTier):
         def stats(self) -> TierStats:
-            return TierStats(is_load_open=True)
+            return TierStats(is_load_failing=True)
 
     site = Site(OpenTier(random.Random(1), faults=0.0))
     assert site.serve("a", LONG) == 0
-    assert {cause: number for cause, number in site.offload.read().missed.items() if number} == {"failed": 80}
+    assert {cause: number for cause, number in site.offload.read().missed_tokens.items() if number} == {"failed": 80}
 
 
 # ---------------------------------------------------------------- states far from the end
@@ -185,7 +185,7 @@ def test_what_a_failing_tier_may_have_is_failed_and_not_absent() -> None:
 class CountingTier(FaultyTier):
     num_questions = 0
 
-    def first_of(self, names: Sequence[bytes]) -> First:
+    def first_of(self, names: Sequence[bytes]) -> FirstMatch:
         self.num_questions += 1
         return super().first_of(names)
 
@@ -203,12 +203,12 @@ def test_the_last_state_is_found_wherever_it_stands(step: int, is_silent: bool) 
         tier = CountingTier(random.Random(1), faults=0.0, objects=objects)
         uses = [TierUse(SilentTier(random.Random(2), "silent"))] if is_silent else []
         finder = Finder([*uses, TierUse(tier)], 4, 8, 512, SmallStates(SmallBlocks(4, 4, 1, 4), 1, 8), step)
-        prompt = Prompt(chain, 0, 0.0)
+        prompt = RequestRecord(chain, 0, 0.0)
         for now in range(10):
             kept, pending, is_over = finder.find_state(LAYOUT, prompt, 0, 3000)
             if is_over:
                 break
             assert not pending or finder.should_wait(prompt, pending, finder.uses[-1], 3000, now / 8) or now
         assert kept is not None
-        assert kept[1] == max(places)
+        assert kept.stop == max(places)
         assert tier.num_questions <= most // 256 + 4

@@ -58,7 +58,7 @@ def test_everything_on_disk_behind_a_stored_head_is_loaded_after_kill_9(tmp_path
             stored = next((place for place, name in enumerate(names) if name not in on_disk), len(names))
             engine.cache.reset_prefix_cache()
             # serve() compares what was loaded with what is right.
-            assert engine.serve(tokens) == stored * 4, engine.offload.read().missed
+            assert engine.serve(tokens) == stored * 4, engine.offload.read().missed_tokens
             num_loaded += stored
         stats = engine.tier.stats()
         assert not stats.load_misses

@@ -37,10 +37,10 @@ from blockyard_testing.tiers_servers import (
     redis_server,
     s3_server,
 )
-from blockyard_tiers import BadObject, Cause, FileTier, Job, PeerTier, PlaceError, WorkingTier
+from blockyard_tiers import BackendError, BadObject, Cause, FileTier, PeerTier, Transfer, WorkingTier
 from blockyard_tiers.header import PAGE_BYTES, require_whole
 
-from .support import LAYOUT, OTHER_LAYOUT, load_job, name_of, payload_of, require_right, store_job
+from .support import LAYOUT, OTHER_LAYOUT, load_transfer, name_of, payload_of, require_right, store_transfer
 
 NUMBERS = 64
 LAYOUTS = (LAYOUT, OTHER_LAYOUT)
@@ -97,7 +97,7 @@ class Place:
                 tier.put(other, data)
             else:
                 tier.put(name, damaged(data, what, draw))
-        except (BadObject, PlaceError):
+        except (BadObject, BackendError):
             return "nothing"
         return what
 
@@ -138,7 +138,7 @@ class Engine:
 
     def __init__(self, tier: WorkingTier) -> None:
         self.tier = tier
-        self.running: dict[int, tuple[Job, list[int], bytes, bool]] = {}
+        self.running: dict[int, tuple[Transfer, list[int], bytes, bool]] = {}
         self.next_id = 0
         self.seen: Counter[str] = Counter()
 
@@ -153,24 +153,24 @@ class Engine:
             self.tier.drop([name_of(number, layout) for number in numbers[:1]])
         else:
             self.next_id += 1
-            job = (load_job if what == "load" else store_job)(self.next_id, numbers, layout)
-            refused = (self.tier.load if what == "load" else self.tier.store)(job)
+            transfer = (load_transfer if what == "load" else store_transfer)(self.next_id, numbers, layout)
+            refused = (self.tier.load if what == "load" else self.tier.store)(transfer)
             if refused is None:
-                self.running[job.id] = (job, numbers, layout, what == "load")
+                self.running[transfer.id] = (transfer, numbers, layout, what == "load")
             else:
                 self.seen[f"refused: {refused.value}"] += 1
 
     def take(self) -> int:
         """Check what ended; how many jobs did."""
-        outcomes = self.tier.finished()
-        for outcome in outcomes:
-            job, numbers, layout, is_load = self.running.pop(outcome.id)
+        results = self.tier.take_results()
+        for result in results:
+            transfer, numbers, layout, is_load = self.running.pop(result.id)
             if is_load:
-                require_right(job, numbers, outcome, layout)
-            self.seen[("load" if is_load else "store") + (" done" if outcome.is_done else " missed")] += 1
-            for cause in outcome.causes.values():
+                require_right(transfer, numbers, result, layout)
+            self.seen[("load" if is_load else "store") + (" done" if result.is_done else " missed")] += 1
+            for cause in result.causes.values():
                 self.seen[cause.value] += 1
-        return len(outcomes)
+        return len(results)
 
 
 def run_jobs(place: Place, num_jobs: int, seed: int) -> Counter[str]:
@@ -220,7 +220,7 @@ def require_whole_place(place: Place) -> int:
 def run_kills(place: Place, num_kills: int, seed: int) -> Counter[str]:
     """Kill a process that uses the place (every other time the server too, if it has one) at random moments.
 
-    Most of them come after its first job: where the machine is busy a moment is over before anything has begun.
+    Most of them come after its first transfer: where the machine is busy a moment is over before anything has begun.
     Whoever looks at the place is a process too: threads that a client leaves behind are in no child then.
     """
     draw, seen = random.Random(seed), Counter[str]()

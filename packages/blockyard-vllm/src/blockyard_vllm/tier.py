@@ -19,7 +19,7 @@ import numpy as np
 from blockyard import InvalidArgument
 from blockyard.engine_versions import VLLM
 from blockyard.signatures import engine_imports
-from blockyard_tiers import Ended, TierDoor
+from blockyard_tiers import BatchResult, TierAdapter
 
 with engine_imports(VLLM, __name__):
     from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, RequestOffloadingContext
@@ -27,7 +27,7 @@ with engine_imports(VLLM, __name__):
 
 
 class BlockyardTier(SecondaryTierManager):
-    """This is a tier behind vLLM's door; no call but `drain_jobs` and `shutdown` waits.
+    """This is a tier behind vLLM's adapter; no call but `drain_jobs` and `shutdown` waits.
 
     place: as after `serve --tier`, without write=. fingerprint: of the weights, where the model's name does not tell
     them. locality: LOCAL or REMOTE, for vLLM. Raises `InvalidArgument` for other values.
@@ -50,7 +50,7 @@ class BlockyardTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = None if locality is None else Locality(locality)
         self._chunks = np.asarray(primary_kv_view).view(np.uint8)
-        self._door = TierDoor(
+        self._adapter = TierAdapter(
             place, fingerprint=fingerprint, chunk_bytes=self._chunks.shape[1], **_fields_of(offloading_spec)
         )
         self._jobs: dict[int, Any] = {}
@@ -69,7 +69,7 @@ class BlockyardTier(SecondaryTierManager):
         """Say whether a chunk is there, as far as is known: RETRY while the place is asked."""
         if key in self._missed.get(req_context.req_id, ()):
             return LookupResult.MISS
-        known = self._door.known([key])
+        known = self._adapter.longest_prefix([key])
         if known.num_found:
             return LookupResult.HIT
         return LookupResult.MISS if known.is_final else LookupResult.RETRY
@@ -84,32 +84,32 @@ class BlockyardTier(SecondaryTierManager):
 
     def get_finished_jobs(self) -> Iterable[Any]:
         """Returns what came of the jobs that ended since the last call."""
-        return [self._result(ended) for ended in self._door.ended()]
+        return [self._result(result) for result in self._adapter.take_results()]
 
     def drain_jobs(self) -> None:
         """Wait until no job runs. vLLM asks so when weights may change, so nothing stored before is found after it."""
-        while self._door.num_running():
+        while self._adapter.num_running():
             time.sleep(0.0005)
-        self._door.turn()
+        self._adapter.change_layout()
 
     def shutdown(self) -> None:
         """End the tier's threads, and let go of vLLM's memory."""
-        self._door.close()
+        self._adapter.close()
         self._chunks = np.empty((0, 0), np.uint8)
 
     def _begin(self, job: Any, is_load: bool) -> None:
         chunks = [memoryview(self._chunks[int(number)]) for number in job.chunk_ids]
-        self._jobs[self._door.begin(is_load, list(job.keys), chunks)] = job
+        self._jobs[self._adapter.submit(is_load, list(job.keys), chunks)] = job
 
-    def _result(self, ended: Ended) -> Any:
-        job = self._jobs.pop(ended.ticket)
+    def _result(self, result: BatchResult) -> Any:
+        job = self._jobs.pop(result.ticket)
         keys = list(job.keys)
-        good = [key for key, is_good in zip(keys, ended.good, strict=True) if is_good]
+        good = [key for key, is_good in zip(keys, result.good, strict=True) if is_good]
         if job.is_promotion and len(good) < len(keys):
             self._missed.setdefault(job.req_context.req_id, set()).update(set(keys).difference(good))
         whole = len(good) == len(keys)
         partial = tuple(good) if job.is_promotion and good and not whole else None
-        return JobResult(job.job_id, whole, partial, ended.seconds, ended.num_bytes)
+        return JobResult(job.job_id, whole, partial, result.seconds, result.num_bytes)
 
 
 def _fields_of(spec: Any) -> dict[str, Any]:

@@ -18,7 +18,17 @@ from blockyard import KVCacheManager
 from blockyard.arguments import require_int
 from blockyard.config import CacheConfig
 from blockyard.errors import InvalidArgument
-from blockyard_tiers import Cause, First, Job, ObjectIndex, Offload, Outcome, Prefix, TierStats, TierUse
+from blockyard_tiers import (
+    Cause,
+    FirstMatch,
+    ObjectIndex,
+    Offload,
+    Prefix,
+    TierStats,
+    TierUse,
+    Transfer,
+    TransferResult,
+)
 
 from ..trace import Trace, TraceRequest
 from .expansion import Expansion
@@ -60,52 +70,52 @@ class SimulatedTier:
         self._object_bytes = object_bytes
         self._clock = clock
         self._index = ObjectIndex(model.num_bytes, 2**40, model.policy)
-        self._ends: list[tuple[float, Outcome]] = []
+        self._ends: list[tuple[float, TransferResult]] = []
         #: When the last load, and the last store, ends: each kind has its own way, and waits for its own alone.
         self._free_at = {True: 0.0, False: 0.0}
 
-    def store(self, job: Job) -> Cause | None:
+    def store(self, transfer: Transfer) -> Cause | None:
         """Keep the names that are new, and evict what the budget does not hold."""
-        new = [name for name in job.names if name not in self._index]
-        if len(job.names) * self._object_bytes > self.model.num_bytes:
+        new = [name for name in transfer.names if name not in self._index]
+        if len(transfer.names) * self._object_bytes > self.model.num_bytes:
             return Cause.FULL
         self._index.evict(len(new) * self._object_bytes)
         self._index.add(new, [self._object_bytes] * len(new))
-        self._index.use(job.names)
+        self._index.use(transfer.names)
         self.stored_bytes += len(new) * self._object_bytes
-        self._end(job, False, {}, len(new))
+        self._end(transfer, False, {}, len(new))
         return None
 
-    def load(self, job: Job) -> Cause | None:
+    def load(self, transfer: Transfer) -> Cause | None:
         """Find the names, all or none of them."""
-        missing = {place: Cause.GONE for place, name in enumerate(job.names) if name not in self._index}
+        missing = {place: Cause.GONE for place, name in enumerate(transfer.names) if name not in self._index}
         if not missing:
-            self._index.use(job.names)
-        self._end(job, True, missing, len(job.names))
+            self._index.use(transfer.names)
+        self._end(transfer, True, missing, len(transfer.names))
         return None
 
-    def _end(self, job: Job, is_load: bool, causes: dict[int, Cause], num_objects: int) -> None:
+    def _end(self, transfer: Transfer, is_load: bool, causes: dict[int, Cause], num_objects: int) -> None:
         num_bytes = num_objects * self._object_bytes
         seconds = self.model.seconds + num_bytes / self.model.bytes_per_second
         end = self._free_at[is_load] = max(self._free_at[is_load], self._clock()) + seconds
-        self._ends.append((end, Outcome(job.id, causes, num_bytes, end - self._clock())))
+        self._ends.append((end, TransferResult(transfer.id, causes, num_bytes, end - self._clock())))
 
     def longest_prefix(self, names: Sequence[bytes]) -> Prefix:
         """Say how many names are there."""
         return Prefix(self._index.prefix(names), True)
 
-    def first_of(self, names: Sequence[bytes]) -> First:
+    def first_of(self, names: Sequence[bytes]) -> FirstMatch:
         """Say which name is the first that is there."""
-        return First(next((place for place, name in enumerate(names) if name in self._index), len(names)), True)
+        return FirstMatch(next((place for place, name in enumerate(names) if name in self._index), len(names)), True)
 
     def drop(self, names: Sequence[bytes]) -> Cause | None:
         """Forgets all of these names."""
         self._index.forget(names)
         return None
 
-    def finished(self) -> list[Outcome]:
+    def take_results(self) -> list[TransferResult]:
         """Returns the jobs that have ended by the clock."""
-        done = [outcome for end, outcome in self._ends if end <= self._clock()]
+        done = [result for end, result in self._ends if end <= self._clock()]
         self._ends = [each for each in self._ends if each[0] > self._clock()]
         return done
 
@@ -261,7 +271,7 @@ class TierReplay:
             num_prompt_tokens=tokens,
             num_pool_tokens=pooled,
             tiers=tuple(self._hits(use, tier, last) for use, tier in zip(self._uses, self.tiers, strict=True)),
-            missed=dict(self._offload.missed),
+            missed=dict(self._offload.missed_tokens),
             mean_seconds=seconds / max(number - refused, 1),
         )
 

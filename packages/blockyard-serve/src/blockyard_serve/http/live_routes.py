@@ -113,16 +113,16 @@ def note_prompts(thread: EngineThread, prompts: PromptLog) -> None:
 
 
 def _tier_lines(engine: Engine) -> tuple[str, ...]:
-    """Say of each tier what it brought and holds, and whether it is well. O(tiers)."""
+    """Return a line per tier: prompt tokens loaded, objects held, and its health. O(tiers)."""
     if engine.offload is None:
         return ()
     lines = []
     for tier in engine.offload.read().tiers:
         stats = tier.stats
-        ill = [what for what, is_open in (("loads", stats.is_load_open), ("stores", stats.is_store_open)) if is_open]
-        state = f"ill: {' and '.join(ill)} rest" if ill else "well"
+        failing = ["loads"] * stats.is_load_failing + ["stores"] * stats.is_store_failing
+        state = f"{' and '.join(failing)} failing" if failing else "healthy"
         lines.append(
-            f"{tier.name}: {tier.num_hit_tokens:,} prompt tokens brought; {stats.num_objects:,} objects, "
+            f"{tier.name}: {tier.num_hit_tokens:,} prompt tokens loaded; {stats.num_objects:,} objects, "
             f"{stats.object_bytes / 2**20:,.0f} MiB; {state}"
         )
     return tuple(lines)

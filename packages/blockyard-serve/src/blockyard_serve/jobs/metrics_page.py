@@ -135,18 +135,18 @@ class TierCollector(Collector):
             for what, counts in (
                 ("load", stats.load_misses),
                 ("store", stats.store_failures),
-                ("refused", stats.refused),
+                ("refused", stats.refusals),
             ):
                 for cause in Cause:  # from the start, so that an alert sees the first one
                     failures.add_metric([*labels, what, cause.name.lower()], counts[cause])
-            circuits.add_metric([*labels, "load"], stats.is_load_open)
-            circuits.add_metric([*labels, "store"], stats.is_store_open)
+            circuits.add_metric([*labels, "load"], stats.is_load_failing)
+            circuits.add_metric([*labels, "store"], stats.is_store_failing)
         yield failures
         yield circuits
 
     def _of_all(self, seen: OffloadReading) -> Iterator[Metric]:
         missed = CounterMetricFamily(_MISSED, "Prompt tokens that no tier brought.", labels=[*self._names, "cause"])
-        for cause, count in seen.missed.items():
+        for cause, count in seen.missed_tokens.items():
             missed.add_metric([*self._values, cause], count)
         yield missed
         loading = GaugeMetricFamily(_LOADING, "Requests that wait for a tier.", labels=self._names)

@@ -1,14 +1,14 @@
-"""The commands of `blockyard` that blockyard-tiers brings."""
+"""Commands that blockyard-tiers adds to `blockyard`."""
 
 from blockyard.cli import Command
 
-from .tier import add_tier_options
+from .tier_command import add_tier_options
 
 __all__ = [
     "COMMANDS",
 ]
 
-#: By name, for the entry point `blockyard.commands`.
+#: Commands by name, for the entry point `blockyard.commands`.
 COMMANDS = {
-    "tier": Command(add_tier_options, f"{__name__}.tier", "run_tier"),
+    "tier": Command(add_tier_options, f"{__name__}.tier_command", "run_tier"),
 }

@@ -1,4 +1,4 @@
-"""States of hybrid models are objects beside the blocks of their prompts: their names, and where one may stand."""
+"""Names of state objects, and the positions at which a prompt may have a state."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from blockyard.keys import ExtraKey, Span
 
 from .tier import NAME_BYTES
 
-#: Checkpoint positions before a prompt's end that are tried before all others.
-_MOST_NEAR = 200
+#: Checkpoint positions before a prompt's end that are searched first.
+_MAX_NEAR = 200
 
 
 def state_name(layout: bytes, block: bytes) -> bytes:
-    """Returns the name of the state behind a block, from the name that the block has among keys and values."""
+    """Return the name of the state after a block, given the name of the block's object."""
     return sha256(b"state" + layout + block).digest()[:NAME_BYTES]
 
 
 def near_positions(first: int, stop: int, step: int) -> range:
     """Return the checkpoint positions after block `first` that are nearest to block `stop`, the last one first.
 
-    Positions are numbers of blocks, and multiples of `step`.
+    Positions count blocks and are multiples of `step`.
     """
     last = stop - stop % step
-    return range(last, max(last - step * _MOST_NEAR, first), -step)
+    return range(last, max(last - step * _MAX_NEAR, first), -step)
 
 
 def early_positions(first: int, stop: int, step: int, block_size: int) -> list[int]:
-    """Return those after block `first`, up to block `stop`, that are powers of two in tokens, the last one first."""
+    """Return positions after block `first` up to block `stop` that are powers of two in tokens, the last one first."""
     powers = [2**exponent for exponent in range(30, -1, -1)]
     return [
         power // block_size
@@ -37,7 +37,7 @@ def early_positions(first: int, stop: int, step: int, block_size: int) -> list[i
 
 
 def keys_before(extra_keys: tuple[ExtraKey, ...], num_tokens: int) -> tuple[ExtraKey, ...] | None:
-    """Returns the keys of a prompt's first tokens; None where a span goes on behind them."""
+    """Return the extra keys of a prompt's first tokens; None if a span continues after them."""
     if any(isinstance(key, Span) and key.start < num_tokens < key.end for key in extra_keys):
         return None
     return tuple(key for key in extra_keys if not isinstance(key, Span) or key.end <= num_tokens)

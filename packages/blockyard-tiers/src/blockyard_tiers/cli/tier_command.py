@@ -1,4 +1,4 @@
-"""`blockyard tier` lists, verifies, counts, drops and copies the objects of a tier; its options stand here too."""
+"""`blockyard tier`: lists, verifies, counts, drops, copies and serves the objects of a tier."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from .. import Header, WorkingTier
 
 _DESCRIPTION = """\
-Look into a tier: files, Redis, a bucket or a Mooncake Store that engines keep keys and values in (docs/tiers.md).
+Inspect a tier: files, Redis, a bucket or a Mooncake Store in which engines keep keys and values (docs/tiers.md).
 
   list      every object: its name, layout, bytes
-  verify    read every object and verify each byte; --drop removes those that are bad
+  verify    read every object and verify each byte; --drop deletes bad ones
   stats     objects and bytes by layout
-  drop      remove objects: by name, all of a layout, or all
-  copy      every sound object to another place
-  serve     give the objects to other engines, as their --tier peer:HOST:PORT, until Ctrl-C
+  drop      delete objects: by name, all of a layout, or all
+  copy      every valid object to another tier
+  serve     serve the objects to other engines, which use --tier peer:HOST:PORT, until Ctrl-C
 """
 
 _EPILOG = """\
@@ -41,24 +41,24 @@ def add_tier_options(commands: Any) -> None:
     """Add the parser of `tier` to argparse's `commands`."""
     parser = commands.add_parser(
         "tier",
-        help="look into a tier: list, verify, count, drop, copy its objects",
+        help="inspect a tier: list, verify, count, drop, copy its objects",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("action", choices=["list", "verify", "stats", "drop", "copy", "serve"])
     parser.add_argument(
-        "place",
-        metavar="PLACE",
+        "tier",
+        metavar="TIER",
         help="file:FOLDER, redis://..., unix://..., s3://..., gs://..., az://..., mooncake://HOST:PORT,admin=9003, "
         "peer:HOST:PORT",
     )
     parser.add_argument(
-        "more", nargs="*", metavar="NAME|PLACE", help="drop: names; copy: the other place; serve: HOST:PORT"
+        "more", nargs="*", metavar="NAME|TIER", help="drop: names; copy: the other tier; serve: HOST:PORT"
     )
     parser.add_argument("--layout", metavar="HEX", help="list, drop: only objects of this layout")
     parser.add_argument("--all", action="store_true", help="drop: all objects")
-    parser.add_argument("--drop", action="store_true", help="verify: remove bad objects")
+    parser.add_argument("--drop", action="store_true", help="verify: delete bad objects")
 
 
 @contextmanager
@@ -73,46 +73,46 @@ def _opened(name: str, text: str, evicts: bool = False) -> Iterator[WorkingTier]
 
 
 def run_tier(options: argparse.Namespace) -> int:
-    """Run one action; returns 1 where verifying or copying met bad objects."""
-    from .. import PlaceError
+    """Run one action. Return 1 if verifying or copying met bad objects."""
+    from .. import BackendError
 
     _require_arguments(options)
     if options.action == "serve":
         return _serve(options)
-    _require_folder(options.place)
+    _require_folder(options.tier)
     try:
-        with _opened("place", options.place) as tier:
+        with _opened("tier", options.tier) as tier:
             if options.action == "copy":
                 with _opened("target", options.more[0]) as target:
                     return _copy(tier, target)
             return _ACTIONS[options.action](tier, options)
-    except PlaceError as error:
-        raise InvalidArgument(f"place is {options.place.rpartition('@')[2]!r}; {error.cause.value}: {error}") from None
+    except BackendError as error:
+        raise InvalidArgument(f"tier is {options.tier.rpartition('@')[2]!r}; {error.cause.value}: {error}") from None
 
 
 def _require_folder(text: str) -> None:
-    """Refuse a folder that is not there, which a tier would make: a misspelt one looked like an empty tier."""
-    from ..places import address_of
+    """Refuse a missing folder, which a tier would create: a misspelt one would look like an empty tier."""
+    from ..tier_spec import address_of
 
     scheme, _, folder = address_of(text).partition(":")
     if scheme == "file" and folder and not Path(folder).is_dir():
-        raise InvalidArgument(f"place is {text!r}; there is no such folder")
+        raise InvalidArgument(f"tier is {text!r}; there is no such folder")
 
 
 def _require_arguments(options: argparse.Namespace) -> None:
     wanted = 1 if options.action in ("copy", "serve") else 0
     if options.action != "drop" and len(options.more) != wanted:
-        raise InvalidArgument(f"{options.action} was given {len(options.more)} more words; it takes {wanted}")
+        raise InvalidArgument(f"{options.action} got {len(options.more)} more arguments; it takes {wanted}")
     if options.action == "drop" and [bool(options.more), options.all, options.layout is not None].count(True) != 1:
-        raise InvalidArgument("drop takes names, --layout or --all, and one of these alone")
+        raise InvalidArgument("drop takes either names, --layout or --all")
     names = options.more if options.action == "drop" else []
     for text in [*names, *([options.layout] if options.layout is not None else [])]:
         if not _NAME.fullmatch(text):
-            raise InvalidArgument(f"{text!r} is no name or layout; these have 32 hex digits")
+            raise InvalidArgument(f"{text!r} is not a name or layout; these have 32 lower-case hex digits")
 
 
 def _headers(tier: WorkingTier, layout: str | None = None) -> Iterator[tuple[bytes, Header | None, str]]:
-    """Goes over all objects: name, header, and what is wrong with the header, if it is; not those that went away."""
+    """Yield each object's name, its header, and why the header is wrong, if it is. Vanished objects are skipped."""
     from .. import BadObject, Cause, Header
     from ..header import PAGE_BYTES
 
@@ -146,8 +146,8 @@ def _stats(tier: WorkingTier, options: argparse.Namespace) -> int:
     return 0
 
 
-def _sound(tier: WorkingTier) -> Iterator[tuple[bytes, bytes, str]]:
-    """Goes over all objects: name, bytes, and what is wrong with them, if it is; not those that went away."""
+def _whole_objects(tier: WorkingTier) -> Iterator[tuple[bytes, bytes, str]]:
+    """Yield each object's name, its bytes, and why they are wrong, if they are. Vanished objects are skipped."""
     from .. import BadObject, Cause
     from ..header import require_whole
 
@@ -164,14 +164,14 @@ def _sound(tier: WorkingTier) -> Iterator[tuple[bytes, bytes, str]]:
 
 def _verify(tier: WorkingTier, options: argparse.Namespace) -> int:
     counts = Counter[str]()
-    for name, _, wrong in _sound(tier):
+    for name, _, wrong in _whole_objects(tier):
         counts[wrong] += 1
         if wrong:
             print(f"{name.hex()}  {wrong}")
             if options.drop:
                 tier.remove_bad([name])
     bad = counts.total() - counts[""]
-    print(f"{counts['']} objects are right, {bad} are bad{' and removed' if bad and options.drop else ''}")
+    print(f"{counts['']} objects are valid, {bad} are bad{' and deleted' if bad and options.drop else ''}")
     return 1 if bad else 0
 
 
@@ -187,19 +187,19 @@ def _drop(tier: WorkingTier, options: argparse.Namespace) -> int:
 
 def _copy(tier: WorkingTier, target: WorkingTier) -> int:
     counts = Counter[str]()
-    for name, data, wrong in _sound(tier):
+    for name, data, wrong in _whole_objects(tier):
         counts[wrong] += 1
         if not wrong:
             target.put(name, data)
     bad = counts.total() - counts[""]
-    print(f"{counts['']} objects copied, {bad} are bad and were not")
+    print(f"{counts['']} objects copied, {bad} bad ones skipped")
     return 1 if bad else 0
 
 
 def _serve(options: argparse.Namespace) -> int:
     from .. import PeerServer
 
-    with _opened("place", options.place, evicts=True) as tier:
+    with _opened("tier", options.tier, evicts=True) as tier:
         server = PeerServer(tier, options.more[0])
         print(f"{tier.name} is served to --tier peer:{options.more[0]}", flush=True)
         with suppress(KeyboardInterrupt):
