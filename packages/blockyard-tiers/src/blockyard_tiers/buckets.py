@@ -5,6 +5,7 @@ Needs obstore: `pip install 'blockyard[buckets]'`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -24,6 +25,8 @@ try:
 except ImportError as error:
     raise MissingExtra("blockyard_tiers.ObjectTier needs obstore: pip install 'blockyard[buckets]'") from error
 
+#: HEAD requests sent together: a lookup of 256 names takes 8 rounds instead of 256.
+_HEADS_AT_ONCE = 32
 _DENIED = (PermissionDeniedError, UnauthenticatedError)
 
 
@@ -98,10 +101,35 @@ class ObjectTier(WorkingTier):
             return b""
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
-        sizes: list[int] = []
-        with self._errors(), suppress(NotFoundError, FileNotFoundError):
-            for name in names:
-                sizes.append(max(int(obstore.head(self._store, name.hex())["size"]) - PAGE_BYTES, 0))
+        sizes: list[Any] = []
+        for first in range(0, len(names), _HEADS_AT_ONCE):
+            heads = self._heads(names[first : first + _HEADS_AT_ONCE])
+            if None in heads:
+                return sizes + heads[: heads.index(None)]
+            sizes += heads
+        return sizes
+
+    def _first(self, names: Sequence[bytes]) -> tuple[int, list[int]]:
+        for first in range(0, len(names), _HEADS_AT_ONCE):
+            for position, size in enumerate(self._heads(names[first : first + _HEADS_AT_ONCE]), first):
+                if size is not None:
+                    return position, [size]
+        return len(names), []
+
+    def _heads(self, names: Sequence[bytes]) -> list[int | None]:
+        """Return the payload bytes of each object, None for absent ones, by HEAD requests at the same time."""
+
+        async def head_all() -> list[Any]:
+            requests = (obstore.head_async(self._store, name.hex()) for name in names)
+            return await asyncio.gather(*requests, return_exceptions=True)
+
+        sizes: list[int | None] = []
+        with self._errors():
+            for answer in asyncio.run(head_all()):
+                is_absent = isinstance(answer, (NotFoundError, FileNotFoundError))
+                if isinstance(answer, BaseException) and not is_absent:
+                    raise answer
+                sizes.append(None if is_absent else max(int(answer["size"]) - PAGE_BYTES, 0))
         return sizes
 
     def remove(self, names: Sequence[bytes]) -> None:

@@ -7,6 +7,7 @@
                          ◀─────── answer  the cause of a miss, or that bytes follow; then these
     put(name)            ───────▶         followed by the object
     sizes, remove(names) ───────▶
+    first(names)         ───────▶         the position of the first object that is present, and its size
     remove_bad(names)    ───────▶         deletes the objects that it finds bad itself
     names()              ───────▶
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from blockyard.errors import InvalidArgument, PeerMismatch
@@ -230,15 +232,14 @@ class PeerTier(WorkingTier):
             active.backend_state[0].connection.close()
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
-        sizes: list[int] = []
-        found = self._ask("sizes", names=[name.hex() for name in names])[0].get("sizes")
-        if not isinstance(found, list):
-            raise BackendError(Cause.UNREACHABLE, "the peer: the answer has no list of sizes")
-        for size in found:
-            if type(size) is not int or size < 1:
-                break
-            sizes.append(size)
-        return sizes[: len(names)]
+        return _sizes_in(self._ask("sizes", names=[name.hex() for name in names])[0])[: len(names)]
+
+    def _first(self, names: Sequence[bytes]) -> tuple[int, list[int]]:
+        answer = self._ask("first", names=[name.hex() for name in names])[0]
+        position, sizes = answer.get("position"), _sizes_in(answer)[:1]
+        if type(position) is not int or not 0 <= position <= len(names) or (position < len(names)) != bool(sizes):
+            raise BackendError(Cause.UNREACHABLE, "the peer: the answer has no valid position")
+        return position, sizes
 
     def remove(self, names: Sequence[bytes]) -> None:
         """Delete these objects; absent ones are ignored. Raises `BackendError`."""
@@ -275,3 +276,11 @@ def _buffers_for(parts: Sequence[memoryview], num_bytes: int) -> list[memoryview
         room.append(part[:num_bytes])
         num_bytes -= len(room[-1])
     return [*room, memoryview(bytearray(num_bytes))]
+
+
+def _sizes_in(answer: dict[str, Any]) -> list[int]:
+    """Return the sizes in an answer, up to the first invalid one. Raises `BackendError` if it has none."""
+    sizes = answer.get("sizes")
+    if not isinstance(sizes, list):
+        raise BackendError(Cause.UNREACHABLE, "the peer: the answer has no list of sizes")
+    return list(takewhile(lambda size: type(size) is int and size > 0, sizes))

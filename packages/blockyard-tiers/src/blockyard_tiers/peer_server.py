@@ -119,6 +119,9 @@ class PeerServer:
                 return {"cause": self._store(connection, _name(fields["name"]))}, None
             if kind == "sizes":
                 return {"sizes": self._tier._sizes(_names(fields["names"]))}, None
+            if kind == "first":
+                position, sizes = self._tier._first(_names(fields["names"]))
+                return {"position": position, "sizes": sizes}, None
             if kind == "remove":
                 self._remove(_names(fields["names"]))
                 return {}, None
@@ -131,7 +134,7 @@ class PeerServer:
             return {"cause": error.cause.value, "is_miss": True}, None
         except BackendError as error:
             return {"cause": error.cause.value, "text": str(error)}, None
-        raise InvalidArgument(f"kind is {kind!r}; it must be get, put, sizes, remove, remove_bad or names")
+        raise InvalidArgument(f"kind is {kind!r}; it must be get, put, sizes, first, remove, remove_bad or names")
 
     def _get(self, name: bytes, most: int) -> bytes:
         tier = self._tier

@@ -22,7 +22,18 @@ from blockyard_testing.patience import PATIENCE_SECONDS, wait_until
 from blockyard_testing.tiers_servers import free_port, peer_place
 from blockyard_tiers import BackendError, Cause, FileTier, PeerServer, PeerTier, open_tier
 
-from .support import known, load, load_transfer, name_of, require_right, size_of, store, store_transfer, wait_for
+from .support import (
+    first_known,
+    known,
+    load,
+    load_transfer,
+    name_of,
+    require_right,
+    size_of,
+    store,
+    store_transfer,
+    wait_for,
+)
 from .test_files import path_of
 
 
@@ -112,13 +123,48 @@ def test_a_peer_that_stops_or_lies_is_a_miss_with_a_bound(lie: str, caplog: pyte
     assert "Traceback" not in caplog.text
 
 
-@pytest.mark.parametrize("told", [{}, {"sizes": 5}, {"sizes": None}])
-def test_a_peer_that_tells_no_sizes_has_nothing(told: dict[str, object], caplog: pytest.LogCaptureFixture) -> None:
-    with liar(lambda made, _: made.sendall(framed(pack("answer", {"cause": "", "number": 0, **told})))) as url:
+@pytest.mark.parametrize("fields", [{}, {"sizes": 5}, {"sizes": None}])
+def test_a_peer_that_sends_no_sizes_has_nothing(fields: dict[str, object], caplog: pytest.LogCaptureFixture) -> None:
+    with liar(lambda made, _: made.sendall(framed(pack("answer", {"cause": "", "number": 0, **fields})))) as url:
         tier = PeerTier(url, timeout=PATIENCE_SECONDS)
         assert known(tier, [4]) == 0
         assert tier.close()
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"position": 0},
+        {"position": 0, "sizes": []},
+        {"position": 0, "sizes": [-1]},
+        {"position": 1, "sizes": [5]},
+        {"position": -1, "sizes": [5]},
+        {"position": 2, "sizes": []},
+        {"position": True, "sizes": []},
+        {"position": "0", "sizes": [5]},
+        {"position": 0.0, "sizes": [5]},
+    ],
+    ids=str,
+)
+def test_invalid_answers_about_the_first_object_are_refused(fields: dict[str, object]) -> None:
+    with liar(lambda made, _: made.sendall(framed(pack("answer", {"cause": "", "number": 0, **fields})))) as url:
+        tier = PeerTier(url, timeout=PATIENCE_SECONDS)
+        with pytest.raises(BackendError, match="the answer has no"):
+            tier._first([name_of(4)])
+        assert tier.close()
+
+
+def test_one_message_asks_a_peer_for_the_first_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(tmp_path) as tier:
+        assert store(tier, [7]).is_done
+        reader, requests = PeerTier(tier.name), list[str]()
+        ask = reader._ask
+        monkeypatch.setattr(reader, "_ask", lambda kind, **fields: requests.append(kind) or ask(kind, **fields))
+        assert first_known(reader, [*range(1000, 1200), 7]) == 200
+        assert requests == ["first"]
+        assert reader.close()
 
 
 def test_a_peer_that_sends_byte_by_byte_is_a_miss() -> None:

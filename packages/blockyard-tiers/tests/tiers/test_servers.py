@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +274,45 @@ def test_an_object_larger_than_is_wanted_is_not_read() -> None:
     assert tier.close()
 
 
+class Together(BaseHTTPRequestHandler):
+    """Answers HEAD requests only when as many are open as a tier sends together."""
+
+    barrier = threading.Barrier(32)
+    present = name_of(7).hex()
+
+    def do_HEAD(self) -> None:
+        self.barrier.wait(PATIENCE_SECONDS)
+        self.send_response(200 if self.path.endswith(self.present) else 404)
+        for header, value in (("Content-Length", "5000"), ("ETag", '"1"'), ("Last-Modified", self.date_time_string())):
+            self.send_header(header, value)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class TogetherServer(ThreadingHTTPServer):
+    request_queue_size = 64
+
+
+@pytest.mark.skipif(bool(missing_for_buckets("obstore")), reason=missing_for_buckets("obstore"))
+def test_a_search_in_a_bucket_sends_many_requests_at_once() -> None:
+    from blockyard_tiers import ObjectTier
+
+    with TogetherServer(("127.0.0.1", 0), Together) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        keys = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
+        tier = ObjectTier("s3://bucket", config={**keys, "endpoint": f"http://127.0.0.1:{server.server_address[1]}"})
+        names = [name_of(number) for number in (*range(1000, 1040), 7, *range(2000, 2023))]
+        assert tier._first(names) == (40, [5000 - 4096])
+        assert tier._first(names[:32]) == (32, [])
+        assert tier._sizes([name_of(7), *names[:31]]) == [5000 - 4096]
+        assert tier.close()
+        server.shutdown()
+        thread.join(PATIENCE_SECONDS)
+
+
 @needs_bucket
 def test_buckets_that_are_not_there_or_do_not_answer(shared: Place) -> None:
     from blockyard_tiers import ObjectTier
@@ -429,7 +470,7 @@ def test_bad_addresses_are_refused(kind: str, url: str) -> None:
 
 
 def test_many_positions_are_searched_by_one_question(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of states: of Redis, folders and Mooncake one exchange says which of them is the first that is there."""
+    """As for states: the backend returns the first of the names that is present."""
     writer, reader = place.open(), place.open()
     assert store(writer, [7, 9]).is_done
     asked: list[int] = []
