@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from blockyard import CacheConfig, KVCacheManager
+from blockyard import CacheConfig, KVCacheManager, ObserveConfig
 from blockyard.events import KVEventPublisher
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.publishing.feed import Feed, WorkTurns
@@ -44,7 +44,12 @@ DEVICE_SECONDS = 0.0005
 def make_cache(num_blocks: int, on: bool) -> KVCacheManager:
     return KVCacheManager(
         CacheConfig(
-            num_blocks, BLOCK_SIZE, max_num_seqs=4, max_model_len=40_000, watermark=0.0, enable_kv_cache_events=on
+            num_blocks,
+            BLOCK_SIZE,
+            max_num_seqs=4,
+            max_model_len=40_000,
+            watermark=0.0,
+            observe=ObserveConfig(enable_kv_cache_events=on),
         )
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard import CacheConfig, KVCacheManager
+from blockyard import CacheConfig, KVCacheManager, ObserveConfig
 from blockyard.events import KVEventPublisher
 from blockyard.routing import COSTS, Fleet, Router, RouteRequest, make_cost
 
@@ -60,7 +60,7 @@ def filled_fleet(num_replicas: int, prompts: list[Prompt]) -> tuple[Fleet, list[
     fleet, replicas = Fleet(heartbeat_timeout=3600.0), []
     num_blocks = (PROMPTS + 1) * len(prompts[0]) // BLOCK_SIZE
     for number in range(num_replicas):
-        cache = KVCacheManager(CacheConfig(num_blocks, BLOCK_SIZE, enable_kv_cache_events=True))
+        cache = KVCacheManager(CacheConfig(num_blocks, BLOCK_SIZE, observe=ObserveConfig(enable_kv_cache_events=True)))
         publisher = KVEventPublisher(cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=5.0)
         replicas.append(Replica(cache, publisher))
         for place in range(PROMPTS):

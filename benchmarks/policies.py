@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 import blockyard
-from blockyard import BlockPool, CacheConfig, EvictionPolicy, KVCacheManager
+from blockyard import BlockPool, CacheConfig, EvictionPolicy, HintConfig, KVCacheManager
 from blockyard.cli import build_name
 from blockyard.core.policies.layers.hinted import Hinted
 from blockyard.core.policies.layers.retention import Retention
@@ -127,7 +127,9 @@ class Chats:
     def __init__(self, policy: str, names: list[str], has_sessions: bool) -> None:
         num_blocks = 2 * len(names) + 100
         self.cache = KVCacheManager(
-            CacheConfig(num_blocks, BLOCK, max_model_len=4 * BLOCK, max_sessions=2**17, eviction_policy=policy)
+            CacheConfig(
+                num_blocks, BLOCK, max_model_len=4 * BLOCK, hints=HintConfig(max_sessions=2**17), eviction_policy=policy
+            )
         )
         self.names, self.has_sessions = names, has_sessions
         self.prompts = [list(range(100 * number, 100 * number + 2 * BLOCK)) for number in range(len(names))]
@@ -173,7 +175,7 @@ def hint_times(policy: str) -> Iterator[str]:
 def bytes_a_session() -> float:
     """What is resident for a session that is over, its name aside, when 100,000 are known and hold no block."""
     names = [f"chat-{number}" for number in range(COUNTED_SESSIONS)]
-    cache = KVCacheManager(CacheConfig(100, BLOCK, max_model_len=4 * BLOCK, max_sessions=2**17))
+    cache = KVCacheManager(CacheConfig(100, BLOCK, max_model_len=4 * BLOCK, hints=HintConfig(max_sessions=2**17)))
     cache.free(cache.allocate([1], session="first"))
     before = _resident_bytes()
     for name in names:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from blockyard import CacheConfig, KVCacheManager
+from blockyard import CacheConfig, KVCacheManager, ObserveConfig
 
 BLOCK_SIZE = 16
 PROMPT_BLOCKS = 64
@@ -26,7 +26,11 @@ class Work:
     def __init__(self, num_seqs: int, sample: int) -> None:
         num_blocks = num_seqs * (PROMPT_BLOCKS + 8) * 5 // 4
         config = CacheConfig(
-            num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=num_seqs, residency_sample=sample, hash_seed=1
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=num_seqs,
+            observe=ObserveConfig(residency_sample=sample),
+            hash_seed=1,
         )
         self.cache = KVCacheManager(config)
         self.num_steps = self.num_begun = 0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from blockyard import CacheConfig, KVCacheManager, LayerGroup, StateSpec
+from blockyard import CacheConfig, KVCacheManager, LayerGroup, StateConfig, StateSpec
 from blockyard.steps import StepBuffers
 
 from .measure import HEADERS, Figure, print_plain
@@ -49,7 +49,7 @@ def cache_of(groups: tuple[LayerGroup, ...], num_seqs: int, num_blocks: int, *pl
             max_num_seqs=num_seqs,
             max_model_len=MAX_MODEL_LEN,
             groups=groups,
-            state_places=places,
+            states=StateConfig(checkpoints=places),
         )
     )
 
@@ -116,8 +116,7 @@ def evictions(order: str, num_states: int) -> Figure:
         max_num_seqs=BATCH,
         max_model_len=MAX_MODEL_LEN,
         groups=groups,
-        state_places=("last",),
-        state_order=order,
+        states=StateConfig(checkpoints=("last",), order=order),
     )
     cache = KVCacheManager(config)
     for _ in range(num_states // BATCH + 2):

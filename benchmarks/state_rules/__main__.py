@@ -12,8 +12,8 @@ import argparse
 from typing import Any
 
 import blockyard
+from blockyard.cache_options import MAX_MODEL_LEN
 from blockyard.cli import build_name
-from blockyard.config import MAX_MODEL_LEN
 from blockyard_lab.policy_names import OPTIMUM, parse_sizes
 from blockyard_lab.sweep import run_all
 from blockyard_lab.traces import open_trace

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from blockyard import KVCacheManager, StateHints
 from blockyard.arguments import require_int
-from blockyard.config import CacheConfig
+from blockyard.config import cache_config
 from blockyard.errors import NeverFits, OutOfBlocks
 from blockyard.extending import MOST_SESSIONS
 from blockyard.groups import LayerGroup, StateSpec
@@ -24,7 +24,7 @@ class StateReplay:
     than the budget is kept. 0: requests run in the budget, as they do on a device, and one that does not fit runs
     without the cache and hits nothing.
 
-    >>> run = StateReplay("lru", ("junction", "ends"), state_tokens=16, budget=1600)
+    >>> run = StateReplay("lru", ("branch", "ends"), state_tokens=16, budget=1600)
     >>> keys = np.arange(1, 11)
     >>> [run.request(keys, 155, 160, told=[], queued=[]) for _ in range(2)]
     [0, 144]
@@ -49,7 +49,7 @@ class StateReplay:
         num_blocks = 1 + budget // block_size + room
         config = {"max_num_seqs": 1, "watermark": 0.0, "max_model_len": block_size * num_blocks, **fields}
         self.cache = KVCacheManager(
-            CacheConfig(num_blocks, groups=groups, state_places=places, state_order=order, **config)  # type: ignore[arg-type]
+            cache_config(num_blocks, groups=groups, state_checkpoints=places, state_order=order, **config)  # type: ignore[arg-type]
         )
         #: Requests that did not fit.
         self.num_refused = 0

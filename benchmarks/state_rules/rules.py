@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from blockyard import InvalidArgument
 from blockyard.arguments import require_int
-from blockyard.config import STATE_ORDERS, require_places
+from blockyard.cache_options import STATE_ORDERS, require_checkpoint_rules
 from blockyard_lab import StateRun
 from blockyard_lab.policy_names import OPTIMUM
 from blockyard_lab.sweep import run_all
@@ -23,13 +23,13 @@ SCHEDULE = "best found"
 #: Tokens of a state: from one to more than any memory holds.
 MAX_STATE_TOKENS = 2**40
 #: What is compared unless rules are named: the last boundary under one LRU, a good simple rule, and the default.
-STATE_RULES = "lru:last,lru:junction+ends,index:junction+ends+pow2"
+STATE_RULES = "lru:last,lru:branch+ends,index:branch+ends+pow2"
 #: Behind the places of a rule: each session says after its last turn that it is over (docs/hints.md).
 OVER = "+over"
 
 
 def parse_state_rule(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return the order and the places of a rule like "index:junction+ends+pow2", which may end with `OVER`.
+    """Return the order and the places of a rule like "index:branch+ends+pow2", which may end with `OVER`.
 
     Raises `InvalidArgument`.
     """
@@ -39,7 +39,7 @@ def parse_state_rule(text: str) -> tuple[str, tuple[str, ...]]:
             f"state rules have {text!r}; before the first colon stands one of {', '.join(STATE_ORDERS)}"
         )
     found = tuple(places.split("+"))
-    require_places(f"state rule {text!r}", found)
+    require_checkpoint_rules(f"state rule {text!r}", found)
     return order, found
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from blockyard import CacheConfig, KVCacheManager, LayerGroup, SeqStatus
+from blockyard import KVCacheManager, LayerGroup, SeqStatus
+from blockyard.config import cache_config
 from blockyard.errors import BlockyardError
 
 #: Kinds of caches by what they add: a pool that prompts join in, windows, a CPU pool.
@@ -21,7 +22,7 @@ def live_cache(kind: str) -> KVCacheManager:
         more = {"groups": (LayerGroup(4), LayerGroup(4, sliding_window=8))}
     if kind == "tier":
         more = {"num_cpu_blocks": 12}
-    return KVCacheManager(CacheConfig(num_blocks=40, block_size=4, max_num_seqs=8, max_model_len=64, **more))  # type: ignore[arg-type]
+    return KVCacheManager(cache_config(num_blocks=40, block_size=4, max_num_seqs=8, max_model_len=64, **more))  # type: ignore[arg-type]
 
 
 def at_work(cache: KVCacheManager, seed: int, num_steps: int) -> Iterator[None]:

@@ -39,7 +39,7 @@ class StatesOnADataPlane(World):
                 groups.insert(choose.randrange(len(groups) + 1), state)
             settings = {**self.more_config(tuple(groups), size), "partial_hits": False}
             try:
-                return blockyard.CacheConfig(
+                return blockyard.config.cache_config(
                     choose.choice((choose.randint(8, 20), choose.randint(20, 120))),
                     groups=tuple(groups),
                     max_num_seqs=choose.choice((1, 3, 8)),
@@ -47,7 +47,9 @@ class StatesOnADataPlane(World):
                     num_cpu_blocks=choose.choice((0, 0, choose.randint(3, 12), 60)),
                     keep_evicted=choose.random() < 0.7,
                     state_order=choose.choice(("index", "index", "lru")),
-                    state_places=choose.choice((("junction", "ends", "pow2"), ("last",), ("every:8",), ("ends",), ())),
+                    state_checkpoints=choose.choice(
+                        (("branch", "ends", "pow2"), ("last",), ("every:8",), ("ends",), ())
+                    ),
                     cut_chunks=choose.random() < 0.7,
                     **settings,
                 )

@@ -16,6 +16,7 @@ from blockyard import (
     StateHints,
     StateSpec,
 )
+from blockyard.config import cache_config
 
 from .state_memory import StateMemory
 
@@ -283,26 +284,25 @@ def config(draw: random.Random, num_blocks: int, **fields: Any) -> CacheConfig:
     shards = draw.choice([1, 1, 2, 3])  # each rank has a part of the tokens, and whole states
     local = draw.choice([1, 4])
     size = local * shards
-    groups: list[LayerGroup] = [LayerGroup(size, shards=shards, interleave=draw.choice([1, local]), token_bytes=8)]
+    attention = LayerGroup(size, shards=shards, interleave=draw.choice([1, local]), token_bytes=8)
+    groups: list[LayerGroup | StateSpec] = [attention]
     if draw.random() < 0.4:
-        groups.append(replace(groups[0], sliding_window=draw.choice([1, 9]), token_bytes=draw.choice([8, 5])))
+        groups.append(replace(attention, sliding_window=draw.choice([1, 9]), token_bytes=draw.choice([8, 5])))
     state = StateSpec(checkpoint_every=draw.choice([size, 8]), state_bytes=draw.choice([1, 8 * local, 24 * local]))
     groups.insert(draw.randrange(len(groups) + 1), state)
     if draw.random() < 0.3:
         groups.append(StateSpec(checkpoint_every=draw.choice([1, size]), state_bytes=draw.choice([1, 20])))
-    return CacheConfig(
-        num_blocks,
-        groups=tuple(groups),
-        max_num_seqs=draw.choice([3, 8]),
-        max_model_len=200,
-        num_cpu_blocks=draw.choice([0, 60]),
-        state_order=draw.choice(["index", "lru"]),
-        state_places=draw.choice(
-            [("junction", "ends", "pow2"), ("ends",), ("last",), ("every:8",), ("junction", "every:24"), ()]
+    drawn = {
+        "groups": tuple(groups),
+        "max_num_seqs": draw.choice([3, 8]),
+        "max_model_len": 200,
+        "num_cpu_blocks": draw.choice([0, 60]),
+        "state_order": draw.choice(["index", "lru"]),
+        "state_checkpoints": draw.choice(
+            [("branch", "ends", "pow2"), ("ends",), ("last",), ("every:8",), ("branch", "every:24"), ()]
         ),
-        cut_chunks=draw.random() < 0.7,
-        max_steps_in_flight=draw.choice([1, 1, 3]),
+        "cut_chunks": draw.random() < 0.7,
+        "max_steps_in_flight": draw.choice([1, 1, 3]),
         **draw.choice([{}, {"track_misses": True, "history_size": 50}]),
-        partial_hits=False,
-        **fields,
-    )
+    }
+    return cache_config(num_blocks, **{**drawn, **fields})

@@ -18,7 +18,6 @@ import numpy as np
 
 from blockyard import (
     BlockyardError,
-    CacheConfig,
     CacheSalt,
     InvalidArgument,
     KVCacheManager,
@@ -27,7 +26,8 @@ from blockyard import (
     StateSpec,
     StepPlan,
 )
-from blockyard.config import STATE_ORDERS
+from blockyard.cache_options import STATE_ORDERS
+from blockyard.config import cache_config
 from blockyard_tiers import (
     Cause,
     FirstMatch,
@@ -285,8 +285,8 @@ class OffloadWorld:
         self.state_bytes = self.choose.choice((1, 30, 90)) if has_states else 0
         self.state_fields: dict[str, Any] = {}
         if has_states:
-            self.state_fields["state_places"] = self.choose.choice(
-                (("junction", "ends", "pow2"), ("every:8",), ("last",))
+            self.state_fields["state_checkpoints"] = self.choose.choice(
+                (("branch", "ends", "pow2"), ("every:8",), ("last",))
             )
             self.state_fields["state_order"] = self.choose.choice(STATE_ORDERS)
             self.state_fields["cut_chunks"] = self.choose.random() < 0.7
@@ -306,7 +306,7 @@ class OffloadWorld:
         if self.partial and self.num_groups == 1 and not self.state_bytes:
             options["partial_hits"] = True
         num_blocks = self.choose.randrange(20, 48)
-        self.config = CacheConfig(num_blocks, groups=groups, max_num_seqs=5, max_model_len=60, **options)
+        self.config = cache_config(num_blocks, groups=groups, max_num_seqs=5, max_model_len=60, **options)
         self.cache = KVCacheManager(self.config)
         num_rows = self.choose.randrange(4, 40) + 2 * self.config.state_blocks
         self.blocks = SmallBlocks(num_blocks + 20, self.block_size, self.num_groups, num_rows)

@@ -94,7 +94,7 @@ class World(DataPlane):
             keep_evicted=is_tight or choose.random() < 0.7,
             **self.more_config(groups, size),
         )
-        return package.CacheConfig(**used(options))
+        return package.config.cache_config(**used(options))
 
     def more_config(self, groups: tuple[Any, ...], size: int) -> dict[str, Any]:
         choose = self.random
@@ -124,7 +124,7 @@ class World(DataPlane):
             self.act(self.random.choices([a for a, _ in actors], [w for _, w in actors])[0])
 
     def actors(self) -> list[tuple[Any, float]]:
-        swaps = 1.0 if self.config.num_cpu_blocks else 0.05
+        swaps = 1.0 if self.config.cpu.num_blocks else 0.05
         return [
             (self.allocate, 10),
             (self.allocate_batch, 2),
@@ -160,7 +160,7 @@ class World(DataPlane):
 
     def take_events(self) -> None:
         """After some calls, so that others are told of together; then what was told is what the cache holds."""
-        if self.config.enable_kv_cache_events and len(self.story) % (1 + self.seed % 4) == 0:
+        if self.config.observe.enable_kv_cache_events and len(self.story) % (1 + self.seed % 4) == 0:
             events = self.cache.take_events()
             self.told.apply(events)
             if self.told.differences(self.cache) and self.frees_by_itself:
@@ -275,7 +275,7 @@ class World(DataPlane):
         seq = Seq(handle, tokens, keys, spans, self.cache.generation)
         seq.num_promised = num_seqs - 1
         self.add(seq)
-        if self.config.track_misses:
+        if self.config.observe.track_misses:
             causes = self.cache.miss_causes(handle)
             amounts = [getattr(causes, name) for name in causes.FIELDS if name != "evicted_ago"]
             assert not self.config.enable_prefix_caching or sum(amounts) == len(tokens)

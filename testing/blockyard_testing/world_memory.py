@@ -69,7 +69,7 @@ class DataPlane:
         self.sizes = [group.block_size for group in config.layer_groups]
         self.windows = [group.sliding_window for group in config.layer_groups]
         self.gpu = Memory(config.num_blocks, self.sizes)
-        self.cpu = Memory(max(config.num_cpu_blocks, 1), self.sizes)
+        self.cpu = Memory(max(config.cpu.num_blocks, 1), self.sizes)
         self.counts: Counter[str] = Counter()
         #: An engine's own tables, which every step is written into, for each group.
         self.tables = [self._new_table(size) for size in self.sizes]

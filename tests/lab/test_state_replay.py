@@ -15,10 +15,10 @@ from blockyard_testing import seeds
 from blockyard_testing.state_loads import Keys, Request, chats, pattern
 
 PLACES = [
-    ("junction", "ends", "pow2"),
-    ("junction", "ends"),
+    ("branch", "ends", "pow2"),
+    ("branch", "ends"),
     ("last",),
-    ("every:64", "junction"),
+    ("every:64", "branch"),
 ]
 
 

@@ -85,7 +85,7 @@ def test_the_bound_is_above_the_best_of_all_choices_and_the_schedule_is_one_of_t
 @pytest.mark.parametrize("state_tokens", [16, 400])
 def test_no_rule_passes_the_bound_and_the_schedule_passes_all_rules(state_tokens: int) -> None:
     load = read_state_load(open_trace(f"chat:requests=200,seed={run_seed() % 1000}"))
-    rules = ["lru:last", "lru:junction+ends", "index:junction+ends+pow2", "lru:every:64+junction"]
+    rules = ["lru:last", "lru:branch+ends", "index:branch+ends+pow2", "lru:every:64+branch"]
     sizes = [load.working_set // 8, load.working_set, 4 * load.working_set]
     hits = rule_hits(load, rules, sizes, state_tokens)
     most, found = hits[OPTIMUM], hits[SCHEDULE]
@@ -109,7 +109,7 @@ def test_a_trace_of_hash_ids_keeps_its_own_blocks_that_are_full() -> None:
 @pytest.mark.parametrize("order", ["lru", "index"])
 def test_sessions_that_say_that_they_are_over_hit_more(order: str) -> None:
     load = read_state_load(open_trace("chat:requests=400,seed=11"))
-    rules = [f"{order}:junction+ends", f"{order}:junction+ends+over"]
+    rules = [f"{order}:branch+ends", f"{order}:branch+ends+over"]
     sizes = [load.working_set // 8, load.working_set // 4]
     found = rule_hits(load, rules, sizes, 40)
     assert (found[rules[1]] > found[rules[0]]).all()
@@ -139,7 +139,7 @@ def test_the_manager_replays_states_below_the_bound() -> None:
     bound = rule_hits(load, rules, [load.working_set], 40)[OPTIMUM][0]
     runs = {rule: managed(load, rule, 40, load.working_set) for rule in rules}
     assert all(0 <= run["hits"] <= bound for run in runs.values())
-    assert runs["index:junction+ends+pow2"]["hits"] > runs["lru:last"]["hits"] > 0
+    assert runs["index:branch+ends+pow2"]["hits"] > runs["lru:last"]["hits"] > 0
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blockyard import Admission, CacheConfig, CacheSalt, CapacityError, KVCacheManager, LayerGroup, StateSpec, StepPlan
+from blockyard import Admission, CacheSalt, CapacityError, KVCacheManager, LayerGroup, StateSpec, StepPlan
+from blockyard.config import cache_config
 from blockyard_engine.parallel import (
     HandoffReceiver,
     HandoffSender,
@@ -66,7 +67,7 @@ class Node:
         if world.has_states:
             groups.append(StateSpec(state_bytes=40, checkpoint_every=draw.choice(sizes)))
         num_blocks, cuts_chunks = draw.randrange(40, 160), draw.random() < 0.7
-        self.config = CacheConfig(
+        self.config = cache_config(
             num_blocks=num_blocks,
             max_num_seqs=32,
             max_model_len=96,

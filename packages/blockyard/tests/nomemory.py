@@ -23,8 +23,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from blockyard import CacheConfig, KVCacheManager, LayerGroup, StateHints, StateSpec
+from blockyard import KVCacheManager, LayerGroup, StateHints, StateSpec
 from blockyard._build import build_name
+from blockyard.config import cache_config
 
 from .support.own_calls import MANAGER_CALLS, POOL_CALLS, Call, Site, tokens
 from .support.snapshot import snapshot
@@ -92,7 +93,7 @@ class StateSite:
         groups = (LayerGroup(4, token_bytes=8), StateSpec(state_bytes=100, checkpoint_every=4))
         sizes: dict[str, Any] = {"num_blocks": 200, "max_num_seqs": 7, "max_model_len": 64, "hash_seed": 3}
         sizes["num_cpu_blocks"] = 40
-        self.cache = KVCacheManager(CacheConfig(groups=groups, state_order=order, track_misses=True, **sizes))
+        self.cache = KVCacheManager(cache_config(groups=groups, state_order=order, track_misses=True, **sizes))
         first = self.computed(tokens(1, 40), (16,))
         second = self.computed([*tokens(1, 20), *tokens(3, 20)])
         self.cache.free([first])

@@ -20,8 +20,9 @@ from types import FrameType
 from typing import Any
 
 import blockyard
-from blockyard import BlockPool, CacheConfig, ConcurrentCall, InvariantError, KVCacheManager, PolicyError
+from blockyard import BlockPool, ConcurrentCall, InvariantError, KVCacheManager, PolicyError
 from blockyard._build import build_name
+from blockyard.config import cache_config
 from blockyard_testing.own_policies import MRU
 
 from .support.own_calls import KEYS, KINDS
@@ -74,7 +75,7 @@ class Program:
         settings = {"num_blocks": 40, "max_num_seqs": 8, "max_model_len": 48, **KINDS[kind]}
         self.has_own_policy = kind == "own policy"
         self.keys: tuple[Any, ...] = KEYS if kind == "keys" else ()
-        self.cache = KVCacheManager(CacheConfig(block_size=4, watermark=0.0, **settings))
+        self.cache = KVCacheManager(cache_config(block_size=4, watermark=0.0, **settings))
         self.pool: BlockPool = self.cache.pool
         self.seqs: list[int] = []
         self.leases: list[Any] = []

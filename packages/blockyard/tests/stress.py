@@ -56,7 +56,7 @@ class LargeWorld(World):
             hash_seed=choose.randrange(2**30),
             **{**more, "enable_kv_cache_events": False},
         )
-        return package.CacheConfig(**used(options))
+        return package.config.cache_config(**used(options))
 
     def actors(self) -> list[tuple[Any, float]]:
         arrive, free, truncate, abandon = (30, 6, 2, 3) if self.is_crowd else (22, 14, 4, 1)

@@ -111,7 +111,7 @@ class WiredWorld(Compared, World):
         """A cache with events, and no window of one token: it needs no block, so nobody outside sees a hit of it."""
         while True:
             config = super().choose_config()
-            if config.enable_kv_cache_events and all(each.sliding_window != 1 for each in config.layer_groups):
+            if config.observe.enable_kv_cache_events and all(each.sliding_window != 1 for each in config.layer_groups):
                 return config
 
     def more_config(self, groups: tuple[Any, ...], size: int) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def assemble(model: Any, options: EngineOptions, ranks: Ranks) -> EngineParts:
     config = options.config(shape, spec)
     options.require_valid()
     options.require_servable(shape)
-    preemption = Preemption.parse(options.preemption, config.num_cpu_blocks)
+    preemption = Preemption.parse(options.preemption, config.cpu.num_blocks)
     tensors = shape.tensors(spec, borrowed.dtype, borrowed.device)
 
     def runner_on(kv_cache: KVCache) -> ModelRunner:
@@ -70,7 +70,7 @@ def assemble(model: Any, options: EngineOptions, ranks: Ranks) -> EngineParts:
     if options.num_blocks is None:
         warn_of_short_pool(config)
     cache = KVCacheManager(config)
-    kv_cache = KVCache(config.num_blocks, options.block_size, num_cpu_blocks=config.num_cpu_blocks, **tensors)
+    kv_cache = KVCache(config.num_blocks, options.block_size, num_cpu_blocks=config.cpu.num_blocks, **tensors)
     publisher = publisher_of(cache, options.kv_events)
     return EngineParts(borrowed, shape, preemption, memory, cache, kv_cache, publisher, ranks.lead(runner_on(kv_cache)))
 

@@ -162,7 +162,7 @@ class DecodeDoor:
         seq = self.receiver.finish(transfer, now)
         request = self._requests.pop(transfer.number)
         request.num_cached_tokens = transfer.start
-        if self.engine.cache.config.track_misses:
+        if self.engine.cache.config.observe.track_misses:
             request.misses = self.engine.cache.miss_causes(seq)
         runs = False
         try:

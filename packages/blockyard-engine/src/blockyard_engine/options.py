@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockyard.arguments import require_int, require_str
-from blockyard.config import CACHE_OPTIONS, STATE_OPTIONS, CacheConfig
+from blockyard.config import CACHE_OPTIONS, STATE_OPTIONS, CacheConfig, cache_config
 from blockyard.errors import InvalidArgument, ModelError
 from blockyard.groups import LayerGroup, StateSpec
 from blockyard.sizing import MAX_BYTES, KVCacheSpec, require_utilization
@@ -102,7 +102,7 @@ class EngineOptions:
                 LayerGroup(self.block_size, token_bytes=1),
                 StateSpec(state_bytes=1, checkpoint_every=self.block_size),
             )
-        config = CacheConfig(
+        config = cache_config(
             num_blocks=_FEWEST if self.num_blocks is None else self.num_blocks,
             block_size=self.block_size,
             max_model_len=1 if self.max_model_len is None else self.max_model_len,

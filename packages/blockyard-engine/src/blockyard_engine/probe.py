@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from blockyard.arguments import reason, require_int
-from blockyard.config import MAX_MODEL_LEN
+from blockyard.cache_options import MAX_MODEL_LEN
 from blockyard.errors import ModelError
 
 from .attention.indexed import learn_index

@@ -31,7 +31,7 @@ EVERYTHING: dict[str, Any] = {
     "track_misses": True,
     "watermark": 0.1,
 }
-OF_STATES: dict[str, Any] = {"state_order": "lru", "state_places": ("last",)}
+OF_STATES: dict[str, Any] = {"state_order": "lru", "state_checkpoints": ("last",)}
 WITHOUT_CACHING = {
     name: EVERYTHING[name] for name in EVERYTHING if name not in UNUSED_OPTIONS["enable_prefix_caching is False"]
 }
@@ -45,9 +45,9 @@ def engine_with(options: Any, **others: Any) -> Engine:
 def test_all_options_reach_the_config() -> None:
     assert tuple(sorted(EVERYTHING | OF_STATES)) == CACHE_OPTIONS
     config = engine_with(EVERYTHING).cache.config
-    assert {name: getattr(config, name) for name in EVERYTHING} == EVERYTHING
+    assert {name: config.option(name) for name in EVERYTHING} == EVERYTHING
     config = Engine(hybrid_model("qwen3_next"), num_blocks=200, block_size=4, cache_options=OF_STATES).cache.config
-    assert {name: getattr(config, name) for name in OF_STATES} == OF_STATES
+    assert {name: config.option(name) for name in OF_STATES} == OF_STATES
 
 
 @pytest.mark.parametrize("name", sorted(OF_STATES))

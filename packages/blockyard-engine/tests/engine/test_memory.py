@@ -267,9 +267,9 @@ def test_given_blocks_are_taken_and_no_step_is_run(monkeypatch: pytest.MonkeyPat
 def test_swap_space_is_counted_in_blocks() -> None:
     model = tiny_model("llama-gqa")
     engine = Engine(model, num_blocks=20, swap_space_bytes=MIB, preemption="swap")
-    assert engine.cache.config.num_cpu_blocks == MIB // engine.kv_cache.bytes_per_block
+    assert engine.cache.config.cpu.num_blocks == MIB // engine.kv_cache.bytes_per_block
     assert engine.kv_cache.cpu_data is not None
-    assert engine.kv_cache.cpu_data.shape[1] == engine.cache.config.num_cpu_blocks
+    assert engine.kv_cache.cpu_data.shape[1] == engine.cache.config.cpu.num_blocks
 
 
 @pytest.mark.parametrize(

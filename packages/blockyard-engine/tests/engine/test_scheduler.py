@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from blockyard import CacheConfig, KVCacheManager, LayerGroup, NeverFits
+from blockyard import KVCacheManager, LayerGroup, NeverFits
+from blockyard.config import cache_config
 from blockyard_engine import SamplingParams
 from blockyard_engine.decoding.sampler import Choice
 from blockyard_engine.request import Branch, make_request
@@ -21,7 +22,7 @@ from blockyard_testing.seeds import run_seed
 
 def make(budget: int, **changes: Any) -> Scheduler:
     sizes = {"num_blocks": 33, "block_size": 4, "max_num_seqs": 4, "max_model_len": 200, "watermark": 0.0}
-    return Scheduler(KVCacheManager(CacheConfig(**{**sizes, **changes})), budget)
+    return Scheduler(KVCacheManager(cache_config(**{**sizes, **changes})), budget)
 
 
 def add(scheduler: Scheduler, number: int, prompt: list[int], max_tokens: int = 8, priority: int = 0) -> Branch:

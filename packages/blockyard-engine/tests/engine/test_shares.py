@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, LoRA, NeverFits
+from blockyard import CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, LoRA, NeverFits
+from blockyard.config import cache_config
 from blockyard.tenants import OTHERS, Roster, Tenant, TenantGroup, tenant_groups
 from blockyard_engine import Engine, SamplingParams
 from blockyard_engine.options import Preemption
@@ -25,7 +26,7 @@ from .test_scheduler import finish
 
 def make(tenants: tuple[Tenant | TenantGroup, ...], num_blocks: int = 41, rows: int = 8) -> Scheduler:
     sizes: dict[str, Any] = {"block_size": 4, "max_num_seqs": rows, "max_model_len": 200, "watermark": 0.0}
-    return Scheduler(KVCacheManager(CacheConfig(num_blocks, tenants=tenants, **sizes)), 64)
+    return Scheduler(KVCacheManager(cache_config(num_blocks, tenants=tenants, **sizes)), 64)
 
 
 def add(scheduler: Scheduler, number: int, tenant: str, length: int, max_tokens: int = 60, n: int = 1) -> Branch:
@@ -254,7 +255,7 @@ def test_all_end_whatever_the_shares_and_nobody_falls_below_a_floor_for_another(
         sizes: dict[str, Any] = {"block_size": 4, "max_num_seqs": draw.choice((3, 8)), "max_model_len": 90}
         if kind == "windows":
             sizes["groups"] = (LayerGroup(4), LayerGroup(4, sliding_window=draw.choice((3, 9))))
-        config = CacheConfig(
+        config = cache_config(
             draw.randint(48, 70),
             watermark=draw.choice((0.0, 0.1)),
             num_cpu_blocks=30 if kind == "swap" else 0,

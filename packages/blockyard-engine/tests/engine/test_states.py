@@ -200,7 +200,7 @@ def test_one_after_another_half_is_hit_and_then_all() -> None:
 
 
 def test_where_states_are_kept_can_be_chosen() -> None:
-    engine = engine_of(hybrid_model("lfm2"), cache_options={"state_places": ("every:8",)})
+    engine = engine_of(hybrid_model("lfm2"), cache_options={"state_checkpoints": ("every:8",)})
     (prompt,) = mixed_prompts((40,))
     engine.generate([prompt], GREEDY)
     assert engine.generate([[*prompt[:27], 5, 6, 7]], GREEDY)[0].num_cached_tokens == 24

@@ -22,7 +22,7 @@ pytest.importorskip("transformers")
 
 import torch
 
-from blockyard import BlockyardError, CacheConfig, InvalidArgument, KVCacheManager, StepPlan
+from blockyard import BlockyardError, CacheConfig, CPUPoolConfig, InvalidArgument, KVCacheManager, StepPlan
 from blockyard.steps import PlanReceiver, PlanSender
 from blockyard.storage import KVCache, Shard
 from blockyard.wire.connection import SocketConnection
@@ -440,7 +440,7 @@ def test_logits_that_are_not_finite_end_no_rank() -> None:
 
 # ---------------------------------------------------------------- a step's message
 
-CONFIG = CacheConfig(20, 4, max_num_seqs=4, max_model_len=32, num_cpu_blocks=8)
+CONFIG = CacheConfig(20, 4, max_num_seqs=4, max_model_len=32, cpu=CPUPoolConfig(num_blocks=8))
 
 
 def messages() -> list[tuple[bytes, Any, ForwardBatch | None]]:
@@ -515,7 +515,7 @@ def test_a_message_that_is_missed_or_doubled_is_found() -> None:
         read(receiver, sent[2])
     with pytest.raises(RankError, match=r"diverged: it is at step 1 with digest .* the plan is step 1"):
         read(receiver, sent[0])
-    other = CacheConfig(20, 4, max_num_seqs=5, max_model_len=32, num_cpu_blocks=8)
+    other = CacheConfig(20, 4, max_num_seqs=5, max_model_len=32, cpu=CPUPoolConfig(num_blocks=8))
     with pytest.raises(RankError, match=r"^got step 1, which cannot be carried out: message is a plan"):
         read(PlanReceiver(other, "it", b"start"), sent[0])
 

@@ -89,7 +89,7 @@ def test_a_prompt_hits_in_an_engine_whose_tier_is_a_peer(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1", "lfm2"])
 def test_a_hybrid_model_goes_on_from_a_state_of_the_engine_before(name: str, tmp_path: Path) -> None:
     model = hybrid_model(name)
-    options = {"num_blocks": 600, "cache_options": {"state_places": ("every:16", "ends")}}
+    options = {"num_blocks": 600, "cache_options": {"state_checkpoints": ("every:16", "ends")}}
     alone = answer(poisoned(Engine(model, block_size=4, **options)))
     first, again = (served(model, tmp_path, **options) for _ in range(2))
     assert first.token_ids == again.token_ids == alone.token_ids
@@ -141,7 +141,7 @@ def test_a_process_killed_in_mid_save_leaves_states_that_are_right_or_missed(tmp
 
 def test_keys_and_values_without_a_state_are_no_hit(tmp_path: Path) -> None:
     model = hybrid_model("lfm2")
-    options = {"num_blocks": 600, "cache_options": {"state_places": ()}}
+    options = {"num_blocks": 600, "cache_options": {"state_checkpoints": ()}}
     first = served(model, tmp_path, **options)
     engine = engine_on(model, tmp_path, **options)
     again = answer(engine)

@@ -93,7 +93,7 @@ def test_a_prompt_hits_in_the_next_engine(way: str, shape: str, size: int, tmp_p
 )
 def test_a_hybrid_model_goes_on_from_a_state(name: str, way: str, tmp_path: Path) -> None:
     model = hybrid_model(name)
-    options = {"num_blocks": 600, "cache_options": {"state_places": ("every:16", "ends")}}
+    options = {"num_blocks": 600, "cache_options": {"state_checkpoints": ("every:16", "ends")}}
     alone = answer(Engine(model, block_size=4, **options))
     assert served(model, tmp_path, 2, way, **options) == (alone.token_ids, 0)
     num_hit = 60 if way == "tensor_parallel" else 56

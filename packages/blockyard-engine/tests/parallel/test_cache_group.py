@@ -19,6 +19,7 @@ from blockyard import (
     OutOfBlocks,
     UnknownSequence,
 )
+from blockyard.config import cache_config
 from blockyard.tenants import Tenant
 from blockyard_engine.parallel import CacheGroup
 from blockyard_testing import seeds
@@ -26,7 +27,7 @@ from blockyard_testing.cached import cached_tokens
 
 
 def group_of(count: int = 3, load_weight: float = 1.0, **options: Any) -> CacheGroup:
-    config = CacheConfig(**{"num_blocks": 101, "block_size": 4, "max_num_seqs": 16, "watermark": 0.0, **options})
+    config = cache_config(**{"num_blocks": 101, "block_size": 4, "max_num_seqs": 16, "watermark": 0.0, **options})
     return CacheGroup([KVCacheManager(config) for _ in range(count)], load_weight)
 
 

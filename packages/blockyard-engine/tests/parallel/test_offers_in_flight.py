@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from blockyard import BlockyardError, CacheConfig, CacheSalt, KVCacheManager, LayerGroup, StateSpec, StepPlan
+from blockyard import (
+    BlockyardError,
+    CacheConfig,
+    CacheSalt,
+    KVCacheManager,
+    LayerGroup,
+    StateConfig,
+    StateSpec,
+    StepPlan,
+)
 from blockyard_engine.parallel import HandoffSender, HeadShards, Offer, PeerInfo, StaleOffer
 from blockyard_testing import seeds
 from blockyard_testing.state_memory import StateMemory
@@ -152,9 +161,11 @@ def config(draw: random.Random) -> CacheConfig:
         groups=tuple(groups),
         max_num_seqs=draw.choice([4, 12]),
         max_model_len=200,
-        state_order=draw.choice(["index", "lru"]),
-        state_places=draw.choice([("junction", "ends", "pow2"), ("last",), ("every:8",)]),
-        cut_chunks=draw.random() < 0.7,
+        states=StateConfig(
+            order=draw.choice(["index", "lru"]),
+            checkpoints=draw.choice([("branch", "ends", "pow2"), ("last",), ("every:8",)]),
+            cut_chunks=draw.random() < 0.7,
+        ),
         max_steps_in_flight=draw.choice([2, 3, 4]),
         partial_hits=False,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from blockyard import CacheConfig, KVCacheManager
+from blockyard import KVCacheManager
+from blockyard.config import cache_config
 from blockyard_engine.parallel import HandoffReceiver, HandoffSender, HeadShards, Offer, PeerInfo
 
 PROMPT = list(range(37))
@@ -12,7 +13,7 @@ MODEL = {"dtype": "float32", "num_layers": 2, "head_size": 4, "shards": HeadShar
 
 
 def side(name: str = "prefill", incarnation: int = 1, config: dict[str, Any] | None = None, **fields: Any) -> Any:
-    made = CacheConfig(**{"num_blocks": 40, "block_size": 4, "max_num_seqs": 8, "watermark": 0.0, **(config or {})})
+    made = cache_config(**{"num_blocks": 40, "block_size": 4, "max_num_seqs": 8, "watermark": 0.0, **(config or {})})
     if made.layer_groups[1:]:  # a layer for each group
         fields = {"layer_groups": ((0,), (1,)), **fields}
     return KVCacheManager(made), PeerInfo.of(made, name, incarnation, **{**MODEL, **fields})

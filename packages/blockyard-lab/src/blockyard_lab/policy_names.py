@@ -17,7 +17,7 @@ import numpy as np
 import blockyard
 from blockyard import EvictionPolicy
 from blockyard.arguments import require_int
-from blockyard.config import MAX_BLOCKS
+from blockyard.cache_options import MAX_BLOCKS
 from blockyard.errors import InvalidArgument, PolicyError
 from blockyard.policies import POLICIES, make_policy
 

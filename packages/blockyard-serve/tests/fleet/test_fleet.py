@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import CacheConfig, KVCacheManager, LayerGroup, LoRA, Span, StateSpec
+from blockyard import KVCacheManager, LayerGroup, LoRA, Span, StateSpec
+from blockyard.config import cache_config
 from blockyard.errors import InvalidArgument
 from blockyard.keys import ExtraKey
 
@@ -34,7 +35,7 @@ class Engine:
     def __init__(
         self, num_blocks: int = 200, groups: tuple[LayerGroup, ...] = (LayerGroup(BLOCK_SIZE),), **fields: Any
     ) -> None:
-        config = CacheConfig(num_blocks=num_blocks, groups=groups, enable_kv_cache_events=True, **fields)
+        config = cache_config(num_blocks=num_blocks, groups=groups, enable_kv_cache_events=True, **fields)
         self.cache = KVCacheManager(config)
         self.publisher = KVEventPublisher(self.cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=0.02)
 
@@ -151,7 +152,7 @@ STATE = (LayerGroup(4, token_bytes=8), StateSpec(state_bytes=16, checkpoint_ever
 )
 def test_claim_is_what_windows_and_states_can_give(groups: tuple[LayerGroup, ...], length: int, num_new: int) -> None:
     """No window or state is left before the prompt's last token: its hit is far shorter than all tokens but that."""
-    fields = {"state_places": ("every:32",)} if groups is STATE else {}
+    fields = {"state_checkpoints": ("every:32",)} if groups is STATE else {}
     engine, prompt = Engine(40, groups, **fields), PROMPT[:32]
     cache, num_cut = engine.cache, 0
     engine.answer(PROMPT[:length], num_new=num_new)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from blockyard import BlockPool, CacheConfig, CacheSalt, KVCacheManager, LayerGroup
+from blockyard import BlockPool, CacheConfig, CacheSalt, HintConfig, KVCacheManager, LayerGroup
 from blockyard.tenants import Tenant
 from blockyard_serve.live.cells import (
     MAX_SHARED_CELLS,
@@ -130,7 +130,7 @@ def test_a_pool_alone_has_states_too() -> None:
 def test_tenants_are_those_who_have_most_and_the_rest_together(num_tenants: int) -> None:
     tenants = tuple(Tenant(f"t{number}", min_blocks=number % 2) for number in range(num_tenants))
     groups = (LayerGroup(4, token_bytes=8),)
-    cache = KVCacheManager(CacheConfig(1000, 4, groups=groups, retention_blocks=9, tenants=tenants))
+    cache = KVCacheManager(CacheConfig(1000, 4, groups=groups, hints=HintConfig(retention_blocks=9), tenants=tenants))
     assert take_snapshot(cache, Surroundings()).stats.block_bytes == 32
     for number in range(num_tenants):
         keys = (CacheSalt(f"t{number}"),)

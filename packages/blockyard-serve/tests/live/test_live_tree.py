@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from blockyard import CacheConfig, CacheSalt, KVCacheManager, LoRA, Span
+from blockyard.config import cache_config
 from blockyard_serve.live import Desk, Surroundings
 from blockyard_serve.live import feed as feeds
 from blockyard_serve.live import tree as trees
@@ -38,7 +39,7 @@ KEYS: tuple[tuple[Any, ...], ...] = ((), (CacheSalt("a"),), (LoRA("poet"),), (Sp
 
 
 def make_cache(num_blocks: int = 200, **settings: Any) -> KVCacheManager:
-    return KVCacheManager(CacheConfig(num_blocks, SIZE, max_model_len=400, watermark=0.0, **settings))
+    return KVCacheManager(cache_config(num_blocks, SIZE, max_model_len=400, watermark=0.0, **settings))
 
 
 def compute(cache: KVCacheManager, tokens: list[int], keys: tuple[Any, ...] = ()) -> None:

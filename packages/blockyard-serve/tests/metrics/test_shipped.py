@@ -21,7 +21,7 @@ pytest.importorskip("zmq")
 import uvicorn
 from fastapi import FastAPI, Response
 
-from blockyard import CacheConfig, KVCacheManager
+from blockyard import CacheConfig, KVCacheManager, ObserveConfig
 from blockyard.events import KVEventPublisher
 from blockyard.metrics import alert_rules_path, dashboard_path
 from blockyard.tenants import Tenant
@@ -79,7 +79,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[str]:
     """Where a fleet's page is, of a replica that is believed, took a request and lost another."""
-    cache = KVCacheManager(CacheConfig(num_blocks=20, enable_kv_cache_events=True))
+    cache = KVCacheManager(CacheConfig(num_blocks=20, observe=ObserveConfig(enable_kv_cache_events=True)))
     publisher = KVEventPublisher(cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=0.1)
     known, figures = SharedFleet("robust", 3600.0), FleetFigures()
     known.sync({"a": (publisher.endpoint, publisher.replay_endpoint)})

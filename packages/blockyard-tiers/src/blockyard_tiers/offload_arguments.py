@@ -41,7 +41,7 @@ def require_arguments(
             raise InvalidArgument(f"{name} is {shown(call)}; it must be callable")
     require_offloadable(cache, int(blocks.layout().get("shards", 1)))
     config = cache.config
-    if on_plan is None and (config.num_cpu_blocks or config.partial_hits or config.has_states):
+    if on_plan is None and (config.cpu.num_blocks or config.partial_hits or config.has_states):
         raise InvalidArgument(
             "on_plan is None; a cache with a CPU pool, partial hits or states needs it, to carry out the moves of plans"
         )

@@ -17,6 +17,7 @@ from blockyard import (
     BlockyardError,
     CacheConfig,
     CacheSalt,
+    CPUPoolConfig,
     InvalidArgument,
     KVCacheManager,
     LayerGroup,
@@ -295,7 +296,7 @@ def test_after_a_reset_the_model_is_asked_again() -> None:
         (CacheConfig(9, groups=(LayerGroup(4, token_bytes=8), StateSpec(state_bytes=8, checkpoint_every=4))), "states"),
         (CacheConfig(9, groups=(LayerGroup(4, shards=2),)), "2 shards"),
         (CacheConfig(9, max_steps_in_flight=2), "max_steps_in_flight is 2"),
-        (CacheConfig(9, num_cpu_blocks=4), "on_plan is None"),
+        (CacheConfig(9, cpu=CPUPoolConfig(num_blocks=4)), "on_plan is None"),
     ],
 )
 def test_unsupported_configs_are_refused(config: CacheConfig, words: str) -> None:

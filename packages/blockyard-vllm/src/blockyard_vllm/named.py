@@ -43,9 +43,9 @@ def _noting(look_up: Callable[..., Any]) -> Callable[..., Any]:
         if manager.misses is not None and manager.prefix_cache_lookup_enabled(request):
             manager.misses.ask(request, found[1])
         if manager.places is not None:
-            blocks, hit, junction = found
-            manager.places.plan(request, hit, junction)
-            return blocks, hit, 0  # a junction is among the places, and vLLM needs no stop of its own
+            blocks, hit, branch = found
+            manager.places.plan(request, hit, branch)
+            return blocks, hit, 0  # a branch is among the places, and vLLM needs no stop of its own
         return found
 
     return noting
@@ -56,10 +56,10 @@ class NamedManager(StockManager):
 
     places: StatePlaces | None = None
 
-    def __init__(self, state_places: tuple[str, ...] = (), **given: Any) -> None:
+    def __init__(self, state_checkpoints: tuple[str, ...] = (), **given: Any) -> None:
         super().__init__(**given)
-        if state_places:
-            self.places = keep_states(state_places, self.coordinator, given["kv_cache_config"].num_blocks)
+        if state_checkpoints:
+            self.places = keep_states(state_checkpoints, self.coordinator, given["kv_cache_config"].num_blocks)
         self.misses: StepMisses | None = getattr(self.block_pool, "misses", None)
         plain = self.coordinator.single_type_managers
         size = given["hash_block_size"]
@@ -198,7 +198,7 @@ def named_manager(options: Options, **given: Any) -> Any:
     attributes = {"eviction_policy": options.eviction_policy, "misses": misses}
     made = type("BlockPool", (BlockPool,), attributes)
     with leading_here(coordinators, "BlockPool", made):
-        return NamedManager(options.state_places, **given)
+        return NamedManager(options.state_checkpoints, **given)
 
 
 @contextmanager

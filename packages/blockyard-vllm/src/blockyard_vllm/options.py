@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from blockyard import InvalidArgument
-from blockyard.config import require_places
+from blockyard.cache_options import require_checkpoint_rules
 from blockyard.engine_versions import VLLM
 from blockyard.policies import POLICIES, make_policy
 from blockyard.signatures import listed, moved_methods, release_of, require_version
@@ -19,7 +19,7 @@ from blockyard.signatures import listed, moved_methods, release_of, require_vers
 LEVELS = ("auto", "tokens", "names")
 COUNTS = ("residency_sample", "retention_blocks", "miss_causes")
 ONLY_FOR_TOKENS = ("residency_sample", "retention_blocks", "events")
-PLACES = ("last", "junction", "ends", "pow2", "queue", "told")
+PLACES = ("last", "branch", "ends", "pow2", "queue", "told")
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Options:
     miss_causes: how many evicted hashes are remembered, to say why a prompt was not found; 0: nothing is said.
     events: the address where `blockyard.events` publishes what the pool holds, such as "tcp://127.0.0.1:5557"; "" for
         nowhere; "tokens" only.
-    state_places: of a hybrid model, at which boundaries of a prompt states are kept: names as in `CacheConfig`, and
-        "queue" and "told"; empty: where vLLM keeps them; "names" only.
+    state_checkpoints: where states of a hybrid model are checkpointed: rules as in `StateConfig`, and "queue"
+        and "told"; empty: where vLLM keeps them; "names" only.
     Raises ValueError that names the option, its value and what it may be.
     """
 
@@ -45,7 +45,7 @@ class Options:
     retention_blocks: int = 0
     miss_causes: int = 0
     events: str = ""
-    state_places: tuple[str, ...] = ()
+    state_checkpoints: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -54,12 +54,13 @@ class Options:
                 raise ValueError(f"blockyard: {name} is {value!r}; it must be an integer from 0")
         if not isinstance(self.events, str) or (self.events and "://" not in self.events):
             raise ValueError(f"blockyard: events is {self.events!r}; it must be an address as tcp://127.0.0.1:5557 is")
-        places = self.state_places
+        places = self.state_checkpoints
         if not isinstance(places, list | tuple) or not _are_places(places):
             raise ValueError(
-                f"blockyard: state_places is {places!r}; it must be a list of names of {', '.join(PLACES)}, or every:N"
+                f"blockyard: state_checkpoints is {places!r}; it must be a list of names of {', '.join(PLACES)}, "
+                f"or every:N"
             )
-        object.__setattr__(self, "state_places", tuple(places))
+        object.__setattr__(self, "state_checkpoints", tuple(places))
         if self.level not in LEVELS:
             raise ValueError(f"blockyard: level is {self.level!r}; it must be one of {', '.join(LEVELS)}")
         if not _is_policy(self.eviction_policy):
@@ -84,7 +85,7 @@ def _is_policy(name: object) -> bool:
 
 def _are_places(names: Any) -> bool:
     try:
-        require_places("state_places", tuple(name for name in names if name not in ("queue", "told")))
+        require_checkpoint_rules("state_checkpoints", tuple(name for name in names if name not in ("queue", "told")))
     except InvalidArgument:
         return False
     return True

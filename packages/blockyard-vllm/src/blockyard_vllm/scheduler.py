@@ -38,11 +38,13 @@ def make_manager(options: Options, has_connector: bool = False, **given: Any) ->
     reason = why_not(**given) or ("a KV connector may hold blocks by id" if has_connector else "")
     if options.level == "tokens" and reason:
         raise ValueError(f"blockyard: level 'tokens' does not serve this model: {reason}")
-    if options.state_places and options.level == "tokens":
-        raise ValueError("blockyard: state_places is not there on level 'tokens', which serves full attention alone")
-    if options.state_places and has_connector:
-        raise ValueError("blockyard: state_places is not there with a KV connector (--kv-transfer-config)")
-    if options.level == "names" or reason or options.state_places:
+    if options.state_checkpoints and options.level == "tokens":
+        raise ValueError(
+            "blockyard: state_checkpoints is not there on level 'tokens', which only serves full attention"
+        )
+    if options.state_checkpoints and has_connector:
+        raise ValueError("blockyard: state_checkpoints is not there with a KV connector (--kv-transfer-config)")
+    if options.level == "names" or reason or options.state_checkpoints:
         if options.only_for_tokens:
             name = options.only_for_tokens[0]
             instead = "; vLLM's --kv-events-config is" if name == "events" else ""
@@ -128,7 +130,7 @@ class OnBlockyard:
                 f"blockyard: {type(self).__name__} made a {made.__module__}.{made.__name__}; its block manager must be "
                 "vLLM's KVCacheManager, imported by this name into the module of one of its classes"
             )
-        if options.state_places:
+        if options.state_checkpoints:
             self.kv_cache_manager.places.queue = self.waiting  # type: ignore[attr-defined]
         if options.events:
             rank = vllm_config.parallel_config.data_parallel_index

@@ -1,7 +1,7 @@
 """vLLM's own scheduler keeps states of hybrid models where the rules of docs/states.md say, on level "names".
 
 vLLM caches a state where a chunk of a prompt ends. Its scheduler ends chunks at the last boundary of a prompt, and
-where a prompt leaves what attention has cached. With the option `state_places` it ends them at these places instead,
+where a prompt leaves what attention has cached. With the option `state_checkpoints` it ends them there instead,
 and its managers cache the state, and the keys and values up to it, as they cache the others.
 """
 
@@ -180,7 +180,7 @@ def keep_states(names: Sequence[str], coordinator: Any, num_blocks: int) -> Stat
     """Let vLLM's managers keep states at places of ours; returns these. Raises ValueError where they cannot."""
     reason = why_no_places(coordinator)
     if reason:
-        raise ValueError(f"blockyard: state_places does not serve this model: {reason}")
+        raise ValueError(f"blockyard: state_checkpoints does not serve this model: {reason}")
     for manager in coordinator.single_type_managers:
         manager.__class__ = KEEPING[type(manager)]
         if isinstance(manager, StateGroup):

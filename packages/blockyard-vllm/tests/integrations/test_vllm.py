@@ -71,10 +71,8 @@ def test_options() -> None:
     given = options.options_of({"blockyard": {"level": "names", "eviction_policy": "s3fifo"}})
     assert (given.level, given.eviction_policy, given.only_for_tokens) == ("names", "s3fifo", [])
     assert options.options_of({"blockyard": {"residency_sample": 4}}).only_for_tokens == ["residency_sample"]
-    places = options.options_of(
-        {"blockyard": {"state_places": ["junction", "every:512", "queue", "told"]}}
-    ).state_places
-    assert places == ("junction", "every:512", "queue", "told")
+    rules = ["branch", "every:512", "queue", "told"]
+    assert options.options_of({"blockyard": {"state_checkpoints": rules}}).state_checkpoints == tuple(rules)
     for name in POLICIES:
         assert options.options_of({"blockyard": {"eviction_policy": name}}).eviction_policy == name
 
@@ -93,11 +91,14 @@ def test_options() -> None:
         ({"blockyard": {"eviction_policy": ["lru"]}}, r"eviction_policy is \['lru'\]; it must be one of"),
         ({"blockyard": {"eviction_policy": None}}, r"eviction_policy is None; it must be one of"),
         (
-            {"blockyard": {"state_places": ["best"]}},
-            r"state_places is \['best'\]; it must be a list of names of last, ",
+            {"blockyard": {"state_checkpoints": ["best"]}},
+            r"state_checkpoints is \['best'\]; it must be a list of names of last, ",
         ),
-        ({"blockyard": {"state_places": "junction"}}, r"state_places is 'junction'; it must be a list"),
-        ({"blockyard": {"state_places": [5, "every:0"]}}, r"state_places is \[5, 'every:0'\]; .*, told, or every:N"),
+        ({"blockyard": {"state_checkpoints": "branch"}}, r"state_checkpoints is 'branch'; it must be a list"),
+        (
+            {"blockyard": {"state_checkpoints": [5, "every:0"]}},
+            r"state_checkpoints is \[5, 'every:0'\]; .*, told, or every:N",
+        ),
     ],
 )
 def test_unknown_options_are_refused(given: Any, says: str) -> None:

@@ -25,6 +25,7 @@ from .answers import (
     Resize,
     SeqStatus,
 )
+from .cache_options import CPUPoolConfig, HintConfig, ObserveConfig, StateConfig
 from .config import CacheConfig
 from .core.blocks.caching import FoundBlocks
 from .core.blocks.lease import BlockLease
@@ -65,6 +66,7 @@ __all__ = [
     "BlockLease",
     "BlockPool",
     "BlockyardError",
+    "CPUPoolConfig",
     "CacheConfig",
     "CacheSalt",
     "CacheStats",
@@ -75,6 +77,7 @@ __all__ = [
     "ExtraKey",
     "ForeignBlock",
     "FoundBlocks",
+    "HintConfig",
     "HintOutcome",
     "InvalidArgument",
     "InvariantError",
@@ -85,6 +88,7 @@ __all__ = [
     "MissingExtra",
     "NeverFits",
     "NotEnoughMemory",
+    "ObserveConfig",
     "OutOfBlocks",
     "OutOfRows",
     "OverBudget",
@@ -95,6 +99,7 @@ __all__ = [
     "Span",
     "StaleBlocks",
     "StalePlan",
+    "StateConfig",
     "StateHints",
     "StateSpec",
     "StepPlan",

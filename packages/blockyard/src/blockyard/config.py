@@ -1,41 +1,45 @@
-"""The sizes and switches of a cache are checked once, when they are written down."""
+"""`CacheConfig`: the size and the options of a cache, checked when they are written down."""
 
 from __future__ import annotations
 
 import math
 import numbers
 from bisect import bisect_right
-from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
+from dataclasses import KW_ONLY, Field, InitVar, dataclass, field, fields, replace
+from typing import Any
 
-from .arguments import require_bool, require_int, shown
+from .arguments import require_int, shown
+from .cache_options import (
+    MAX_BLOCKS,
+    MAX_MODEL_LEN,
+    CPUPoolConfig,
+    HintConfig,
+    ObserveConfig,
+    StateConfig,
+    about,
+    check_fields,
+    option_name,
+)
 from .errors import InvalidArgument
 from .groups import LayerGroup, StateSpec
 from .hash_seeds import MAX_HASH_SEED
 from .tenants import Tenant, TenantGroup, tenant_groups
 from .windows import num_least_blocks
 
-MAX_BLOCKS = 2**27
 MAX_POOL_BYTES = 2**62
 MAX_BLOCK_SIZE = 4096
 MAX_SEQS = 2**20
-MAX_MODEL_LEN = 2**27
 MAX_TABLE_ENTRIES = 2**30
 MAX_GROUPS = 64
-MAX_HISTORY = 2**24
 MAX_STEPS_IN_FLIGHT = 64
-MAX_SESSIONS = 2**20
-#: What ships in `blockyard.core.policies`.
+#: The policies of `blockyard.core.policies`.
 POLICY_NAMES = ("arc", "density", "fifo", "lfu", "lru", "s3fifo", "score")
-#: Rules for states (`core/policies/states/places`), with "every:N" beside them.
-PLACE_NAMES = ("last", "junction", "ends", "pow2")
-#: Which state is dropped first (`core/policies/states/orders`).
-STATE_ORDERS = ("index", "lru")
 #: The names of policies as help texts list them.
 POLICY_HELP = ", ".join(POLICY_NAMES)
 
 
 def _share(name: str, value: object) -> float:
-    """Return a number from 0 to below 1, as a plain float."""
+    """Return `value` as a float. Raises `InvalidArgument` unless it is a number from 0 to below 1."""
     if not isinstance(value, bool) and isinstance(value, numbers.Real):
         try:
             share = float(value)
@@ -46,44 +50,17 @@ def _share(name: str, value: object) -> float:
     raise InvalidArgument(f"{name} is {shown(value)}; it must be a number from 0 to below 1")
 
 
-def _is_place(name: object) -> bool:
-    """Return whether it names a rule for states, or is "every:512" or the like."""
-    if not isinstance(name, str):
-        return False
-    rule, _, tokens = name.partition(":")
-    is_every = rule == "every" and tokens.isascii() and tokens.isdigit() and len(tokens) < 10
-    return name in PLACE_NAMES or (is_every and 1 <= int(tokens) <= MAX_MODEL_LEN)
-
-
-def require_places(name: str, places: object) -> None:
-    """Raise `InvalidArgument` unless it is a tuple of names of rules for states."""
-    if not isinstance(places, tuple) or not all(_is_place(place) for place in places):
-        raise InvalidArgument(
-            f"{name} is {shown(places)}; it must be a tuple of names of "
-            f"{', '.join(PLACE_NAMES)}, or every:N with N from 1 to {MAX_MODEL_LEN}"
-        )
-
-
-def _about(line: str, low: int = 0, high: int = 0, *, engine: bool = False, command: bool = False) -> dict[str, object]:
-    """Return what else is known of a field: `line` is what commands print of it, `low` and `high` limit an integer.
-
-    engine: whether callers of an engine may set it, in `cache_options`; all others follow from the engine's arguments.
-    command: whether `blockyard generate` and `blockyard serve` have an option for it, too.
-    """
-    return {"help": line, "low": low, "high": high, "engine": engine or command, "command": command}
-
-
 class _Unset(int):
-    """A default that tells a value that was given from one that was not."""
+    """A default that is told from a value that was given."""
 
 
 #: Options that only a cache with states uses.
-STATE_OPTIONS = ("state_places", "state_order", "cut_chunks")
-#: Options that do nothing beside others, by why: there each keeps its default, and any other value is refused.
+STATE_OPTIONS = ("state_checkpoints", "state_order", "cut_chunks")
+#: Options that would do nothing, by the reason. With any value but its default such an option is refused.
 UNUSED_OPTIONS = {
     "enable_prefix_caching is False": (
         *("eviction_policy", "retention_blocks", "partial_hits", "track_misses", "enable_kv_cache_events"),
-        *("state_places", "state_order"),
+        *("state_checkpoints", "state_order"),
     ),
     "groups has no StateSpec": STATE_OPTIONS,
     "groups has a StateSpec": ("partial_hits",),
@@ -92,99 +69,71 @@ UNUSED_OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """What a `KVCacheManager` is made of.
+    """The size and the options of a `KVCacheManager`.
 
-    num_blocks: blocks in the pool, the null block (id 0) included; 2 to 2**27. Or num_bytes: the pool's size in bytes,
-        of groups that say how many a token takes; num_blocks is then how many blocks that is (`blocks_in`).
-    block_size: tokens a block; 1 to 4096, 16 by default. With `groups` leave it out: each has its own.
-    max_num_seqs: rows of the block table, that is sequences that run at once; 1 to 2**20.
-    max_model_len: tokens of the longest sequence. The pool may hold fewer (`max_servable_tokens`): a longer prompt is
-        then never admitted, and a sequence that grows beyond it ends up preempted.
-    enable_prefix_caching: whether full blocks are indexed and hit.
-    watermark: share of the blocks that admission leaves free, so that running sequences can grow; 0 to below 1.
-    hash_seed: seed of the index's hash function, 0 to 2**62 - 1. None draws a secret one for each manager, so
-        that no client can write prompts whose hashes collide and slow the cache down. It never affects what is hit.
-    groups: the layer groups that share the pool, for models with sliding windows or several block sizes. Empty: one
-        group of full attention. With several groups, or a window, equal prompts that arrive together are not shared:
-        each computes its own blocks, and later prompts hit them. Let them wait for the first one to compute, as
-        `engine/scheduling` does.
-    num_cpu_blocks: blocks of the CPU pool, its null block included, that sequences are swapped out to; 0 for none.
-        With a CPU pool equal prompts that arrive together are not shared either.
-    keep_evicted: whether the CPU pool also keeps what the pool evicts, for later hits.
-    eviction_policy: which idle cached block goes first: the name of a policy (`blockyard.core.policies`), or a
-        class or callable that makes one from num_blocks. An unknown name is refused here.
-    retention_blocks: most blocks that `retain` may hold back from eviction at a time; 0 for no retention.
-    partial_hits: whether a hit may end inside a block, whose first tokens are then copied from a cached one.
-    track_misses: whether every token that was not hit gets a cause (`miss_causes`).
-    history_size: events that the allocation history remembers; 0 for none.
-    residency_sample: follow every n-th block id from allocation to eviction; 0 for none.
-    enable_kv_cache_events: whether the manager notes what can be hit and what no more, for `take_events`.
-    max_sessions: sessions that are known at a time (`hint`), 0 to 2**20; of more the one heard of longest ago is
-        forgotten. With 0 there are none, and every hint is refused.
-    state_places: of a cache with states, at which boundaries of a prompt states are kept: names of "last",
-        "junction", "ends", "pow2" and "every:N" (docs/states.md).
-    state_order: which state is dropped first when room is needed: "index" (learned) or "lru" (docs/states.md). Keys and
-        values that no state stands behind are evicted before all of them, in the order of `eviction_policy`.
-    cut_chunks: whether `reserve` ends a sequence's tokens at the first boundary at which a state is kept, so that the
-        step's last state is saved; False where kernels give states inside a chunk.
-    tenants: who share the pool (docs/tenants.md): `Tenant` and `TenantGroup`; empty where the pool is not shared. Their
-        floors together fit the pool, its null block and the watermark aside.
-    max_steps_in_flight: most steps that are reserved and not ended (`end_step`), 1 to 64. With 2 or more a sequence may
-        be reserved for again before its last step is committed, and blocks wait for the steps that may use them.
+    Args:
+        num_blocks: blocks in the pool, the null block (id 0) included; 2 to 2**27. Or give num_bytes.
+        block_size: tokens in a block; 1 to 4096. With `groups` leave it out: each group has its own.
+        max_num_seqs: most sequences that run at once, 1 to 2**20. Each has a row in the block table.
+        max_model_len: tokens of the longest sequence. The pool may hold fewer (`max_servable_tokens`): a longer prompt
+            is then never admitted, and a sequence that grows beyond it is preempted in the end.
+        groups: layers that need different tokens of a sequence (sliding windows, block sizes) or keep states:
+            `LayerGroup` and `StateSpec`, which share the pool. Empty for full attention in all layers. With several
+            groups, or a window, equal prompts that arrive together do not share blocks before they are computed: let
+            the later ones wait, as the engine's scheduler does.
+        enable_prefix_caching: whether full blocks are indexed, for later prompts to hit.
+        partial_hits: whether a hit may end inside a block, whose first tokens are then copied from a cached block.
+        eviction_policy: which idle cached block is evicted first: the name of a policy (`blockyard.core.policies`), or
+            a class or function that makes one from num_blocks.
+        watermark: share of the blocks that admission leaves free for running sequences to grow into; 0 to below 1.
+        hash_seed: seed of the index's hash function, 0 to 2**62 - 1. None draws a secret one for each manager, so that
+            no client can write prompts whose hashes collide. It never changes what is hit.
+        max_steps_in_flight: most steps that are reserved and not ended (`end_step`), 1 to 64. With 2 or more a sequence
+            may be reserved for again before its last step is committed, and freed blocks wait for the steps that may
+            still use them.
+        tenants: who shares the pool, `Tenant` and `TenantGroup` (docs/tenants.md); empty if nobody does.
+        states: which states of a hybrid model are checkpointed.
+        cpu: the CPU pool.
+        hints: limits of `retain` and `hint`.
+        observe: what the cache records about itself.
+        num_bytes: size of the pool in bytes instead of num_blocks; every `LayerGroup` then needs token_bytes.
 
-    Raises `InvalidArgument` for a value outside its limits, and for an option that the others leave unused
-    (`UNUSED_OPTIONS`).
+    Raises:
+        InvalidArgument: if a value is outside its limits, or an option would do nothing beside the others
+            (`UNUSED_OPTIONS`).
+
+    >>> from blockyard import CacheConfig, ObserveConfig
+    >>> CacheConfig(1000, max_num_seqs=64, observe=ObserveConfig(track_misses=True)).max_servable_tokens
+    8192
     """
 
-    num_blocks: int = field(default=0, metadata=_about("blocks in the pool", 2, MAX_BLOCKS))
-    block_size: int = field(default=_Unset(16), metadata=_about("tokens in a block", 1, MAX_BLOCK_SIZE))
+    num_blocks: int = field(default=0, metadata=about("blocks in the pool", 2, MAX_BLOCKS))
+    block_size: int = field(default=_Unset(16), metadata=about("tokens in a block", 1, MAX_BLOCK_SIZE))
     _: KW_ONLY
-    max_num_seqs: int = field(default=256, metadata=_about("sequences that run at once", 1, MAX_SEQS))
-    max_model_len: int = field(default=8192, metadata=_about("tokens of the longest sequence", 1, MAX_MODEL_LEN))
-    enable_prefix_caching: bool = field(default=True, metadata=_about("index full blocks, for later prompts to hit"))
+    max_num_seqs: int = field(default=256, metadata=about("sequences that run at once", 1, MAX_SEQS))
+    max_model_len: int = field(default=8192, metadata=about("tokens of the longest sequence", 1, MAX_MODEL_LEN))
+    groups: tuple[LayerGroup | StateSpec, ...] = field(default=(), metadata=about("layer groups that share the pool"))
+    enable_prefix_caching: bool = field(default=True, metadata=about("index full blocks, for later prompts to hit"))
+    partial_hits: bool = field(default=False, metadata=about("let a hit end inside a block", engine=True))
+    eviction_policy: object = field(
+        default="lru", metadata=about(f"which idle cached block goes first: {POLICY_HELP}", command=True)
+    )
     watermark: float = field(
-        default=0.01, metadata=_about("share of the blocks that is kept free when a request is admitted", command=True)
+        default=0.01, metadata=about("share of the blocks that is kept free when a request is admitted", command=True)
     )
     hash_seed: int | None = field(
-        default=None, metadata=_about("seed of the index's hash function", 0, MAX_HASH_SEED, engine=True)
+        default=None, metadata=about("seed of the index's hash function", 0, MAX_HASH_SEED, engine=True)
     )
-    groups: tuple[LayerGroup | StateSpec, ...] = field(default=(), metadata=_about("layer groups that share the pool"))
-    num_cpu_blocks: int = field(default=0, metadata=_about("blocks of a CPU pool", 0, MAX_BLOCKS))
-    keep_evicted: bool = field(
-        default=True, metadata=_about("keep in the CPU pool what the pool evicts, for later hits", engine=True)
-    )
-    eviction_policy: object = field(
-        default="lru", metadata=_about(f"which idle cached block goes first: {POLICY_HELP}", command=True)
-    )
-    retention_blocks: int = field(
-        default=0, metadata=_about("blocks that may be retained", 0, MAX_BLOCKS, command=True)
-    )
-    partial_hits: bool = field(default=False, metadata=_about("let a hit end inside a block", engine=True))
-    track_misses: bool = field(default=False, metadata=_about("count tokens that were not hit, by cause", command=True))
-    history_size: int = field(
-        default=0, metadata=_about("events of the pool to remember", 0, MAX_HISTORY, command=True)
-    )
-    residency_sample: int = field(
-        default=0,
-        metadata=_about("measure how long every N-th block lives and lies idle", 0, MAX_BLOCKS, command=True),
-    )
-    enable_kv_cache_events: bool = field(default=False, metadata=_about("note what can be hit, for `take_events`"))
     max_steps_in_flight: int = field(
-        default=1, metadata=_about("steps that are reserved and not ended", 1, MAX_STEPS_IN_FLIGHT)
+        default=1, metadata=about("steps that are reserved and not ended", 1, MAX_STEPS_IN_FLIGHT)
     )
-    max_sessions: int = field(
-        default=65_536, metadata=_about("sessions that are known at a time", 0, MAX_SESSIONS, engine=True)
-    )
-    state_places: tuple[str, ...] = field(
-        default=("junction", "ends", "pow2"), metadata=_about("boundaries at which states are kept", engine=True)
-    )
-    state_order: str = field(
-        default="index", metadata=_about(f"which state goes first: {', '.join(STATE_ORDERS)}", engine=True)
-    )
-    cut_chunks: bool = field(default=True, metadata=_about("end a step's tokens where a state is kept"))
     tenants: tuple[Tenant | TenantGroup, ...] = field(
-        default=(), metadata=_about("who share the pool, and their shares", engine=True)
+        default=(), metadata=about("who share the pool, and their shares", engine=True)
     )
+    states: StateConfig = field(default=StateConfig(), metadata=about("which states are checkpointed"))
+    cpu: CPUPoolConfig = field(default=CPUPoolConfig(), metadata=about("the CPU pool"))
+    hints: HintConfig = field(default=HintConfig(), metadata=about("limits of retention and sessions"))
+    observe: ObserveConfig = field(default=ObserveConfig(), metadata=about("what the cache records about itself"))
     num_bytes: InitVar[int | None] = None
 
     def __post_init__(self, num_bytes: object) -> None:
@@ -195,14 +144,10 @@ class CacheConfig:
                 f"num_blocks is 0; it must be from 2 to {MAX_BLOCKS}, or num_bytes must be given in its place"
             )
         has_block_size = type(self.block_size) is not _Unset
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.type == "bool":
-                require_bool(each.name, value)
-            elif each.metadata["high"] and not (value is each.default is None):
-                # Stored as plain integers: what is compiled takes no others.
-                number = require_int(each.name, value, each.metadata["low"], each.metadata["high"])
-                object.__setattr__(self, each.name, number)
+        check_fields(self)
+        for name, kind in _PARTS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise InvalidArgument(f"{name} is {shown(getattr(self, name))}; it must be a {kind.__name__}")
         if isinstance(self.eviction_policy, str) and self.eviction_policy not in POLICY_NAMES:
             raise InvalidArgument(
                 f"eviction_policy is {shown(self.eviction_policy)}; it must be one of {', '.join(POLICY_NAMES)}, "
@@ -211,8 +156,6 @@ class CacheConfig:
         self._check_groups()
         self._check_block_size(has_block_size)
         self._check_unused()
-        if self.num_cpu_blocks == 1:
-            require_int("num_cpu_blocks", self.num_cpu_blocks, 2, MAX_BLOCKS)
         object.__setattr__(self, "watermark", _share("watermark", self.watermark))
         self.require_floors(self.num_blocks)
         entries = self.max_num_seqs * self.max_blocks_per_seq
@@ -277,11 +220,6 @@ class CacheConfig:
             raise InvalidArgument(
                 f"partial_hits is True for groups with block sizes {self._alignments()}; they must be equal"
             )
-        require_places("state_places", self.state_places)
-        if self.state_order not in STATE_ORDERS:
-            raise InvalidArgument(
-                f"state_order is {shown(self.state_order)}; it must be one of {', '.join(STATE_ORDERS)}"
-            )
         if self.has_states:
             self._check_states()
 
@@ -305,7 +243,7 @@ class CacheConfig:
         }
         for reason, names in UNUSED_OPTIONS.items():
             for name in names if holds[reason] else ():
-                value, default = getattr(self, name), CACHE_FIELDS[name].default
+                value, default = self.option(name), CACHE_FIELDS[name].default
                 if not isinstance(value, (str, float, int, tuple)) or value != default:
                     raise InvalidArgument(f"{name} is {shown(value)}, which does nothing while {reason}; leave it out")
 
@@ -321,6 +259,11 @@ class CacheConfig:
                 f"state_bytes is {self.state_bytes}, {self.state_blocks} blocks of {self.block_bytes} bytes; the pool "
                 f"has {self.num_blocks - 1}"
             )
+
+    def option(self, name: str) -> Any:
+        """Return the value of an option by its name in `CACHE_FIELDS`."""
+        config = getattr(self, _PART_OF[name]) if name in _PART_OF else self
+        return getattr(config, CACHE_FIELDS[name].name)
 
     @property
     def has_states(self) -> bool:
@@ -381,7 +324,7 @@ class CacheConfig:
     def is_mapped(self) -> bool:
         """Whether what is hashed and what is stored are different blocks: several groups, windows, or a CPU pool."""
         groups = self.layer_groups
-        return len(groups) > 1 or self.has_states or groups[0].sliding_window > 0 or self.num_cpu_blocks > 0
+        return len(groups) > 1 or self.has_states or groups[0].sliding_window > 0 or self.cpu.num_blocks > 0
 
     @property
     def max_servable_tokens(self) -> int:
@@ -405,9 +348,45 @@ class CacheConfig:
         return int(self.watermark * self.num_blocks)
 
 
-#: The fields of a cache's config by name; `metadata` has what `_about` says of each.
-CACHE_FIELDS = {each.name: each for each in fields(CacheConfig)}
-#: The fields that callers of an engine may set, in `cache_options`.
+#: The fields of `CacheConfig` that are configs themselves.
+_PARTS = {"states": StateConfig, "cpu": CPUPoolConfig, "hints": HintConfig, "observe": ObserveConfig}
+#: For each option of such a part, the field that has the part.
+_PART_OF = {option_name(each): part for part, kind in _PARTS.items() for each in fields(kind)}
+#: All options of a cache by name, those of the parts included; `metadata` has what `about` says of each.
+CACHE_FIELDS: dict[str, Field[Any]] = {
+    option_name(each): each
+    for kind in (CacheConfig, *_PARTS.values())
+    for each in fields(kind)
+    if each.name not in _PARTS
+}
+#: The options that callers of an engine may set, in `cache_options`.
 CACHE_OPTIONS = tuple(sorted(name for name, each in CACHE_FIELDS.items() if each.metadata["engine"]))
 #: Those of them that `blockyard generate` and `blockyard serve` have an option for, by the same name.
 COMMAND_OPTIONS = tuple(name for name, each in CACHE_FIELDS.items() if each.metadata["command"])
+
+
+def cache_config(*sizes: Any, **options: Any) -> CacheConfig:
+    """Make a `CacheConfig` from options by their names in `CACHE_FIELDS`, as commands and engines have them.
+
+    Args:
+        sizes: num_blocks and block_size, as in `CacheConfig`.
+        options: fields of `CacheConfig`, and options of its parts: `num_cpu_blocks=100` for
+            `cpu=CPUPoolConfig(num_blocks=100)`.
+
+    Raises:
+        InvalidArgument: if there is no such option, or `CacheConfig` refuses a value.
+
+    >>> cache_config(1000, track_misses=True).observe.track_misses
+    True
+    """
+    own = {each.name for each in fields(CacheConfig)} | {"num_bytes"}
+    given = {name: value for name, value in options.items() if name in own}
+    parts: dict[str, dict[str, Any]] = {}
+    for name, value in options.items():
+        if name not in own:
+            if name not in _PART_OF:
+                raise InvalidArgument(f"{name} is {shown(value)}; CacheConfig has no such field")
+            parts.setdefault(_PART_OF[name], {})[CACHE_FIELDS[name].name] = value
+    for part, values in parts.items():
+        given[part] = replace(given[part], **values) if part in given else _PARTS[part](**values)
+    return CacheConfig(*sizes, **given)

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import CacheConfig, ConcurrentCall, InvalidArgument, KVCacheManager, LayerGroup, UnknownSequence
+from blockyard import ConcurrentCall, InvalidArgument, KVCacheManager, LayerGroup, UnknownSequence
+from blockyard.config import cache_config
 
 from ..support.hostile import Array
 
 
 def made(**options: Any) -> KVCacheManager:
-    return KVCacheManager(CacheConfig(num_blocks=40, block_size=4, max_num_seqs=8, max_model_len=64, **options))
+    return KVCacheManager(cache_config(num_blocks=40, block_size=4, max_num_seqs=8, max_model_len=64, **options))
 
 
 @pytest.mark.parametrize("form", [list, tuple, np.array, lambda seqs: np.array(seqs, dtype=np.uint64)])

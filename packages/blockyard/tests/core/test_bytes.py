@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from blockyard import CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, Resize, StateSpec
+from blockyard import CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, Resize, StateConfig, StateSpec
+from blockyard.config import cache_config
 from blockyard.tenants import Tenant
 
 from ..support.snapshot import refused
@@ -70,7 +71,7 @@ def test_states_stand_beside_groups_of_unequal_bytes() -> None:
         groups=(WIDE, NARROW, STATE),
         max_num_seqs=4,
         max_model_len=512,
-        state_places=("every:32",),
+        states=StateConfig(checkpoints=("every:32",)),
     )
     assert config.state_blocks == 3
     cache = KVCacheManager(config)
@@ -117,7 +118,7 @@ def test_states_stand_beside_groups_of_unequal_bytes() -> None:
 )
 def test_budgets_that_cannot_be(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        CacheConfig(**{"groups": (WIDE, NARROW), **fields})
+        cache_config(**{"groups": (WIDE, NARROW), **fields})
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from blockyard import CacheConfig, CacheSalt, InvalidArgument, InvariantError, KVCacheManager, LayerGroup
+from blockyard.config import cache_config
 from blockyard_testing.told import Told
 
 
 def make_cache(**settings: object) -> KVCacheManager:
     given = {"num_blocks": 12, "block_size": 2, "max_model_len": 64, "watermark": 0.0, "enable_kv_cache_events": True}
-    return KVCacheManager(CacheConfig(**(given | settings)))
+    return KVCacheManager(cache_config(**(given | settings)))
 
 
 def compute(cache: KVCacheManager, tokens: list[int], keys: tuple[object, ...] = ()) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from blockyard import CacheConfig, DoubleFree, InvalidArgument, KVCacheManager, LayerGroup, LoRA
+from blockyard import CacheConfig, CPUPoolConfig, DoubleFree, InvalidArgument, KVCacheManager, LayerGroup, LoRA
 
 from ..support.checked import Checked, prompt
 from ..support.snapshot import snapshot
@@ -68,7 +68,7 @@ def test_bad_arguments_change_nothing() -> None:
 
 
 def test_print_shows_the_figures() -> None:
-    cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=4, num_cpu_blocks=4))
+    cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=4, cpu=CPUPoolConfig(num_blocks=4)))
     seq = cache.allocate(prompt(1, 6))
     plan = cache.reserve([seq])
     assert repr(plan) == "<StepPlan: 1 of 1 sequences, 6 tokens, 0 copies, 0 swap_outs, 0 swap_ins>"

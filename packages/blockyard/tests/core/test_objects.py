@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import BlockLease, BlockPool, CacheConfig, InvalidArgument, KVCacheManager
+from blockyard import BlockLease, BlockPool, InvalidArgument, KVCacheManager
+from blockyard.config import cache_config
 
 from ..support.own_calls import Site
 
@@ -101,9 +102,9 @@ def test_the_config_takes_numpys_integers_for_plain_ones() -> None:
     names = ("num_blocks", "block_size", "max_num_seqs", "max_model_len", "num_cpu_blocks", "history_size")
     names += ("retention_blocks", "residency_sample", "hash_seed")
     for integer in (np.int64, np.int32, np.uint16):
-        config = CacheConfig(**{name: integer(5) for name in names})
+        config = cache_config(**{name: integer(5) for name in names})
         assert {type(getattr(config, name)) for name in names} == {int}
-        assert config == CacheConfig(**dict.fromkeys(names, 5))
+        assert config == cache_config(**dict.fromkeys(names, 5))
         cache = KVCacheManager(config)
         assert cache.pool.num_blocks == 5
         cache.check()

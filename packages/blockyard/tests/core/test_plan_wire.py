@@ -24,6 +24,7 @@ from blockyard import (
     StepPlan,
     SwapPlan,
 )
+from blockyard.config import cache_config
 from blockyard.errors import PeerMismatch
 from blockyard.steps import DivergedRank, PlanReceiver, PlanSender, StepBuffers
 from blockyard.wire.message import Message, pack, split
@@ -471,7 +472,7 @@ def test_ranks_of_another_shape_are_refused_with_both_values(config: dict[str, A
     if "groups" in config:
         settings.pop("block_size")
     with pytest.raises(InvalidArgument, match=f"^{message}$"):
-        PlanReceiver(CacheConfig(**settings), "rank 5").from_bytes(messages[0])
+        PlanReceiver(cache_config(**settings), "rank 5").from_bytes(messages[0])
 
 
 # ---------------------------------------------------------------- hostile bytes

@@ -16,9 +16,11 @@ from blockyard import (
     InvariantError,
     KVCacheManager,
     LayerGroup,
+    StateConfig,
     StateHints,
     StateSpec,
 )
+from blockyard.config import cache_config
 from blockyard.core.store.saves import Saves
 from blockyard.tenants import Tenant
 from blockyard_testing.seeds import draws, run_seed
@@ -33,7 +35,7 @@ ATTENTION = LayerGroup(16, token_bytes=1000)
 def hybrid(num_blocks: int = 4000, state_blocks: int = 3, **fields: Any) -> KVCacheManager:
     state = StateSpec(state_bytes=16_000 * state_blocks, checkpoint_every=16)
     return KVCacheManager(
-        CacheConfig(**{"num_blocks": num_blocks, "groups": (ATTENTION, state), "track_misses": True, **fields})
+        cache_config(**{"num_blocks": num_blocks, "groups": (ATTENTION, state), "track_misses": True, **fields})
     )
 
 
@@ -60,7 +62,7 @@ def test_the_second_request_hits_half_and_the_third_all(shared: int, unique: int
 
 
 def test_where_the_last_boundary_alone_is_kept_nothing_is_hit() -> None:
-    cache = hybrid(state_places=("last",))
+    cache = hybrid(state_checkpoints=("last",))
     memory = StateMemory(cache)
     assert [serve(cache, memory, request) for request in pattern(1600, 600, 4)] == [0] * 4
     causes = cache.miss_totals()
@@ -116,7 +118,7 @@ def test_the_next_turn_goes_on_from_the_end_of_the_answer() -> None:
 @pytest.mark.parametrize("order", ["lru", "index"])
 @pytest.mark.parametrize("is_late", [False, True])
 def test_states_of_a_session_that_is_over_go_first_and_shared_ones_stay(order: str, is_late: bool) -> None:
-    cache = hybrid(200, 10, state_order=order, state_places=("junction", "last"))
+    cache = hybrid(200, 10, state_order=order, state_checkpoints=("branch", "last"))
     memory = StateMemory(cache)
     system = list(range(160))
     chats = {name: [*system, *range(1000 * key, 1000 * key + 320)] for key, name in enumerate("abc", 1)}
@@ -181,7 +183,7 @@ def test_a_state_that_there_is_no_room_for_evicts_nothing(has_tenants: bool) -> 
     """Nine blocks are free, or twelve of which three are another tenant's; a state takes ten."""
     tenants = (Tenant("kept", min_blocks=3),) if has_tenants else ()
     num_blocks = 23 if has_tenants else 20
-    cache = hybrid(num_blocks, 10, watermark=0.0, state_places=("last",), state_order="lru", tenants=tenants)
+    cache = hybrid(num_blocks, 10, watermark=0.0, state_checkpoints=("last",), state_order="lru", tenants=tenants)
     memory = StateMemory(cache)
     assert serve(cache, memory, Request(list(range(70)), [1], [])) == 0
     seq = cache.allocate([9] * 150)
@@ -243,7 +245,7 @@ KINDS = [{"track_misses": False}, {"track_misses": True}]
 
 def answering(num_known: int, **fields: Any) -> tuple[KVCacheManager, int, list[int]]:
     """A cache in which the sequence with these tokens is in its output, and all but one of them are computed."""
-    cache = hybrid(state_places=("ends",), **fields)
+    cache = hybrid(state_checkpoints=("ends",), **fields)
     tokens = list(range(num_known))
     seq = cache.allocate(tokens[:20])
     cache.commit([seq], cache.reserve([seq]).num_scheduled)
@@ -433,7 +435,7 @@ def test_forks_and_frees_between_two_steps_leave_to_each_its_own_state() -> None
     num_circles = 0
     for _ in range(draws(900, 30)):
         limit = choose.randint(2, 6)
-        cache = hybrid(max_num_seqs=limit, state_places=())
+        cache = hybrid(max_num_seqs=limit, state_checkpoints=())
         memory = StateMemory(cache)
         known = running(cache, memory, [[number] * 5 for number in range(choose.randint(1, limit))])
         for _ in range(4):
@@ -544,14 +546,14 @@ STATE = StateSpec(state_bytes=100)
             {"groups": (ATTENTION, StateSpec(state_bytes=2**40))},
             "state_bytes is 1099511627776, 68719477",
         ),
-        ({"state_places": ("every:0",)}, "state_places is"),
-        ({"state_places": "last"}, "state_places is"),
-        ({"state_places": ("middle",)}, "it must be a tuple of names of last, junction, ends, pow2"),
+        ({"state_checkpoints": ("every:0",)}, "state_checkpoints is"),
+        ({"state_checkpoints": "last"}, "state_checkpoints is"),
+        ({"state_checkpoints": ("middle",)}, "it must be a tuple of names of last, branch, ends, pow2"),
     ],
 )
 def test_caches_that_cannot_be(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        CacheConfig(**{"num_blocks": 100, **fields})
+        cache_config(**{"num_blocks": 100, **fields})
 
 
 @pytest.mark.parametrize(
@@ -582,7 +584,7 @@ def test_bad_state_hints_are_refused_and_change_nothing(fields: dict[str, Any], 
 
 
 def test_checkpoints_round_down_and_count_once() -> None:
-    cache = hybrid(state_places=())
+    cache = hybrid(state_checkpoints=())
     seq = cache.allocate(list(range(60)), states=StateHints(checkpoints=[39, 33, 32, 15, 60]))
     plan = cache.reserve([seq])
     assert plan.states.save_boundaries.tolist() == [32]
@@ -621,7 +623,9 @@ def test_without_states_there_is_nothing_to_ask() -> None:
 def test_a_state_is_no_reason_to_refuse_a_batch_or_a_group() -> None:
     """Nothing runs, and the prompts fit without the idle state that each of them hits: LATER would last forever."""
     groups = (LayerGroup(4, token_bytes=8), StateSpec(state_bytes=8 * 4 * 6, checkpoint_every=4))
-    cache = KVCacheManager(CacheConfig(14, groups=groups, max_num_seqs=8, max_model_len=64, state_places=("last",)))
+    cache = KVCacheManager(
+        CacheConfig(14, groups=groups, max_num_seqs=8, max_model_len=64, states=StateConfig(checkpoints=("last",)))
+    )
     memory, prompt = StateMemory(cache), list(range(9))
     compute(cache, memory, cache.allocate(prompt), prompt, [])
     cache.free(list(cache.running()))
@@ -669,7 +673,7 @@ def test_records_of_saves_against_lists() -> None:
 
 
 def test_check_sees_a_record_that_is_lost_and_one_too_many() -> None:
-    cache = hybrid(cut_chunks=False, state_places=("every:32", "ends"))
+    cache = hybrid(cut_chunks=False, state_checkpoints=("every:32", "ends"))
     seq = cache.allocate(list(range(200)))
     cache.reserve([seq])
     cache.check()
@@ -693,7 +697,7 @@ def test_the_question_about_a_group_of_sequences_is_answered_as_allocate_does() 
     """A state that does not fit beside the forks' copies is not loaded; the lookup for as many sequences says so."""
     differs = 0
     for num_blocks in range(12, 40):
-        cache = hybrid(num_blocks, 10, max_num_seqs=8, max_model_len=256, watermark=0.0, state_places=("last",))
+        cache = hybrid(num_blocks, 10, max_num_seqs=8, max_model_len=256, watermark=0.0, state_checkpoints=("last",))
         tokens = list(range(70))
         seq = cache.allocate(tokens)
         for count in (64, 6):

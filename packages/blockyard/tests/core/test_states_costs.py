@@ -17,7 +17,7 @@ from blockyard.core.simulation.state_run import StateRun
 from blockyard_testing import seeds, source_only
 from blockyard_testing.state_loads import BLOCK, Keys, chats
 
-PLACES = ("junction", "ends", "pow2")
+PLACES = ("branch", "ends", "pow2")
 
 
 def first_of_all(book: StateBook) -> int:
@@ -100,7 +100,7 @@ class Lines:
 def lines_of_turns(module: ModuleType, order: str, num_states: int) -> int:
     """Lines of 50 turns beside `num_states` states: each finds where it parts from another, keeps a state there, above
     one that is kept, ends a session, and evicts as many states as it leaves."""
-    run = module.StateRun(order, ("junction", "last"), BLOCK, 3 * BLOCK * num_states)
+    run = module.StateRun(order, ("branch", "last"), BLOCK, 3 * BLOCK * num_states)
     one, size = np.array([1, 2]), 2 * BLOCK + 1
     for number in range(num_states + 200):
         run.request(one + 3 * number, size, size, [], [], number + 1)

@@ -15,7 +15,7 @@ from .test_states import hybrid, serve
 
 
 def test_where_a_kept_state_lies_is_said_of_exactly_its_tokens() -> None:
-    cache = hybrid(state_places=("every:64",))
+    cache = hybrid(state_checkpoints=("every:64",))
     memory = StateMemory(cache)
     prompt = list(range(200))
     compute(cache, memory, cache.allocate(prompt), list(prompt), [])
@@ -31,7 +31,7 @@ def test_where_a_kept_state_lies_is_said_of_exactly_its_tokens() -> None:
 
 
 def test_a_state_from_elsewhere_is_kept_where_it_comes_and_none_before() -> None:
-    cache = hybrid(state_places=("every:64",))
+    cache = hybrid(state_checkpoints=("every:64",))
     seq = cache.allocate(list(range(200)))
     cache.states.skip(seq, 144)
     plan = cache.reserve([seq], [144])
@@ -44,7 +44,7 @@ def test_a_state_from_elsewhere_is_kept_where_it_comes_and_none_before() -> None
 
 def left_without_states(prompt: list[int], **fields: Any) -> tuple[KVCacheManager, StateMemory]:
     """A cache that has all keys and values of a prompt, and no state of it but the last one."""
-    cache = hybrid(**{"state_places": ("last",), **fields})
+    cache = hybrid(**{"state_checkpoints": ("last",), **fields})
     memory = StateMemory(cache)
     compute(cache, memory, cache.allocate(prompt), list(prompt), [])
     cache.free(list(cache.running()))
@@ -151,7 +151,7 @@ def test_a_further_state_is_brought_behind_keys_and_values_that_are_here() -> No
 
 
 def test_a_state_is_brought_in_one_of_several_steps_in_flight() -> None:
-    cache = hybrid(state_places=("last",), max_steps_in_flight=3)
+    cache = hybrid(state_checkpoints=("last",), max_steps_in_flight=3)
     seq = cache.allocate(list(range(200)))
     for count in (192, 8):
         step = cache.reserve([seq]).step
@@ -201,7 +201,7 @@ def test_a_state_is_brought_behind_tokens_of_the_prompt(brought: Any, words: str
 
 
 def test_several_states_from_elsewhere_are_kept_by_one_step() -> None:
-    cache = hybrid(state_places=("every:64",))
+    cache = hybrid(state_checkpoints=("every:64",))
     seq = cache.allocate(list(range(200)))
     cache.states.skip(seq, 150, checkpoint=96)
     for _ in range(2):  # the first is not carried out
@@ -225,7 +225,7 @@ def test_several_states_from_elsewhere_are_kept_by_one_step() -> None:
 
 
 def test_states_that_could_not_be_written_are_not_kept() -> None:
-    cache = hybrid(state_places=("every:64",))
+    cache = hybrid(state_checkpoints=("every:64",))
     seq = cache.allocate(list(range(200)))
     assert cache.reserve([seq]).states.save_boundaries.tolist() == [64]
     used = cache.num_used_blocks

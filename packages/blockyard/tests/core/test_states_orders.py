@@ -18,8 +18,8 @@ from blockyard.core.simulation.state_run import StateRun
 from blockyard_testing import seeds
 from blockyard_testing.state_loads import BLOCK, Keys, Request, chats, pattern
 
-DEFAULT = ("junction", "ends", "pow2")
-ENDS = ("junction", "ends")
+DEFAULT = ("branch", "ends", "pow2")
+ENDS = ("branch", "ends")
 
 
 def parting(prompt: list[int], other: list[int]) -> int:
@@ -78,8 +78,8 @@ def test_eight_in_flight_hit_all_from_the_tenth() -> None:
     [
         (("last",), [0] * 64),
         (("every:512",), [0] + [1536] * 63),
-        (("junction",), [0, 0] + [1600] * 62),
-        (("ends", "junction"), [0, 0] + [1600] * 62),
+        (("branch",), [0, 0] + [1600] * 62),
+        (("ends", "branch"), [0, 0] + [1600] * 62),
         (("pow2",), [0] + [1024] * 63),
     ],
 )
@@ -91,7 +91,7 @@ def test_what_each_rule_alone_hits(places: tuple[str, ...], hits: list[int]) -> 
     ("order", "places", "message"),
     [
         ("indx", DEFAULT, "order is 'indx'; it must be index or lru"),
-        ("lru", ("jnction",), "places is .*; it must be a tuple of names of last, junction"),
+        ("lru", ("jnction",), "places is .*; it must be a tuple of names of last, branch"),
     ],
 )
 def test_a_misspelt_rule_is_refused(order: str, places: tuple[str, ...], message: str) -> None:
@@ -141,7 +141,7 @@ class SlowBook:
         return hit
 
 
-@pytest.mark.parametrize("places", [DEFAULT, ENDS, ("last",), ("every:64", "junction")])
+@pytest.mark.parametrize("places", [DEFAULT, ENDS, ("last",), ("every:64", "branch")])
 def test_least_recently_used_is_the_reference_hit_for_hit(places: tuple[str, ...]) -> None:
     draw = random.Random(f"{seeds.run_seed()} {places}")
     for _ in range(seeds.draws(12, 1)):
@@ -197,14 +197,14 @@ def test_the_simulators_figures(cell: tuple[int, int, int]) -> None:
 
 
 def test_a_position_is_named_once_by_the_first_rule() -> None:
-    places = Places(("junction", "ends", "pow2", "every:512"), BLOCK)
+    places = Places(("branch", "ends", "pow2", "every:512"), BLOCK)
     places.find(0, 512, 1024, 1100, [512, 1030], [512])
     kinds = dict(zip(places.positions, places.kinds, strict=True))
     assert kinds == {512: 4, 1088: 2, 1024: 1, 256: 5}
 
 
 def test_places_stand_at_boundaries_behind_the_hit() -> None:
-    places = Places(("junction", "pow2"), 64)
+    places = Places(("branch", "pow2"), 64)
     places.find(256, 1000, 2000, 0, [100, 300], [])
     assert sorted(places.positions) == [512, 960, 1024]
 

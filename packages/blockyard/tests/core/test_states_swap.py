@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockyard import CacheConfig, KVCacheManager, LayerGroup, SequenceNotReady, StateHints, StateSpec
+from blockyard import CacheConfig, CPUPoolConfig, KVCacheManager, LayerGroup, SequenceNotReady, StateHints, StateSpec
 from blockyard_testing.state_memory import StateMemory, compute
 
 GROUPS = (LayerGroup(16, token_bytes=1000), StateSpec(state_bytes=48_000, checkpoint_every=16))
@@ -12,7 +12,7 @@ GROUPS = (LayerGroup(16, token_bytes=1000), StateSpec(state_bytes=48_000, checkp
 
 def swapped_at_its_hit() -> tuple[KVCacheManager, StateMemory, int, list[int]]:
     """A sequence that hit 32 tokens and a state, and was swapped out before its first step."""
-    cache = KVCacheManager(CacheConfig(num_blocks=24, groups=GROUPS, num_cpu_blocks=40))
+    cache = KVCacheManager(CacheConfig(num_blocks=24, groups=GROUPS, cpu=CPUPoolConfig(num_blocks=40)))
     memory = StateMemory(cache)
     prompt = list(range(40))
     first = cache.allocate(prompt, states=StateHints(checkpoints=[32]))

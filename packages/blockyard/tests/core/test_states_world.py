@@ -6,7 +6,6 @@ In a pool that never runs short a dictionary of states beside the manager says e
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ OUTPUTS: dict[str, Any] = {
     "track_misses": False,
     "history_size": 0,
     "max_steps_in_flight": 1,
-    "state_places": ("ends",),
+    "state_checkpoints": ("ends",),
 }
 
 
@@ -30,7 +29,7 @@ def test_a_dictionary_of_states_says_what_every_prompt_hits(fields: dict[str, An
     num_hits, num_replaced, num_worlds = 0, 0, seeds.draws(60, 3)
     while num_worlds > 0 or not num_hits or not num_replaced:
         num_worlds -= 1
-        world = World(draw, replace(config(draw, 4000), **fields), True)
+        world = World(draw, config(draw, 4000, **fields), True)
         world.num_steps = 80 if fields else world.num_steps
         world.run(120)
         num_hits += world.num_hits
@@ -43,8 +42,8 @@ def test_no_state_is_seen_that_is_not_its_own_where_blocks_are_short(policy: str
     for _ in range(seeds.draws(60, 2)):
         retained = draw.choice([0, 20])
         fields = draw.choice([{}, OUTPUTS])
-        made = config(draw, draw.choice([40, 130]), eviction_policy=policy, retention_blocks=retained)
-        World(draw, replace(made, **fields), False).run(120)
+        made = config(draw, draw.choice([40, 130]), eviction_policy=policy, retention_blocks=retained, **fields)
+        World(draw, made, False).run(120)
 
 
 def test_a_pool_that_fills_and_shrinks_keeps_its_books() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from blockyard import (
     Admission,
-    CacheConfig,
     CacheSalt,
     CapacityError,
     InvalidArgument,
@@ -22,6 +21,7 @@ from blockyard import (
     StateSpec,
     StepsInFlight,
 )
+from blockyard.config import cache_config
 from blockyard.tenants import OTHERS, Tenant, TenantGroup
 from blockyard_testing.seeds import draws, run_seed
 from blockyard_testing.states_world import World as StateWorld
@@ -66,11 +66,11 @@ class Adversary:
             "max_steps_in_flight": choose.choice((1, 3)),
         }
         if "states" in self.kind:
-            settings |= {"state_places": ("last",), "state_order": choose.choice(("lru", "index"))}
+            settings |= {"state_checkpoints": ("last",), "state_order": choose.choice(("lru", "index"))}
         num_blocks = choose.randint(46, 80)
-        config = CacheConfig(num_blocks, 4, **settings)
+        config = cache_config(num_blocks, 4, **settings)
         self.floor = (self.num_full + 1) * len(config.layer_groups) + config.state_blocks
-        self.cache = KVCacheManager(CacheConfig(num_blocks, 4, **settings, tenants=self.share_out()))
+        self.cache = KVCacheManager(cache_config(num_blocks, 4, **settings, tenants=self.share_out()))
         self.seqs: list[int] = []
         #: The victim's sequence, which runs among the others.
         self.guest = 0
@@ -186,11 +186,11 @@ class Adversary:
         self.leases.append(self.cache.pool.get_new_blocks(self.random.randint(1, 60)))
 
     def retain(self) -> None:
-        if self.cache.config.retention_blocks:
+        if self.cache.config.hints.retention_blocks:
             self.cache.retain(self.tokens(), priority=9, expires_at=None, extra_keys=self.keys())
 
     def swap(self) -> None:
-        if self.cache.config.num_cpu_blocks:
+        if self.cache.config.cpu.num_blocks:
             with suppress(SequenceNotReady):
                 if self.swapped and self.random.random() < 0.5:
                     self.cache.swap_in(self.swapped[:1])

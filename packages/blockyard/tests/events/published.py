@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from blockyard import CacheConfig, KVCacheManager
+from blockyard import KVCacheManager
+from blockyard.config import cache_config
 from blockyard.events import KVEventPublisher, Mirror, Subscriber
 from blockyard_testing.patience import PATIENCE_SECONDS
 
@@ -16,7 +17,7 @@ PROMPT = list(range(1, 13))
 
 def make_cache(**settings: Any) -> KVCacheManager:
     given = {"num_blocks": 20, "block_size": 4, "enable_kv_cache_events": True} | settings
-    return KVCacheManager(CacheConfig(**given))
+    return KVCacheManager(cache_config(**given))
 
 
 def compute(cache: KVCacheManager, tokens: list[int]) -> int:

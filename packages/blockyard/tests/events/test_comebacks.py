@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from blockyard import CacheConfig, CacheSalt, KVCacheManager, LoRA, Span
+from blockyard import CacheConfig, CacheSalt, KVCacheManager, LoRA, ObserveConfig, Span
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
 from blockyard.events.publishing.feed import Feed
@@ -18,7 +18,14 @@ KEYS = (LoRA("adapter"), CacheSalt("salt"))
 
 def make_cache(num_blocks: int = 8) -> KVCacheManager:
     return KVCacheManager(
-        CacheConfig(num_blocks, 2, max_model_len=64, watermark=0.0, enable_kv_cache_events=True, partial_hits=False)
+        CacheConfig(
+            num_blocks,
+            2,
+            max_model_len=64,
+            watermark=0.0,
+            observe=ObserveConfig(enable_kv_cache_events=True),
+            partial_hits=False,
+        )
     )
 
 

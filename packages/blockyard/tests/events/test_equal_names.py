@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from blockyard import CacheConfig, KVCacheManager
+from blockyard import CacheConfig, KVCacheManager, ObserveConfig
 from blockyard.events import Mirror
 from blockyard.events.following.stream import Trust
 from blockyard.events.publishing.feed import Feed
@@ -30,7 +30,9 @@ class Followed:
     """A cache, what it publishes under names of contents, and a mirror that hears all of it."""
 
     def __init__(self) -> None:
-        self.cache = KVCacheManager(CacheConfig(50, 16, enable_kv_cache_events=True, hash_seed=1))
+        self.cache = KVCacheManager(
+            CacheConfig(50, 16, observe=ObserveConfig(enable_kv_cache_events=True), hash_seed=1)
+        )
         self.table = ContentTable(self.cache.config, by_content=True)
         self.feed = Feed(self.table, True, 100, None, lambda: 1.0)
         self.mirror = Mirror(hash_seed=1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from blockyard import CacheConfig, KVCacheManager
+from blockyard import CacheConfig, KVCacheManager, ObserveConfig
 from blockyard.events.publishing.feed import Feed
 from blockyard.events.tables.content_table import ContentTable
 from blockyard.events.wire import BlockRemoved, BlockStored, decode_batch
@@ -63,7 +63,9 @@ class RuleFollower:
 
 
 def new_cache() -> KVCacheManager:
-    return KVCacheManager(CacheConfig(20, 2, max_model_len=40, watermark=0.0, enable_kv_cache_events=True))
+    return KVCacheManager(
+        CacheConfig(20, 2, max_model_len=40, watermark=0.0, observe=ObserveConfig(enable_kv_cache_events=True))
+    )
 
 
 def held(cache: KVCacheManager) -> dict[int, tuple[int | None, tuple[int, ...]]]:

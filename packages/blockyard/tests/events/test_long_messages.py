@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from blockyard import CacheConfig, KVCacheManager
+from blockyard.config import cache_config
 from blockyard.events import Mirror
 from blockyard.events.publishing import feed as feeds
 from blockyard.events.publishing.feed import Feed, LongBatch, WorkTurns
@@ -27,7 +28,7 @@ def rests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def full_cache(**settings: Any) -> KVCacheManager:
-    config = CacheConfig(
+    config = cache_config(
         NUM_CONTENTS + 2, 1, max_model_len=NUM_CONTENTS, watermark=0.0, enable_kv_cache_events=True, **settings
     )
     cache = KVCacheManager(config)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from blockyard import CacheConfig, KVCacheManager, LayerGroup, StateSpec
+from blockyard.config import cache_config
 from blockyard.core.index.prompt import Hit
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.publishing.feed import Feed
@@ -123,7 +124,9 @@ PROMPT = list(range(100, 140))
 
 def computed(places: tuple[str, ...], **fields: Any) -> Heard:
     groups = (LayerGroup(4, token_bytes=8), StateSpec(state_bytes=100, checkpoint_every=4))
-    config = CacheConfig(100, groups=groups, state_places=places, enable_kv_cache_events=True, max_num_seqs=4, **fields)
+    config = cache_config(
+        100, groups=groups, state_checkpoints=places, enable_kv_cache_events=True, max_num_seqs=4, **fields
+    )
     cache = KVCacheManager(config)
     compute(cache, StateMemory(cache), cache.allocate(PROMPT), list(PROMPT), [])
     return Heard(cache)

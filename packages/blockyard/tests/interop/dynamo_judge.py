@@ -21,7 +21,7 @@ import urllib.request
 from collections import Counter
 from typing import Any
 
-from blockyard import CacheConfig, KVCacheManager
+from blockyard import CacheConfig, KVCacheManager, ObserveConfig
 from blockyard.events import KVEventPublisher
 from blockyard_testing.told import contents_of
 
@@ -71,7 +71,13 @@ class Judged:
 
     def start(self) -> None:
         """A cache, empty, under the same endpoint: what a restart of the engine is."""
-        config = CacheConfig(self.num_blocks, BLOCK_SIZE, max_model_len=64, watermark=0.0, enable_kv_cache_events=True)
+        config = CacheConfig(
+            self.num_blocks,
+            BLOCK_SIZE,
+            max_model_len=64,
+            watermark=0.0,
+            observe=ObserveConfig(enable_kv_cache_events=True),
+        )
         self.cache = KVCacheManager(config)
         self.publisher = KVEventPublisher(
             self.cache,

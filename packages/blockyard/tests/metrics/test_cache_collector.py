@@ -25,12 +25,15 @@ from blockyard import (
     CacheConfig,
     CacheSalt,
     ConcurrentCall,
+    CPUPoolConfig,
     InvalidArgument,
     KVCacheManager,
     LayerGroup,
+    ObserveConfig,
     OverBudget,
     StateSpec,
 )
+from blockyard.config import cache_config
 from blockyard.metrics import BlockStates, CacheCollector, CacheReading
 from blockyard.tenants import Tenant
 from blockyard_testing.own_policies import MRU
@@ -39,7 +42,11 @@ from blockyard_testing.prometheus import check_metrics
 from blockyard_testing.seeds import run_seed
 
 FOLLOWED = CacheConfig(
-    num_blocks=40, block_size=4, max_num_seqs=8, max_model_len=64, track_misses=True, residency_sample=1
+    num_blocks=40,
+    block_size=4,
+    max_num_seqs=8,
+    max_model_len=64,
+    observe=ObserveConfig(track_misses=True, residency_sample=1),
 )
 
 
@@ -160,7 +167,9 @@ def test_retained_blocks_are_those_counted_by_hand() -> None:
     """Against wishes that run out, go with their block, and are taken back; of several layer groups too."""
     groups = (LayerGroup(4), LayerGroup(4, sliding_window=8))
     for more in ({}, {"groups": groups}):
-        config = CacheConfig(num_blocks=60, block_size=4, max_num_seqs=4, max_model_len=64, retention_blocks=50, **more)
+        config = cache_config(
+            num_blocks=60, block_size=4, max_num_seqs=4, max_model_len=64, retention_blocks=50, **more
+        )
         cache = KVCacheManager(config)
         collector = CacheCollector(cache)
         random.seed(run_seed())
@@ -220,7 +229,7 @@ def test_first_hundred_tenants_are_shown_by_name() -> None:
 
 
 def test_hits_by_medium_are_left_out_where_nobody_counts_them() -> None:
-    tiered = KVCacheManager(CacheConfig(num_blocks=12, block_size=4, num_cpu_blocks=9))
+    tiered = KVCacheManager(CacheConfig(num_blocks=12, block_size=4, cpu=CPUPoolConfig(num_blocks=9)))
     found = samples(CacheCollector(tiered))
     assert found["blockyard:cpu_kv_blocks state=free"] == 8
     assert not any("hit_tokens_total medium" in name or "cached_by_source" in name for name in found)
@@ -320,7 +329,9 @@ def test_a_scrape_in_the_middle_of_a_call_is_answered_and_disturbs_nothing() -> 
                 cache.history()
             return super().evict()
 
-    cache = KVCacheManager(CacheConfig(8, 4, eviction_policy=Scraping, track_misses=True, residency_sample=1))
+    cache = KVCacheManager(
+        CacheConfig(8, 4, eviction_policy=Scraping, observe=ObserveConfig(track_misses=True, residency_sample=1))
+    )
     collector = CacheCollector(cache)
     for first in (0, 100, 200):
         seq = cache.allocate(list(range(first, first + 24)))

@@ -14,7 +14,7 @@ pytest.importorskip("zmq")
 import zmq
 from prometheus_client import CollectorRegistry
 
-from blockyard import CacheConfig, InvalidArgument, KVCacheManager
+from blockyard import CacheConfig, InvalidArgument, KVCacheManager, ObserveConfig
 from blockyard.events import KVEventPublisher, Mirror, Subscriber
 from blockyard.events.following import subscriber
 from blockyard.events.publishing import publisher as publishing
@@ -30,7 +30,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None
 
 def test_metrics_match_the_publishers_stats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriber, "REPLAY_PATIENCE", PATIENCE_SECONDS)  # it asks once, however slow the machine is
-    cache = KVCacheManager(CacheConfig(20, 4, enable_kv_cache_events=True))
+    cache = KVCacheManager(CacheConfig(20, 4, observe=ObserveConfig(enable_kv_cache_events=True)))
     with KVEventPublisher(cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=3600.0) as publisher:
         registry = CollectorRegistry()
         registry.register(CacheCollector(cache, **LABELS))
@@ -74,7 +74,7 @@ def test_metrics_match_the_publishers_stats(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_heartbeats_are_counted_and_end_the_age() -> None:
-    cache = KVCacheManager(CacheConfig(20, 4, enable_kv_cache_events=True))
+    cache = KVCacheManager(CacheConfig(20, 4, observe=ObserveConfig(enable_kv_cache_events=True)))
     with KVEventPublisher(cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=0.02) as publisher:
         wait_until(lambda: publisher.stats().num_heartbeats > 3)
         seen = publisher.stats()
@@ -83,7 +83,7 @@ def test_heartbeats_are_counted_and_end_the_age() -> None:
 
 
 def test_stats_may_be_read_from_any_thread() -> None:
-    cache = KVCacheManager(CacheConfig(20, 4, enable_kv_cache_events=True))
+    cache = KVCacheManager(CacheConfig(20, 4, observe=ObserveConfig(enable_kv_cache_events=True)))
     with KVEventPublisher(cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=0.001) as publisher:
         seen: list[int] = []
         threads = [

@@ -11,7 +11,7 @@ pytest.importorskip("prometheus_client")
 
 from prometheus_client import CollectorRegistry
 
-from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LoRA, Span
+from blockyard import CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LoRA, ObserveConfig, Span
 from blockyard.answers import MissCauses
 from blockyard.metrics import TenantTokens, tenant_of
 from blockyard_testing.seeds import run_seed
@@ -96,7 +96,9 @@ def test_invalid_numbers_of_tenants_are_rejected(most: object) -> None:
 
 def test_misses_by_cause_are_those_of_each_tenants_prompts() -> None:
     """Against the causes of every prompt, added up; those of a tenant that lost its place go with its tokens."""
-    config = CacheConfig(num_blocks=20, block_size=4, max_num_seqs=4, max_model_len=64, track_misses=True)
+    config = CacheConfig(
+        num_blocks=20, block_size=4, max_num_seqs=4, max_model_len=64, observe=ObserveConfig(track_misses=True)
+    )
     cache, tenants = KVCacheManager(config), TenantTokens(2, {"engine": "0"})
     random.seed(run_seed())
     wanted: dict[str, Counter[str]] = {}

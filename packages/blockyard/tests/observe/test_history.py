@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from blockyard import Admission, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, OutOfBlocks
+from blockyard import Admission, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, ObserveConfig, OutOfBlocks
 from blockyard.answers import AllocationEvent
 from blockyard_testing.seeds import run_seed
 
@@ -177,7 +177,7 @@ def test_off_means_empty_and_a_refused_call_is_not_told() -> None:
 @pytest.mark.parametrize("size", [-1, 2**24 + 1, 1.5, True, "1"])
 def test_a_size_outside_its_limits_is_refused(size: Any) -> None:
     with pytest.raises(InvalidArgument, match="history_size"):
-        KVCacheManager(CacheConfig(4, history_size=size))
+        KVCacheManager(CacheConfig(4, observe=ObserveConfig(history_size=size)))
 
 
 @pytest.mark.parametrize("settings", [{}, {"groups": (LayerGroup(4), LayerGroup(4, 6)), "num_cpu_blocks": 12}])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from blockyard import BlockPool, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup
+from blockyard import BlockPool, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, ObserveConfig
 from blockyard.observe import describe_blocks, describe_history, describe_leaks, report
 
 from ..support.checked import Checked, prompt
@@ -172,7 +172,11 @@ FORGED = "a; 8 free\nevent 9 at 0: free boss: release 1\x1b[2J\u202e"
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: KVCacheManager(CacheConfig(9, 4, history_size=9)), lambda: BlockPool(9, 4, history_size=9)]
+    "make",
+    [
+        lambda: KVCacheManager(CacheConfig(9, 4, observe=ObserveConfig(history_size=9))),
+        lambda: BlockPool(9, 4, history_size=9),
+    ],
 )
 def test_a_holders_name_forges_no_line_and_moves_no_cursor(make: Callable[[], KVCacheManager | BlockPool]) -> None:
     cache = make()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from blockyard import Admission, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup
+from blockyard import Admission, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, ObserveConfig
 from blockyard.answers import AllocationEvent, Histogram
 from blockyard_testing.seeds import run_seed
 
@@ -135,7 +135,7 @@ def test_without_a_sample_the_question_is_refused() -> None:
         Checked().residency()
     for bad in (-1, 2**27 + 1, 0.5, True):
         with pytest.raises(InvalidArgument, match="residency_sample"):
-            KVCacheManager(CacheConfig(4, residency_sample=bad))
+            KVCacheManager(CacheConfig(4, observe=ObserveConfig(residency_sample=bad)))
 
 
 @pytest.mark.parametrize("sample", [1, 2, 5])

@@ -9,8 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import Admission, CacheConfig, CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, StateSpec
-from blockyard.config import MAX_TABLE_ENTRIES, POLICY_NAMES, UNUSED_OPTIONS
+from blockyard import (
+    Admission,
+    CacheConfig,
+    CacheSalt,
+    CPUPoolConfig,
+    HintConfig,
+    InvalidArgument,
+    KVCacheManager,
+    LayerGroup,
+    ObserveConfig,
+    StateConfig,
+    StateSpec,
+)
+from blockyard.config import CACHE_FIELDS, MAX_TABLE_ENTRIES, POLICY_NAMES, UNUSED_OPTIONS, cache_config
 from blockyard.policies import POLICIES
 from blockyard.tenants import Tenant, TenantGroup
 
@@ -25,7 +37,7 @@ LIMITS = {
 
 def config_with(**values: Any) -> CacheConfig:
     """A config with a small table, so that the limit on its entries is out of the way."""
-    return CacheConfig(**{"num_blocks": 8, "max_num_seqs": 1, "max_model_len": 1, **values})
+    return cache_config(**{"num_blocks": 8, "max_num_seqs": 1, "max_model_len": 1, **values})
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -73,25 +85,23 @@ def test_defaults() -> None:
         "block_size": 16,
         "max_num_seqs": 256,
         "max_model_len": 8192,
+        "groups": (),
         "enable_prefix_caching": True,
+        "partial_hits": False,
+        "eviction_policy": "lru",
         "watermark": 0.01,
         "hash_seed": None,
-        "groups": (),
-        "tenants": (),
-        "num_cpu_blocks": 0,
-        "keep_evicted": True,
-        "eviction_policy": "lru",
-        "retention_blocks": 0,
-        "partial_hits": False,
-        "track_misses": False,
-        "history_size": 0,
-        "residency_sample": 0,
-        "enable_kv_cache_events": False,
         "max_steps_in_flight": 1,
-        "max_sessions": 65536,
-        "state_places": ("junction", "ends", "pow2"),
-        "state_order": "index",
-        "cut_chunks": True,
+        "tenants": (),
+        "states": {"checkpoints": ("branch", "ends", "pow2"), "order": "index", "cut_chunks": True},
+        "cpu": {"num_blocks": 0, "keep_evicted": True},
+        "hints": {"retention_blocks": 0, "max_sessions": 65_536},
+        "observe": {
+            "track_misses": False,
+            "history_size": 0,
+            "residency_sample": 0,
+            "enable_kv_cache_events": False,
+        },
     }
 
 
@@ -143,7 +153,7 @@ def test_the_policies_that_a_config_knows_are_those_that_ship() -> None:
 )
 def test_the_longest_sequence_that_the_pool_holds(options: dict[str, Any]) -> None:
     """Beside the manager's own answers: OK up to there, NEVER beyond."""
-    config = CacheConfig(**options)
+    config = cache_config(**options)
     cache = KVCacheManager(config)
     fits = [n for n in range(1, config.max_model_len + 1) if cache.can_allocate([1] * n) is Admission.OK]
     assert config.max_servable_tokens == len(fits)
@@ -159,10 +169,11 @@ OTHER_VALUES = {
     "partial_hits": True,
     "track_misses": True,
     "enable_kv_cache_events": True,
-    "state_places": ("last",),
+    "state_checkpoints": ("last",),
     "state_order": "lru",
     "cut_chunks": False,
 }
+STATES_OF_8 = (LayerGroup(8, token_bytes=4), StateSpec(state_bytes=64, checkpoint_every=8))
 STATES = (LayerGroup(16, token_bytes=4), StateSpec(state_bytes=64, checkpoint_every=16))
 #: Why options are not used, and a config in which that is so.
 REASONS: dict[str, dict[str, Any]] = {
@@ -181,14 +192,39 @@ def test_an_option_that_does_nothing_beside_another_is_refused(reason: str, name
     )
     with pytest.raises(InvalidArgument, match=message):
         config_with(**REASONS[reason], **{name: OTHER_VALUES[name]})
-    default = {each.name: each.default for each in dataclasses.fields(CacheConfig)}[name]
-    config_with(**REASONS[reason], **{name: default})
+    config_with(**REASONS[reason], **{name: CACHE_FIELDS[name].default})
 
 
 @pytest.mark.parametrize("name", OTHER_VALUES)
 def test_each_of_these_options_is_taken_where_it_is_used(name: str) -> None:
     groups = {} if name == "partial_hits" else {"groups": STATES}
-    assert getattr(config_with(**groups, **{name: OTHER_VALUES[name]}), name) == OTHER_VALUES[name]
+    assert config_with(**groups, **{name: OTHER_VALUES[name]}).option(name) == OTHER_VALUES[name]
+
+
+def test_options_by_name_make_the_same_config_as_its_parts() -> None:
+    config = CacheConfig(
+        *(100, 8),
+        groups=STATES_OF_8,
+        states=StateConfig(order="lru"),
+        cpu=CPUPoolConfig(num_blocks=9, keep_evicted=False),
+        hints=HintConfig(max_sessions=3),
+        observe=ObserveConfig(history_size=5),
+    )
+    flat = {"num_cpu_blocks": 9, "keep_evicted": False, "max_sessions": 3, "history_size": 5}
+    assert cache_config(100, 8, groups=STATES_OF_8, state_order="lru", **flat) == config
+    assert (
+        cache_config(100, 8, groups=STATES_OF_8, state_order="lru", cpu=config.cpu, hints=config.hints, **flat)
+        == config
+    )
+    with pytest.raises(InvalidArgument, match="history is 5; CacheConfig has no such field"):
+        cache_config(100, history=5)
+
+
+@pytest.mark.parametrize("part", ["states", "cpu", "hints", "observe"])
+@pytest.mark.parametrize("value", [None, {}, 3, CacheConfig])
+def test_a_part_of_another_type_is_refused(part: str, value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=rf"^{part} is .*; it must be a (State|CPUPool|Hint|Observe)Config$"):
+        config_with(**{part: value})
 
 
 @pytest.mark.parametrize("size", [4, 16, 32])

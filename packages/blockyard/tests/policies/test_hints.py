@@ -9,12 +9,14 @@ import pytest
 from blockyard import (
     CacheConfig,
     CacheSalt,
+    HintConfig,
     HintOutcome,
     InvalidArgument,
     KVCacheManager,
     PolicyError,
     UnknownSequence,
 )
+from blockyard.config import cache_config
 from blockyard.tenants import Tenant
 from blockyard_testing.cached import cached_tokens
 from blockyard_testing.own_policies import MRU
@@ -25,7 +27,7 @@ POLICIES = ["lru", "fifo", "lfu", "s3fifo", "arc", "score", "density", MRU]
 
 def make_cache(policy: Any = "lru", num_blocks: int = 13, **options: Any) -> KVCacheManager:
     return KVCacheManager(
-        CacheConfig(num_blocks, 4, max_model_len=64, watermark=0.0, eviction_policy=policy, hash_seed=1, **options)
+        cache_config(num_blocks, 4, max_model_len=64, watermark=0.0, eviction_policy=policy, hash_seed=1, **options)
     )
 
 
@@ -408,7 +410,7 @@ def test_a_block_revived_after_a_hint_named_it_is_no_hinted_eviction() -> None:
         watermark=0.0,
         hash_seed=5,
         tenants=(Tenant("a"), Tenant("b")),
-        max_sessions=4,
+        hints=HintConfig(max_sessions=4),
     )
     cache = KVCacheManager(config)
     keys = {name: (CacheSalt(name),) for name in "ab"}

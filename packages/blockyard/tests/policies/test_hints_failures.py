@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from blockyard import CacheConfig, HintOutcome, KVCacheManager, NotEnoughMemory, PolicyError
+from blockyard import HintOutcome, KVCacheManager, NotEnoughMemory, PolicyError
+from blockyard.config import cache_config
 from blockyard.policies import EvictionPolicy
 from blockyard_testing.cached import cached_tokens
 
@@ -60,7 +61,7 @@ def made(num_blocks: int) -> tuple[KVCacheManager, list[Shallow]]:
         return policies[-1]
 
     sizes = {"max_num_seqs": 8, "max_model_len": 64}
-    return KVCacheManager(CacheConfig(num_blocks=num_blocks, block_size=4, eviction_policy=make, **sizes)), policies
+    return KVCacheManager(cache_config(num_blocks=num_blocks, block_size=4, eviction_policy=make, **sizes)), policies
 
 
 def test_a_policy_that_takes_a_block_out_and_then_raises_is_named_and_the_pool_is_whole() -> None:

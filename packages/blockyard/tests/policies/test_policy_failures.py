@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from blockyard import BlockPool, CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, PolicyError
+from blockyard.config import cache_config
 from blockyard.core.policies import make_policy
 from blockyard.core.policies.base import EvictionPolicy
 
@@ -72,7 +73,7 @@ class Broken:
             return self.policies[-1]
 
         config = {"max_num_seqs": 8, "max_model_len": 64, "watermark": 0.0, "track_misses": True, **settings}
-        self.cache = KVCacheManager(CacheConfig(12, 4, eviction_policy=make, **config))
+        self.cache = KVCacheManager(cache_config(12, 4, eviction_policy=make, **config))
         self.lease = self.pool.get_new_blocks(1, holder="somebody beside the sequences")
         self.call: Callable[[], object] = self._prepare()
 

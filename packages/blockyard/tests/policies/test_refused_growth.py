@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockyard import CacheConfig, KVCacheManager, NotEnoughMemory
+from blockyard import CacheConfig, HintConfig, KVCacheManager, NotEnoughMemory
 from blockyard_testing.own_policies import MRU
 
 
@@ -20,7 +20,9 @@ class Short(MRU):
 @pytest.mark.parametrize("kind", ["plain", "retention", "hinted"])
 def test_a_smaller_growth_after_a_refused_one(kind: str) -> None:
     retained = 4 if "retention" in kind else 0
-    config = CacheConfig(num_blocks=8, block_size=4, watermark=0.0, eviction_policy=Short, retention_blocks=retained)
+    config = CacheConfig(
+        num_blocks=8, block_size=4, watermark=0.0, eviction_policy=Short, hints=HintConfig(retention_blocks=retained)
+    )
     cache = KVCacheManager(config)
     if kind == "hinted":
         cache.free(cache.allocate(list(range(4)), session="a"))

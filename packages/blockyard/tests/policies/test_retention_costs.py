@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 import blockyard
-from blockyard import CacheConfig, KVCacheManager, OverBudget
+from blockyard import CacheConfig, HintConfig, KVCacheManager, OverBudget
 
 from ..support.checked import prompt
 
@@ -17,7 +17,9 @@ NUM_REFRESHES = 2_000 if blockyard.compiled() else 200
 
 def retaining(budget: int) -> KVCacheManager:
     cache = KVCacheManager(
-        CacheConfig(NUM_BLOCKS + 1, 4, max_num_seqs=2, max_model_len=4 * NUM_BLOCKS, retention_blocks=budget)
+        CacheConfig(
+            NUM_BLOCKS + 1, 4, max_num_seqs=2, max_model_len=4 * NUM_BLOCKS, hints=HintConfig(retention_blocks=budget)
+        )
     )
     seq = cache.allocate(prompt(1, 4 * NUM_BLOCKS - 4))
     cache.reserve([seq], 4 * NUM_BLOCKS - 4)

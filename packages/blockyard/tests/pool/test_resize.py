@@ -14,6 +14,7 @@ from blockyard import (
     KVCacheManager,
     LayerGroup,
     NeverFits,
+    ObserveConfig,
     OverBudget,
     Resize,
 )
@@ -398,7 +399,7 @@ def test_at_random_the_held_blocks_never_move_and_all_comes_back() -> None:
 
 
 def test_refused_sizes_change_nothing() -> None:
-    cache = KVCacheManager(CacheConfig(6, 4, max_num_seqs=2, max_model_len=16, history_size=4))
+    cache = KVCacheManager(CacheConfig(6, 4, max_num_seqs=2, max_model_len=16, observe=ObserveConfig(history_size=4)))
     cache.allocate(prompt(1, 9))
     before = snapshot(cache)
     for bad, said in [

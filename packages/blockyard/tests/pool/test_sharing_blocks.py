@@ -12,6 +12,7 @@ from blockyard import (
     ForeignBlock,
     InvalidArgument,
     KVCacheManager,
+    ObserveConfig,
     OutOfBlocks,
     PolicyError,
 )
@@ -181,7 +182,7 @@ def test_what_is_neither_a_pool_nor_a_manager_is_refused() -> None:
 
 
 def test_a_manager_s_pool_shows_the_manager_s_history() -> None:
-    cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=4, history_size=5))
+    cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=4, observe=ObserveConfig(history_size=5)))
     cache.allocate([1, 2, 3])
     assert cache.pool.history() == cache.history() != []
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from blockyard import CacheConfig, InvalidArgument
+from blockyard import InvalidArgument
+from blockyard.config import cache_config
 from blockyard.groups import LayerGroup
 from blockyard.sizing import AttentionLayer, KVCacheSpec, num_cpu_blocks
 from blockyard.windows import num_peak_blocks
@@ -283,7 +284,7 @@ def test_a_config_for_the_manager() -> None:
     config = spec_of(LLAMA_3_8B, block_size=32).cache_config(1000, max_num_seqs=8, max_model_len=512, watermark=0.0)
     groups = (LayerGroup(32, 0, name="full", token_bytes=131_072),)
     fields = {"block_size": 32, "max_num_seqs": 8, "max_model_len": 512, "watermark": 0.0, "groups": groups}
-    assert config == CacheConfig(num_blocks=1000, **fields)
+    assert config == cache_config(num_blocks=1000, **fields)
 
 
 @pytest.mark.parametrize("published_config", [LLAMA_3_8B, GEMMA_3_1B, published.GPT_OSS_20B, published.DEEPSEEK_V3])

@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from blockyard import Admission, CacheConfig, InvalidArgument, KVCacheManager, SeqStatus  # noqa: E402
+from blockyard import Admission, CacheConfig, CPUPoolConfig, InvalidArgument, KVCacheManager, SeqStatus  # noqa: E402
 from blockyard.storage import KVCache, KVLayout  # noqa: E402
 from blockyard_testing.seeds import run_seed  # noqa: E402
 
@@ -225,7 +225,7 @@ def test_blocks_go_to_the_cpu_pool_and_back(layout: str, value_size: int) -> Non
 
 
 def test_a_plan_is_carried_out_in_its_order() -> None:
-    config = CacheConfig(num_blocks=6, block_size=4, max_num_seqs=4, max_model_len=32, num_cpu_blocks=20)
+    config = CacheConfig(num_blocks=6, block_size=4, max_num_seqs=4, max_model_len=32, cpu=CPUPoolConfig(num_blocks=20))
     manager = KVCacheManager(config)
     cache = make_cache(num_blocks=6, num_cpu_blocks=20)
     seq = manager.allocate(list(range(12)))

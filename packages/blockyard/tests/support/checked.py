@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from blockyard import CacheConfig, KVCacheManager
+from blockyard import KVCacheManager
+from blockyard.config import cache_config
 
 
 def prompt(number: int, num_tokens: int) -> list[int]:
@@ -19,7 +20,7 @@ class Checked:
         limits = {"max_num_seqs": 8, "max_model_len": 64, "watermark": 0.0}
         if not settings.get("groups"):
             limits["block_size"] = block_size
-        self.cache = KVCacheManager(CacheConfig(num_blocks, **{**limits, **settings}))
+        self.cache = KVCacheManager(cache_config(num_blocks, **{**limits, **settings}))
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.cache, name)

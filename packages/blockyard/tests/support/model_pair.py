@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import blockyard
-from blockyard import BlockyardError, CacheConfig, KVCacheManager, SeqStatus
+from blockyard import BlockyardError, KVCacheManager, SeqStatus
+from blockyard.config import cache_config
 from blockyard.core.blocks.block import KVCacheBlock
 
 from .reference import WAITS_FOR_PREFIX, ReferenceManager, Refused, Step
@@ -31,7 +32,7 @@ class Pair:
     def __init__(self, num_blocks: int, block_size: int, compares_all: bool = False, **config: Any) -> None:
         self.compares_all = compares_all
         settings = {"max_num_seqs": 4, "max_model_len": 64, "watermark": 0.0, **config}
-        self.config = CacheConfig(num_blocks, block_size, **settings)
+        self.config = cache_config(num_blocks, block_size, **settings)
         self.cache = KVCacheManager(self.config)
         self.model = ReferenceManager(
             num_blocks,

@@ -11,7 +11,8 @@ from operator import attrgetter
 from typing import Any
 
 import blockyard
-from blockyard import BlockPool, CacheConfig, CacheSalt, KVCacheManager, LayerGroup, LoRA, Span, StateHints, StateSpec
+from blockyard import BlockPool, CacheSalt, KVCacheManager, LayerGroup, LoRA, Span, StateHints, StateSpec
+from blockyard.config import cache_config
 from blockyard.tenants import Tenant, TenantGroup
 from blockyard_testing.own_policies import MRU
 from blockyard_testing.twin import count_handles_from_the_start
@@ -87,7 +88,7 @@ class Site:
         self.kind = kind
         settings = {"num_blocks": NUM_BLOCKS, "max_num_seqs": 10, "max_model_len": 48, "hash_seed": 5, **KINDS[kind]}
         settings["enable_kv_cache_events"] = True
-        self.cache = KVCacheManager(CacheConfig(block_size=BLOCK_SIZE, watermark=0.0, **settings))
+        self.cache = KVCacheManager(cache_config(block_size=BLOCK_SIZE, watermark=0.0, **settings))
         self.pool = self.cache.pool
         self.keys: tuple[Any, ...] = KEYS if kind == "keys" else ()
         if self.cache.config.tenants:
@@ -119,7 +120,7 @@ class Site:
         self.step = cache.reserve([self.reserved], 9).step or None
         self.waiting = cache.allocate(tokens(4, 10), holder="waiting", extra_keys=self.keys)
         self.swapped = self.computed(tokens(5, 6), "swapped")
-        if cache.config.num_cpu_blocks:
+        if cache.config.cpu.num_blocks:
             cache.swap_out([self.swapped])
         cache.free(idle)
         if self.has_sessions:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from blockyard.arguments import require_int
-from blockyard.config import CacheConfig
+from blockyard.config import cache_config
 from blockyard.errors import ModelError
 from blockyard.observe import PoolSnapshot, snapshot_pool
 
@@ -52,7 +52,7 @@ def run_demo(options: argparse.Namespace) -> int:
 def _require_sizes(options: argparse.Namespace) -> None:
     """Raise `InvalidArgument` for sizes that no model can be served with."""
     sizes = {name: getattr(options, name) for name in ("num_blocks", "block_size", "max_num_seqs")}
-    CacheConfig(**sizes, max_model_len=1)
+    cache_config(**sizes, max_model_len=1)
     require_step_budget(options.max_num_batched_tokens, options.max_num_seqs)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from blockyard import sizing
 from blockyard.arguments import require_int
-from blockyard.config import MAX_BLOCKS, CacheConfig
+from blockyard.cache_options import MAX_BLOCKS
+from blockyard.config import CacheConfig
 from blockyard.errors import InvalidArgument
 from blockyard.sizing import MAX_BYTES, KVCacheSpec, MemoryProfile
 

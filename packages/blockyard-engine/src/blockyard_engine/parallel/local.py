@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blockyard.arguments import require_int, shown
-from blockyard.config import MAX_BLOCK_SIZE, MAX_BLOCKS
+from blockyard.cache_options import MAX_BLOCKS
+from blockyard.config import MAX_BLOCK_SIZE
 from blockyard.errors import InvalidArgument
 
 from .peer import MAX_HEADS

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from blockyard import BlockLease
 from blockyard.arguments import require_int, require_str, shown
-from blockyard.config import MAX_BLOCKS
+from blockyard.cache_options import MAX_BLOCKS
 from blockyard.errors import DoubleFree, ForeignBlock, InvalidArgument, InvariantError, OutOfBlocks
 from blockyard.extending import LeasePool
 

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blockyard.arguments import require_int, shown
-from blockyard.config import MAX_GROUPS, MAX_MODEL_LEN
+from blockyard.cache_options import MAX_MODEL_LEN
+from blockyard.config import MAX_GROUPS
 from blockyard.errors import InvalidArgument
 from blockyard.keys import (
     CacheSalt,

@@ -75,7 +75,7 @@ class HandoffReceiver:
     ) -> None:
         require_own_config(cache, peer)
         config = cache.config
-        if on_plan is None and (config.num_cpu_blocks or config.partial_hits or config.has_states):
+        if on_plan is None and (config.cpu.num_blocks or config.partial_hits or config.has_states):
             raise InvalidArgument(
                 "on_plan is None; a cache with a CPU pool, partial hits or states makes plans that move blocks"
             )

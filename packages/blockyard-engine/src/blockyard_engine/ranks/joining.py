@@ -163,7 +163,7 @@ class CacheSettings:
         return cls(
             block_size,
             config.num_blocks if is_sized else None,
-            config.num_cpu_blocks,
+            config.cpu.num_blocks,
             config.max_num_seqs,
             sizes.max_num_batched_tokens,
             sizes.logits_per_seq,

@@ -438,7 +438,7 @@ class Scheduler:
             # Of an answer that was begun elsewhere, more than the prompt may hit.
             request.num_cached_tokens = min(num_hit, len(request.prompt_token_ids))
             request.num_cpu_cached_tokens = self.cpu_hits.count(branch)
-            if self._cache.config.track_misses:
+            if self._cache.config.observe.track_misses:
                 request.misses = self._cache.miss_causes(branch.seq)
 
     def _queue(self, branch: Branch) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from blockyard.amounts import parse_memory
+from blockyard.cache_options import MAX_MODEL_LEN
 from blockyard.cli import parse_lengths
-from blockyard.config import MAX_MODEL_LEN
 from blockyard.errors import InvalidArgument, ModelError
 from blockyard.sizing import (
     EncoderShape,

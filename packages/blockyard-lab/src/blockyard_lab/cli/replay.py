@@ -11,8 +11,8 @@ from typing import Any
 
 from blockyard.amounts import parse_memory
 from blockyard.arguments import require_int
+from blockyard.cache_options import MAX_MODEL_LEN
 from blockyard.cli import as_csv, as_json, as_text
-from blockyard.config import MAX_MODEL_LEN
 from blockyard.errors import InvalidArgument
 from blockyard.progress import WorkBar
 

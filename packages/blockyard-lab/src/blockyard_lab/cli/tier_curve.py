@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from blockyard.arguments import require_int
-from blockyard.config import MAX_MODEL_LEN
+from blockyard.cache_options import MAX_MODEL_LEN
 from blockyard.errors import InvalidArgument
 
 from .. import References, Trace, UnknownContents, read_references

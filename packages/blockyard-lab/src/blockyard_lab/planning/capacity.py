@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from blockyard.arguments import require_int, require_number
-from blockyard.config import MAX_BLOCKS, MAX_MODEL_LEN, MAX_SEQS
+from blockyard.cache_options import MAX_BLOCKS, MAX_MODEL_LEN
+from blockyard.config import MAX_SEQS
 from blockyard.errors import InvalidArgument
 from blockyard.sizing import (
     BlockSizeAdvice,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from blockyard.arguments import require_int, require_number
-from blockyard.config import MAX_BLOCKS, MAX_MODEL_LEN
+from blockyard.cache_options import MAX_BLOCKS, MAX_MODEL_LEN
 from blockyard.errors import InvalidArgument
 from blockyard.sizing import (
     EncoderShape,

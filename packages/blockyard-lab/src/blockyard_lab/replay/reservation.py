@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard.arguments import require_int
-from blockyard.config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_MODEL_LEN
+from blockyard.cache_options import MAX_BLOCKS, MAX_MODEL_LEN
+from blockyard.config import MAX_BLOCK_SIZE
 
 from ..trace import Trace
 

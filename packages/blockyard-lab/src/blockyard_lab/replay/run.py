@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard import KVCacheManager
+from blockyard import CPUPoolConfig, KVCacheManager
 from blockyard.arguments import require_bool, require_int
-from blockyard.config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, CacheConfig
+from blockyard.cache_options import MAX_BLOCKS
+from blockyard.config import MAX_BLOCK_SIZE, MAX_SEQS, CacheConfig
 from blockyard.errors import InvalidArgument
 
 from ..policy_names import PolicyName, exit_as_error, label_of, policy_of
@@ -72,7 +73,7 @@ class ReplayOptions:
                 watermark=self.watermark,
                 # Policies that sample see hashes: the same trace is to give the same numbers again.
                 hash_seed=0,
-                num_cpu_blocks=self.num_cpu_blocks,
+                cpu=CPUPoolConfig(num_blocks=self.num_cpu_blocks),
                 eviction_policy=policy_of(self.policy),
             )
         )

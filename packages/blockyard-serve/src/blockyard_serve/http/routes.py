@@ -177,7 +177,7 @@ def tell(said: list[Hint], engine: Engine) -> list[str]:
 
 def retain(wish: Wish, engine: Engine) -> tuple[int, int]:
     """Have an engine retain a prompt; return how many blocks it did before, and does. Raises `ApiError`."""
-    if not engine.cache.config.retention_blocks:
+    if not engine.cache.config.hints.retention_blocks:
         raise invalid("this server retains nothing; start it with --retention-blocks")
     try:
         kept = engine.num_retained_of(wish.token_ids, extra_keys=wish.keys)

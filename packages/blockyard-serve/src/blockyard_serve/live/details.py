@@ -41,7 +41,7 @@ def see_config(cache: KVCacheManager, around: Surroundings) -> dict[str, Any]:  
     return {
         "block_size": cache.block_size,
         "groups": [group.name for group in config.layer_groups],
-        "tracks_misses": config.track_misses,
+        "tracks_misses": config.observe.track_misses,
     }
 
 

@@ -67,7 +67,7 @@ def take_snapshot(cache: KVCacheManager, around: Surroundings) -> Snapshot:
         rows=rows,
         block_size=cache.block_size,
         stats=cache.stats(),
-        misses=cache.miss_totals() if cache.config.track_misses else None,
+        misses=cache.miss_totals() if cache.config.observe.track_misses else None,
         around=around,
         taken_at=start,
         seconds=time.perf_counter() - start,

@@ -16,7 +16,7 @@ from .engine import Engine, request_of
 
 NUM_REQUESTS, NUM_DECODED = 64, 16
 LOADS = ((1600, 600), (1500, 700))
-PLACES = ["junction", "ends", "pow2"]
+PLACES = ["branch", "ends", "pow2"]
 
 
 def hits_of(
@@ -35,8 +35,9 @@ def hits_of(
     part ends.
     """
     shared, unique = load
-    places = others.pop("state_places", None)
-    settings = {"max_model_len": 4096, "max_num_seqs": in_flight, "options": {"state_places": places} if places else {}}
+    places = others.pop("state_checkpoints", None)
+    options = {"state_checkpoints": places} if places else {}
+    settings = {"max_model_len": 4096, "max_num_seqs": in_flight, "options": options}
     engine = Engine(level, 4000, page=page, unit=unit, **(settings | others))
     hasher, hits = get_request_block_hasher(unit, sha256), []
     record = engine.manager.record_prefix_cache_stats
@@ -63,9 +64,9 @@ def rows() -> Iterator[tuple[str, str, int, int, dict[str, Any]]]:
         yield f"stock, blocks of {page}", "stock", page, page, {}
         yield f"stock, blocks of {page}, every chunk's end kept", "stock", page, page, {"retention": None}
         yield f"stock, blocks of {page}, hashes of 16", "stock", page, 16, {}
-        yield f"ours, blocks of {page}", "names", page, page, {"state_places": PLACES}
-        yield f"ours, blocks of {page}, hashes of 16", "names", page, 16, {"state_places": PLACES}
-    yield "ours, told", "names", 528, 16, {"state_places": [*PLACES, "told"], "told": True}
+        yield f"ours, blocks of {page}", "names", page, page, {"state_checkpoints": PLACES}
+        yield f"ours, blocks of {page}, hashes of 16", "names", page, 16, {"state_checkpoints": PLACES}
+    yield "ours, told", "names", 528, 16, {"state_checkpoints": [*PLACES, "told"], "told": True}
 
 
 def main() -> None:

@@ -83,5 +83,5 @@ def test_tokens_are_those_without_a_cache(model: str, monkeypatch: pytest.Monkey
     cached: dict[str, Any] = {"enable_prefix_caching": True, "prefix_match_unit": 16}
     assert answers(model, None, **cached) == (cold, [0, 0, 768, 768, 768])
     assert answers(model, {"level": "names"}, **cached) == (cold, [0, 0, 768, 768, 768])
-    places = ["junction", "ends", "pow2"]
-    assert answers(model, {"state_places": places}, **cached) == (cold, [0, 512, 800, 800, 800])
+    places = ["branch", "ends", "pow2"]
+    assert answers(model, {"state_checkpoints": places}, **cached) == (cold, [0, 512, 800, 800, 800])

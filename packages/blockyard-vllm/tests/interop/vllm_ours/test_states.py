@@ -40,21 +40,21 @@ def test_prompts_that_begin_alike(page: int, unit: int) -> None:
     """The case of vllm#45238: 64 requests, one after another."""
     for load, stock, ours in zip(LOADS, STOCK[page, unit], OURS[page, unit], strict=True):
         assert hits_of("stock", page, unit, load) == [*stock, *[stock[-1]] * 61]
-        assert hits_of("names", page, unit, load, state_places=PLACES) == [*ours, *[ours[-1]] * 61]
+        assert hits_of("names", page, unit, load, state_checkpoints=PLACES) == [*ours, *[ours[-1]] * 61]
 
 
 @pytest.mark.parametrize("rule", ["told", "queue"])
 def test_the_second_request_hits_in_full(rule: str) -> None:
     """Where the application says where the shared part ends, or the next request waits already."""
     for load, whole in zip(LOADS, (1600, 1488), strict=True):
-        found = hits_of("names", 528, 16, load, state_places=[*PLACES, rule], told=rule == "told", waits=True)
+        found = hits_of("names", 528, 16, load, state_checkpoints=[*PLACES, rule], told=rule == "told", waits=True)
         assert found == [0, *[whole] * 63]
 
 
 def test_eight_in_flight() -> None:
     """From the tenth request on in full; by vLLM's own junctions too, as far as its blocks allow."""
     for load, whole, stock in zip(LOADS, (1600, 1488), (1584, 1056), strict=True):
-        found = hits_of("names", 528, 16, load, in_flight=8, waits=True, state_places=PLACES)
+        found = hits_of("names", 528, 16, load, in_flight=8, waits=True, state_checkpoints=PLACES)
         assert found[9:] == [whole] * 55
         assert set(hits_of("stock", 528, 16, load, in_flight=8, waits=True)[9:]) == {stock}
 
@@ -68,20 +68,20 @@ def test_eight_in_flight() -> None:
         ({"page": 64, "connector": CONFIG}, "not there with a KV connector"),
         ({"page": 64, "drafted": 1}, "tokens are drafted"),
         ({"page": 64, "inside": 1}, "num_prefill_checkpoint_blocks of the MambaSpec is not 0"),
-        ({"level": "tokens"}, "state_places is not there on level 'tokens'"),
+        ({"level": "tokens"}, "state_checkpoints is not there on level 'tokens'"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(settings: dict[str, Any], says: str) -> None:
     """Before the first request, by a sentence that names the setting."""
     level = settings.pop("level", "names")
     with pytest.raises(ValueError, match=says):
-        Engine(level, 100, **settings, options={"state_places": PLACES})
+        Engine(level, 100, **settings, options={"state_checkpoints": PLACES})
 
 
 @pytest.mark.parametrize("told", [5, "1600", [True], [-16], [1.5], list(range(1, 2000)), [[1600]]])
 def test_what_is_told_and_no_position_is_left_out(told: Any) -> None:
     """A request cannot stop the engine."""
-    engine = WorkingEngine("names", 100, page=64, unit=16, options={"state_places": ["told"]})
+    engine = WorkingEngine("names", 100, page=64, unit=16, options={"state_checkpoints": ["told"]})
     for number in range(2):
         engine.add(request_of(f"r{number}", list(range(200)), 4, told=told))
         engine.drain()
@@ -91,7 +91,7 @@ def test_what_is_told_and_no_position_is_left_out(told: Any) -> None:
 
 def test_nothing_is_known_after_a_reset() -> None:
     """Nor is there a state."""
-    engine = WorkingEngine("names", 100, page=64, unit=16, options={"state_places": PLACES})
+    engine = WorkingEngine("names", 100, page=64, unit=16, options={"state_checkpoints": PLACES})
     for number in range(2):
         engine.add(request_of(f"r{number}", list(range(300)), 4))
         engine.drain()
@@ -107,7 +107,7 @@ def test_the_next_turn_goes_on_from_the_last_block_of_the_output(unit: int, asyn
     """Stock keeps no state of an output, unless it keeps the end of every chunk; nor does "last"."""
     hits = {}
     for level, places in (("stock", []), ("names", ["last"]), ("names", ["ends"])):
-        options = {"options": {"state_places": places}} if places else {}
+        options = {"options": {"state_checkpoints": places}} if places else {}
         engine = WorkingEngine(level, 100, asynchronous, page=64, unit=unit, **options)
         first = request_of("first", list(range(100)), 130)
         engine.add(first)
@@ -195,7 +195,7 @@ def test_programs_with_our_places(
 ) -> None:
     """Storms, aborts, resets: every step goes on from the state and the keys and values of its own tokens."""
     settings: dict[str, Any] = {"max_model_len": 512, "max_num_batched_tokens": 128, "page": page, "unit": 16}
-    settings |= {"retention": retention, "options": {"state_places": [*PLACES, "every:48", "queue", "told"]}}
+    settings |= {"retention": retention, "options": {"state_checkpoints": [*PLACES, "every:48", "queue", "told"]}}
     engine = WorkingEngine("names", num_blocks, asynchronous, **settings)
     Telling(seed, [engine]).run(250)
     assert engine.hits > 0

@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from ..amounts import amount_of
-from ..config import CACHE_FIELDS, MAX_MODEL_LEN
+from ..cache_options import MAX_MODEL_LEN
+from ..config import CACHE_FIELDS
 from ..errors import InvalidArgument
 
 _TYPES: dict[str, dict[str, Any]] = {

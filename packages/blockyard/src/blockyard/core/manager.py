@@ -23,7 +23,8 @@ from ..answers import (
     RetentionEnds,
 )
 from ..arguments import require_bool, require_int, require_number, require_session, shown
-from ..config import MAX_BLOCKS, CacheConfig
+from ..cache_options import MAX_BLOCKS
+from ..config import CacheConfig
 from ..errors import InvalidArgument, not_enough_memory
 from ..kv_events import KVCacheEvents
 from .arrays import view_i32

@@ -77,21 +77,21 @@ class Parts:
         return book
 
     def _make_history(self) -> AllocationHistory | None:
-        if self.config.history_size == 0:
+        if self.config.observe.history_size == 0:
             return None
-        history = AllocationHistory(self.config.history_size, self.kv_pool.queue, self.clock)
+        history = AllocationHistory(self.config.observe.history_size, self.kv_pool.queue, self.clock)
         self.kv_pool.watch(history)
         return history
 
     def _make_residency(self) -> ResidencySampler | None:
-        if self.config.residency_sample == 0:
+        if self.config.observe.residency_sample == 0:
             return None
-        residency = ResidencySampler(self.config.residency_sample, self.clock, self.config.num_blocks)
+        residency = ResidencySampler(self.config.observe.residency_sample, self.clock, self.config.num_blocks)
         self.kv_pool.watch(residency)
         return residency
 
     def _make_misses(self) -> MissLog | None:
-        if not self.config.track_misses:
+        if not self.config.observe.track_misses:
             return None
         config = self.config
         misses = MissLog(self.token_blocks.index, config.num_blocks, config.hash_block_size, config.max_num_seqs)
@@ -99,7 +99,7 @@ class Parts:
         return misses
 
     def _make_events(self) -> EventReader | None:
-        if not self.config.enable_kv_cache_events:
+        if not self.config.observe.enable_kv_cache_events:
             return None
         return EventReader(self.token_blocks, self.store.content_ledgers(), len(self.config.layer_groups))
 

@@ -112,7 +112,7 @@ def config_labels(reading: CacheReading) -> dict[str, str]:
     return {
         "block_size": str(config.hash_block_size),
         "num_gpu_blocks": str(config.num_blocks),
-        "num_cpu_blocks": str(config.num_cpu_blocks),
+        "num_cpu_blocks": str(config.cpu.num_blocks),
         "enable_prefix_caching": str(config.enable_prefix_caching),
         "eviction_policy": config.eviction_policy if isinstance(config.eviction_policy, str) else "own",
     }

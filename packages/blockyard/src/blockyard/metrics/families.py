@@ -104,7 +104,7 @@ def _preemptions(seen: CacheReading) -> Values:
 
 
 def _retained(seen: CacheReading) -> Values:
-    if seen.stats is None or seen.config is None or not seen.config.retention_blocks:
+    if seen.stats is None or seen.config is None or not seen.config.hints.retention_blocks:
         return None
     return {"": seen.stats.num_retained_blocks}
 

@@ -128,9 +128,9 @@ class CacheReading:
             config=config,
             stats=cache.stats(),
             cpu_blocks=None if cpu_pool is None else BlockStates.of(cpu_pool),
-            residency=cache.residency() if config.residency_sample else None,
-            misses=cache.miss_totals() if config.track_misses else None,
-            ended_retentions=cache.ended_retentions if config.retention_blocks else None,
+            residency=cache.residency() if config.observe.residency_sample else None,
+            misses=cache.miss_totals() if config.observe.track_misses else None,
+            ended_retentions=cache.ended_retentions if config.hints.retention_blocks else None,
             num_preemptions=num_preemptions,
             num_cpu_hit_tokens=0 if cpu_pool is None else num_cpu_hit_tokens,
         )

@@ -41,7 +41,9 @@ def describe_history(cache: KVCacheManager | LeasePool, limit: int = 20) -> str:
     pool = pool_of(cache)
     events = cache.history()
     if not events:
-        is_off = pool.num_allocated_blocks > 0 if isinstance(cache, LeasePool) else cache.config.history_size == 0
+        is_off = (
+            pool.num_allocated_blocks > 0 if isinstance(cache, LeasePool) else cache.config.observe.history_size == 0
+        )
         return "nothing is remembered: history_size is 0" if is_off else "nothing has happened yet"
     latest = events[len(events) - min(limit, len(events)) :]
     counts = f"in all {pool.num_allocated_blocks:,} blocks allocated, {pool.num_freed_blocks:,} freed"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..arguments import require_int, require_str
-from ..config import MAX_MODEL_LEN, MAX_SEQS
+from ..cache_options import MAX_MODEL_LEN
+from ..config import MAX_SEQS
 from ..errors import InvalidArgument
 from .layers import MAX_DIMENSION
 from .shape import ModelShape

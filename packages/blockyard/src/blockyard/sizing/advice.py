@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..arguments import require_int
-from ..config import MAX_BLOCKS, MAX_MODEL_LEN, MAX_SEQS
+from ..cache_options import MAX_BLOCKS, MAX_MODEL_LEN
+from ..config import MAX_SEQS
 from ..errors import InvalidArgument
 
 _BLOCK_SIZES = (8, 16, 32, 64, 128)

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..arguments import require_int
-from ..config import MAX_BLOCK_SIZE, MAX_MODEL_LEN, CacheConfig
+from ..cache_options import MAX_MODEL_LEN
+from ..config import MAX_BLOCK_SIZE, CacheConfig, cache_config
 from ..errors import InvalidArgument
 from ..groups import LayerGroup
 from ..windows import num_peak_blocks
@@ -415,19 +416,8 @@ class KVCacheSpec:
         Raises:
             InvalidArgument: `CacheConfig` rejects a value, or has no such field.
         """
-        given = {"groups": self.groups, **others}
-        known = {field.name for field in dataclasses.fields(CacheConfig)}
-        for name, value in given.items():
-            if name not in known:
-                raise InvalidArgument(f"{name} is {value!r}; CacheConfig has no such field")
-        return CacheConfig(
-            num_blocks=num_blocks,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            num_cpu_blocks=num_cpu_blocks,
-            num_bytes=num_bytes,
-            **given,
-        )
+        options = {"groups": self.groups, "num_cpu_blocks": num_cpu_blocks, "num_bytes": num_bytes, **others}
+        return cache_config(num_blocks, max_num_seqs=max_num_seqs, max_model_len=max_model_len, **options)
 
     def _token_bytes(self, layer: AttentionLayer) -> int:
         size = dtype_bytes("dtype", self.dtype)

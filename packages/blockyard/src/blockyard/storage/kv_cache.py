@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from ..arguments import require_int
-from ..config import MAX_BLOCK_SIZE, MAX_BLOCKS
+from ..cache_options import MAX_BLOCKS
+from ..config import MAX_BLOCK_SIZE
 from ..errors import InvalidArgument
 from ..sizing import KVCacheSpec, Shard
 from ..sizing.shards import require_shard

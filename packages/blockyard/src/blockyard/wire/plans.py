@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from ..answers import SeqStatus
 from ..arguments import require_int, require_str, shown
-from ..config import MAX_BLOCKS, MAX_MODEL_LEN, CacheConfig
+from ..cache_options import MAX_BLOCKS, MAX_MODEL_LEN
+from ..config import CacheConfig
 from ..core.face import refuse_copy, refuse_pickle
 from ..core.plan import StepPlan, SwapPlan, TableCopy, TableReader
 from ..core.tokens import MAX_TOKEN
@@ -345,7 +346,7 @@ class PlanReceiver(_PlanEnd):
         )
 
     def _read_moves(self, arrays: list[IntArray]) -> list[list[int]]:
-        pool, cpu = self._num_blocks, self._config.num_cpu_blocks
+        pool, cpu = self._num_blocks, self._config.cpu.num_blocks
         ends = ((pool, cpu), (cpu, pool), (pool, pool))
         for name, array, (num_from, num_to) in zip(_MOVES, arrays, ends, strict=True):
             if len(array):

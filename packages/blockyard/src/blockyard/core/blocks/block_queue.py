@@ -3,7 +3,7 @@
 from mypy_extensions import i64
 
 from ...arguments import require_int, shown
-from ...config import MAX_BLOCKS
+from ...cache_options import MAX_BLOCKS
 from ...errors import DoubleFree, InvalidArgument, OutOfBlocks
 from ...ids import NULL_BLOCK
 from ..arrays import zeros_i32, zeros_i64

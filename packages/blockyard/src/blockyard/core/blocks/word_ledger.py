@@ -6,7 +6,7 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...answers import Resize
-from ...config import MAX_BLOCKS
+from ...cache_options import MAX_BLOCKS
 from ...errors import InvalidArgument, InvariantError, not_enough_memory
 from ...ids import NULL_BLOCK
 from ..arrays import grown_i32, zeros_i32

@@ -21,7 +21,7 @@ class EvictCalls:
             parts.kv_pool,
             parts.gate.interruption,
             parts.clock,
-            parts.config.retention_blocks,
+            parts.config.hints.retention_blocks,
             states.shelf if states is not None else None,
         )
         self.order.install(wished_policy(parts.config.eviction_policy, parts.kv_pool))

@@ -24,7 +24,7 @@ class HintCalls:
         self.parts = parts
         self.sequences = parts.sequences
         self.order = order
-        self._max_sessions = parts.config.max_sessions if parts.config.enable_prefix_caching else 0
+        self._max_sessions = parts.config.hints.max_sessions if parts.config.enable_prefix_caching else 0
         #: The slot of each session; -1 for a name that `prepare` has made room for.
         self._slots: dict[object, int] = {}
         self._names: list[object] = []

@@ -7,7 +7,8 @@ from mypy_extensions import i32, i64
 
 from ...answers import RetentionEnds
 from ...arguments import shown
-from ...config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_HISTORY
+from ...cache_options import MAX_BLOCKS, MAX_HISTORY
+from ...config import MAX_BLOCK_SIZE
 from ...errors import InvalidArgument, OutOfBlocks, not_enough_memory
 from ...hash_seeds import hash_seed_or_drawn
 from ...kv_events import KVCacheEvents

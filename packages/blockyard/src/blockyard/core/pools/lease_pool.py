@@ -9,7 +9,7 @@ from mypy_extensions import i32, i64
 
 from ...answers import AllocationEvent
 from ...arguments import shown
-from ...config import MAX_BLOCKS
+from ...cache_options import MAX_BLOCKS
 from ...errors import InvalidArgument, OutOfBlocks
 from ..arrays import view_i32, view_i64, zeros_i32
 from ..blocks.block import KVCacheBlock, block_states

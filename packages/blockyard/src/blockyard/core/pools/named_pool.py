@@ -8,7 +8,7 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...answers import NameEvent, Resize
-from ...config import MAX_BLOCKS, MAX_HISTORY
+from ...cache_options import MAX_BLOCKS, MAX_HISTORY
 from ...errors import DoubleFree, InvalidArgument, not_enough_memory
 from ...hash_seeds import hash_seed_or_drawn
 from ..arrays import grown_i32, view_i32, zeros_i32, zeros_i64

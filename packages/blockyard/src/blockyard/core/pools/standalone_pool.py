@@ -2,7 +2,7 @@
 
 from ...answers import Residency, Resize
 from ...arguments import require_number
-from ...config import MAX_BLOCKS
+from ...cache_options import MAX_BLOCKS
 from ...errors import InvalidArgument
 from ..blocks.eviction import EvictionOrder, wished_policy
 from ..blocks.lease import LeaseBook

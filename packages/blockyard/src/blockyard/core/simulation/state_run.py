@@ -6,7 +6,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ...arguments import require_int
-from ...config import require_places
+from ...cache_options import require_checkpoint_rules
 from ..policies.states.book import StateBook, Visit
 from ..policies.states.orders import make_order
 from ..policies.states.places import Places
@@ -41,7 +41,7 @@ class StateRun:
         memory: int = 4,
         in_flight: int = 1,
     ) -> None:
-        require_places("places", places)
+        require_checkpoint_rules("places", places)
         remembered = memory * budget // block_size
         self.book = StateBook(make_order(order, state_tokens), block_size, remembered)
         self.places = Places(places, block_size)

@@ -11,7 +11,8 @@ import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-from ...config import MAX_BLOCKS, CacheConfig
+from ...cache_options import MAX_BLOCKS
+from ...config import CacheConfig
 from ...errors import InvariantError, SequenceNotReady
 from ...ids import NULL_BLOCK
 from ...windows import num_computed_past
@@ -36,7 +37,7 @@ def num_token_blocks(config: CacheConfig) -> int:
     nothing. Duplicates, idle token blocks and copies on write take no more than as much again, twice.
     """
     per_block = max(group.block_size for group in config.layer_groups) // config.hash_block_size
-    stored = (config.num_blocks + config.num_cpu_blocks) * per_block
+    stored = (config.num_blocks + config.cpu.num_blocks) * per_block
     held = config.max_num_seqs * config.max_blocks_per_seq
     if any(group.sliding_window == 0 for group in config.layer_groups):
         held = min(held, 2 * stored)
@@ -56,10 +57,10 @@ class GroupedStore(Store):
         self.pool = ContentLedger(config.num_blocks, hash_seed, first)
         self.cpu: ContentLedger | None = None
         self.tier: CpuTier | None = None
-        if config.num_cpu_blocks > 0:
-            cpu = ContentLedger(config.num_cpu_blocks, hash_seed, first)
+        if config.cpu.num_blocks > 0:
+            cpu = ContentLedger(config.cpu.num_blocks, hash_seed, first)
             self.cpu = cpu
-            if config.keep_evicted:
+            if config.cpu.keep_evicted:
                 self.tier = CpuTier(self.pool, cpu)
                 self.pool.watch(self.tier)
         self.groups = [GroupTable(number, config, self.pool, self.cpu) for number in range(len(config.layer_groups))]

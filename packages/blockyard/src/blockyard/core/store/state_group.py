@@ -60,11 +60,11 @@ class StateGroup:
         self.alignment: i64 = config.hit_alignment
         self.num_parts: i64 = config.state_blocks
         self.max_model_len: i64 = config.max_model_len
-        self.cuts = config.cut_chunks
+        self.cuts = config.states.cut_chunks
         self.is_caching = config.enable_prefix_caching
-        self.places = Places(config.state_places, self.alignment)
+        self.places = Places(config.states.checkpoints, self.alignment)
         remembered = REMEMBERED_POOLS * config.num_blocks * config.layer_groups[0].block_size
-        order = make_order(config.state_order, self.num_parts * config.layer_groups[0].block_size)
+        order = make_order(config.states.order, self.num_parts * config.layer_groups[0].block_size)
         self.book = StateBook(order, self.block_size, remembered // config.hash_block_size)
         self.shelf = StateShelf(self.book, config.num_blocks)
         self.num_saved: i64 = 0
@@ -102,7 +102,7 @@ class StateGroup:
         self._due_contents = zeros_i64(rows)
         #: The blocks of one state, for a moment.
         self._one_state = zeros_i32(int(self.num_parts))
-        is_told = config.track_misses or config.enable_kv_cache_events
+        is_told = config.observe.track_misses or config.observe.enable_kv_cache_events
         pool.make_part_room(self.num_parts, config.max_num_seqs, not is_told)
         #: The record of the latest kept state of a row's output, which the next one takes the place of; 0 for none.
         self._rolling = zeros_i64(rows)

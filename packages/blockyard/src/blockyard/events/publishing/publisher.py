@@ -350,7 +350,7 @@ def _bound_sockets(context: Any, endpoint: str, replay_endpoint: str | None) -> 
 
 
 def _has_events(cache: KVCacheManager | BlockPool) -> bool:
-    return cache.enable_kv_cache_events if isinstance(cache, BlockPool) else cache.config.enable_kv_cache_events
+    return cache.enable_kv_cache_events if isinstance(cache, BlockPool) else cache.config.observe.enable_kv_cache_events
 
 
 def _config_of(cache: KVCacheManager | BlockPool) -> CacheConfig:

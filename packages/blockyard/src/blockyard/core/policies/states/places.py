@@ -13,14 +13,14 @@ FIRST_POWER: Final[i64] = 256
 class Places:
     """The rules in force name places in a prompt, and all of them together are a set.
 
-    names: of "last" (the last boundary of a prompt), "junction" (where what is known ends), "ends" (the last boundary
+    names: of "last" (the last boundary of a prompt), "branch" (where what is known ends), "ends" (the last boundary
     of a prompt and of its output), "pow2" (256, 512, 1,024, ... tokens), "every:N" (multiples of N tokens).
     alignment: tokens between the boundaries at which a state can stand.
     """
 
     def __init__(self, names: tuple[str, ...], alignment: i64) -> None:
         self.alignment = alignment
-        self.takes_junction = "junction" in names
+        self.takes_branch = "branch" in names
         self.takes_prompt_end = "ends" in names or "last" in names
         self.takes_output_end = "ends" in names
         self.takes_powers = "pow2" in names
@@ -44,7 +44,7 @@ class Places:
         self._hit = hit
         for position in queued:
             self._want(position, QUEUED, last)
-        if self.takes_junction:
+        if self.takes_branch:
             self._want(known, JUNCTION, last)
         if self.takes_output_end:
             self._want(total, OUTPUT_END, total)
