@@ -46,7 +46,9 @@ def documented_c(c_file: Path, sources: dict[str, Path], change: Callable[[str],
     """
     wanted: dict[Name, str] = {}
     for module, source in sources.items():
-        wanted.update(docstrings(module, ast.parse(source.read_text(encoding="utf-8"))))
+        stub = source.with_suffix(".pyi")
+        stub_tree = ast.parse(stub.read_text(encoding="utf-8")) if stub.exists() else None
+        wanted.update(docstrings(module, ast.parse(source.read_text(encoding="utf-8")), stub_tree))
     # mypyc (2.4.1) indents each class further than the last: four bytes in five are spaces.
     c_text = re.sub(r"\n {16,}", "\n", c_file.read_text(encoding="utf-8"))
     text = change(with_docstrings(c_text, wanted)).encode()
@@ -56,8 +58,17 @@ def documented_c(c_file: Path, sources: dict[str, Path], change: Callable[[str],
     return copy
 
 
-def docstrings(module: str, tree: ast.Module) -> Iterator[tuple[Name, str]]:
-    """Yield the docstrings of a module, its functions, classes, methods and properties, without indentation."""
+def docstrings(module: str, tree: ast.Module, stub: ast.Module | None = None) -> Iterator[tuple[Name, str]]:
+    """Yield the docstrings of a module, its functions, classes, methods and properties, without indentation.
+
+    The docstring of a method in `stub` begins with its signature there: compiled code has no annotations.
+
+    Args:
+        module: dotted name of the module.
+        tree: its source.
+        stub: its stub, if it has one.
+    """
+    types = {} if stub is None else _signatures(stub)
     parts = tuple(module.split("."))
     members: list[tuple[str, tuple[str, ...], ast.Module | ast.ClassDef | ast.FunctionDef]] = [("module", parts, tree)]
     for node in tree.body:
@@ -71,7 +82,18 @@ def docstrings(module: str, tree: ast.Module) -> Iterator[tuple[Name, str]]:
     for kind, name, member in members:
         text = ast.get_docstring(member)
         if text:
-            yield (kind, name), text
+            signature = types.get(name[-2:], "") if kind == "function" else ""
+            yield (kind, name), signature + text
+
+
+def _signatures(stub: ast.Module) -> dict[tuple[str, ...], str]:
+    """Return the signatures of all methods with their types, a line for each overload, before an empty line."""
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for owner in [node for node in stub.body if isinstance(node, ast.ClassDef)]:
+        for node in [inner for inner in owner.body if isinstance(inner, ast.FunctionDef)]:
+            line = f"{node.name}({ast.unparse(node.args)}) -> {ast.unparse(node.returns)}" if node.returns else ""
+            lines.setdefault((owner.name, node.name), []).append(line)
+    return {name: "\n".join(signatures) + "\n\n" for name, signatures in lines.items()}
 
 
 def _decorators(node: ast.FunctionDef) -> list[str]:

@@ -92,8 +92,8 @@ class StateSpec:
         InvalidArgument: if a value is outside its limits.
     """
 
-    state_bytes: int
     _: KW_ONLY
+    state_bytes: int
     checkpoint_every: int = 16
     name: str = ""
 

@@ -68,7 +68,19 @@ def test_docstrings_are_those_of_the_source(module: str) -> None:
     tree = ast.parse(SOURCES[module].read_text())
     assert inspect.getdoc(importlib.import_module(module)) == ast.get_docstring(tree)
     said = {name: inspect.cleandoc(found.__doc__ or "") for name, _, found in all_members(module)}
-    assert said == {name: ast.get_docstring(node) or "" for name, node, _ in all_members(module)}
+    stub = SOURCES[module].with_suffix(".pyi")
+    types = ast.parse(stub.read_text()) if stub.exists() and blockyard.compiled() else None
+    texts = {".".join(name[1][len(module.split(".")) :]): text for name, text in docstrings(module, tree, types)}
+    assert said == {name: texts.get(name, "") for name, _, _ in all_members(module)}
+
+
+@pytest.mark.skipif(not blockyard.compiled(), reason="interpreted methods have annotations, not text")
+def test_help_of_compiled_methods_shows_types() -> None:
+    text = " ".join(pydoc.plain(pydoc.render_doc(KVCacheManager.allocate)).split())
+    assert "allocate(self, token_ids: Integers, *, holder: str = ''," in text
+    assert "states: StateHints | None = None) -> int" in text
+    tokens = " ".join(pydoc.plain(pydoc.render_doc(KVCacheManager.num_tokens)).split())
+    assert "num_tokens(self, seqs: Integer) -> int" in tokens
 
 
 Parameters = list[tuple[str, bool]]

@@ -240,6 +240,7 @@ LAYERS = {
     "_build": 1,
     "amounts": 1,
     "arguments": 1,
+    "cache_options": 2,
     "hash_seeds": 2,
     "progress": 1,
     "groups": 2,

@@ -5,7 +5,23 @@ from array import array
 import numpy as np
 import numpy.typing as npt
 
-from blockyard import BlockLease, BlockPool, CacheConfig, CacheSalt, KVCacheManager, LoRA, Resize, StepPlan
+from blockyard import (
+    BlockLease,
+    BlockPool,
+    CacheConfig,
+    CacheSalt,
+    CPUPoolConfig,
+    HintConfig,
+    KVCacheManager,
+    LayerGroup,
+    LoRA,
+    ObserveConfig,
+    Resize,
+    StateConfig,
+    StateHints,
+    StateSpec,
+    StepPlan,
+)
 from blockyard.policies import Score
 
 cache = KVCacheManager(CacheConfig(num_blocks=100, block_size=4, eviction_policy="lru"))
@@ -51,6 +67,24 @@ cache.advance_time(1.5)
 cache.advance_time(np.float64(2))
 cache.retain(tokens, priority=2, expires_at=3)
 num_blocks: int = cache.block_size + cache.pool.num_used_blocks
+
+# A hybrid model, and the options in parts.
+hybrid = KVCacheManager(
+    CacheConfig(
+        groups=(LayerGroup(16, token_bytes=64), StateSpec(state_bytes=4096, checkpoint_every=512)),
+        num_bytes=2**20,
+        states=StateConfig(checkpoints=("branch", "every:512"), order="lru"),
+        cpu=CPUPoolConfig(num_blocks=100),
+        hints=HintConfig(retention_blocks=10),
+        observe=ObserveConfig(track_misses=True),
+    )
+)
+seq = hybrid.allocate(tokens, states=StateHints(checkpoints=[5], waiting_prompts=[tokens, [1]]))
+hybrid.allocate(tokens, states=StateHints(external_state_tokens=np.int64(9)))
+blocks: npt.NDArray[np.int32] = hybrid.states.blocks(tokens, extra_keys=(CacheSalt("tenant"),))
+hybrid.states.skip(seq, 9, checkpoint=5)
+hybrid.states.drop_checkpoints(seq)
+slot: int = hybrid.states.slot(seq)
 
 pool = BlockPool(10, 4, hash_seed=7)
 lease: BlockLease = pool.get_new_blocks(2, holder="me")

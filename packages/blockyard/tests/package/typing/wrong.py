@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from blockyard import BlockPool, CacheConfig, KVCacheManager
+from blockyard import BlockPool, CacheConfig, KVCacheManager, StateHints, StateSpec
 
 cache = KVCacheManager(CacheConfig(num_blocks=100, block_size=4))
 KVCacheManager(num_blocks=100)  # error
@@ -15,6 +15,16 @@ cache.allocate([1.5])  # error
 cache.allocate(np.zeros(3))  # error
 cache.allocate(None)  # error
 cache.allocate([1], holder=7)  # error
+cache.allocate([1], "holder")  # error
+cache.allocate([1], states=[16])  # error
+cache.retain([1], 5)  # error
+cache.commit([1], 1, None, 2)  # error
+cache.states.skip(1, 2, 3)  # error
+cache.states.blocks(3)  # error
+CacheConfig(100, track_misses=True)  # error
+CacheConfig(100, observe={"track_misses": True})  # error
+StateSpec(16)  # error
+StateHints(boundaries=[16])  # error
 cache.allocate([1], extra_keys=["salt"])  # error
 cache.allocate([1], extra_keys="salt")  # error
 cache.allocate([1], num_seqs=2.0)  # error
