@@ -165,7 +165,7 @@ class CacheConfig:
             )
 
     def _take_bytes(self, num_bytes: object) -> None:
-        """Make blocks of the budget, after the groups alone are checked, of which they are."""
+        """Compute num_blocks from num_bytes. Checks the groups first, because they say how large a block is."""
         if self.num_blocks != 0:
             raise InvalidArgument(
                 f"num_blocks is {shown(self.num_blocks)} and num_bytes is {shown(num_bytes)}; give one of the two"
@@ -174,16 +174,21 @@ class CacheConfig:
         object.__setattr__(self, "num_blocks", self.blocks_in(num_bytes))
 
     def blocks_in(self, num_bytes: object, name: str = "num_bytes") -> int:
-        """Return how many blocks of the pool `num_bytes` are, at most 2**27; what is left is less than a block.
+        """Return how many blocks fit into `num_bytes`, at most 2**27.
 
-        name: of the bytes, for errors. Raises `InvalidArgument` where groups do not say how many bytes a token takes,
-        and for bytes too few for the null block and the shortest sequence: a block in each group, or a state.
+        Args:
+            num_bytes: size of a pool, 1 to 2**62.
+            name: what errors call the size.
+
+        Raises:
+            InvalidArgument: if a `LayerGroup` has no token_bytes, or the size holds less than the null block and the
+                shortest sequence (a block of each group, or a state).
         """
         size = require_int(name, num_bytes, 1, MAX_POOL_BYTES)
         if self.block_bytes == 0:
             raise InvalidArgument(
-                f"{name} is {size}, and the bytes of a block are not known: every attention group needs "
-                f"token_bytes (groups=(LayerGroup(16, token_bytes=...),)), or give num_blocks"
+                f"{name} is {size}, and the bytes of a block are unknown: give every LayerGroup its token_bytes "
+                f"(groups=(LayerGroup(16, token_bytes=...),)), or give num_blocks"
             )
         least = 1 + max(len(self.layer_groups), self.state_blocks)
         number = min(size // self.block_bytes, MAX_BLOCKS)
@@ -224,7 +229,7 @@ class CacheConfig:
             self._check_states()
 
     def _check_block_size(self, is_given: bool) -> None:
-        """Let `block_size` say what is hashed together, and refuse one that no group has."""
+        """Set `block_size` to what is hashed together. Raises `InvalidArgument` for one that no group has."""
         sizes = [group.block_size for group in self.layer_groups]
         if self.groups and is_given and self.block_size not in (*sizes, self.hash_block_size):
             raise InvalidArgument(
@@ -235,7 +240,7 @@ class CacheConfig:
             object.__setattr__(self, "block_size", _Unset(self.hash_block_size))
 
     def _check_unused(self) -> None:
-        """Refuse options that do nothing beside the others."""
+        """Raise `InvalidArgument` for an option that would do nothing."""
         holds = {
             "enable_prefix_caching is False": not self.enable_prefix_caching,
             "groups has no StateSpec": not self.has_states,
@@ -248,7 +253,7 @@ class CacheConfig:
                     raise InvalidArgument(f"{name} is {shown(value)}, which does nothing while {reason}; leave it out")
 
     def _check_states(self) -> None:
-        """Refuse states, unless the bytes of a block are known, of which one fits the pool."""
+        """Raise `InvalidArgument` unless the bytes of a block are known and a state fits the pool."""
         if self.block_bytes == 0:
             sizes = [group.token_bytes for group in self.layer_groups]
             raise InvalidArgument(
@@ -261,7 +266,11 @@ class CacheConfig:
             )
 
     def option(self, name: str) -> Any:
-        """Return the value of an option by its name in `CACHE_FIELDS`."""
+        """Return the value of an option.
+
+        Args:
+            name: name of the option, a key of `CACHE_FIELDS`.
+        """
         config = getattr(self, _PART_OF[name]) if name in _PART_OF else self
         return getattr(config, CACHE_FIELDS[name].name)
 
@@ -272,14 +281,16 @@ class CacheConfig:
 
     @property
     def block_bytes(self) -> int:
-        """Return the bytes of a block of the pool: the most that a block of any group takes; 0 if one does not say."""
+        """Bytes of a block of the pool: the most that a block of any group takes; 0 if a group has no token_bytes."""
         sizes = [group.block_bytes for group in self.layer_groups]
         return max(sizes) if min(sizes) > 0 else 0
 
     @property
     def padding_bytes(self) -> tuple[int, ...]:
-        """Return how many bytes each group leaves empty in a block of its own, in the order of `groups`; of states, all
-        together, in the last block of each."""
+        """Bytes of a block that each group leaves empty, in the order of `groups`.
+
+        For a `StateSpec`: bytes that a state leaves empty in its last block.
+        """
         return tuple(
             self.state_blocks * self.block_bytes - self.state_bytes
             if isinstance(group, StateSpec)
@@ -299,7 +310,7 @@ class CacheConfig:
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
-        """Return the groups with a block table, or the one that `block_size` stands for."""
+        """Groups that have a block table; without any, one of full attention with `block_size`."""
         return tuple(group for group in self.groups if isinstance(group, LayerGroup)) or (LayerGroup(self.block_size),)
 
     @property
@@ -322,24 +333,24 @@ class CacheConfig:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether what is hashed and what is stored are different blocks: several groups, windows, or a CPU pool."""
+        """Whether hashed blocks and stored blocks differ, as with several groups, windows, states or a CPU pool."""
         groups = self.layer_groups
         return len(groups) > 1 or self.has_states or groups[0].sliding_window > 0 or self.cpu.num_blocks > 0
 
     @property
     def max_servable_tokens(self) -> int:
-        """Tokens of the longest sequence that the pool holds when it runs alone, at most `max_model_len`. O(log)."""
+        """Length of the longest sequence that fits the pool alone, at most `max_model_len`. O(log)."""
         usable = self.num_blocks - 1 - self.watermark_blocks
         return bisect_right(range(1, self.max_model_len + 1), usable, key=self._num_least_blocks)
 
     def _num_least_blocks(self, num_tokens: int) -> int:
-        """Count the blocks of all groups without which a sequence of `num_tokens` tokens cannot run, even alone."""
+        """Return the fewest blocks with which a sequence of `num_tokens` tokens can run."""
         groups = self.layer_groups
         return sum(num_least_blocks(num_tokens, group.sliding_window, group.block_size) for group in groups)
 
     @property
     def max_blocks_per_seq(self) -> int:
-        """Blocks of `hash_block_size` of a sequence of `max_model_len` tokens: the width of the block table."""
+        """Width of the block table: blocks of `hash_block_size` tokens for `max_model_len` tokens."""
         return -(-self.max_model_len // self.hash_block_size)
 
     @property

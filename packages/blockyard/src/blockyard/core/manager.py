@@ -1,7 +1,7 @@
-"""The manager: the two-phase life of sequences over one pool of blocks.
+"""The manager: admits sequences, reserves their slots step by step, and frees their blocks.
 
-This is the door: here a call enters the gate, and what it is given is read and checked. First come the arguments whose
-reading can run the caller's own code, then handles become rows, and `calls` gets typed values.
+`KVCacheManager` enters the gate, checks arguments and converts them; `calls` does the work with typed values. Arguments
+whose conversion can run the caller's own code are read before handles are turned into rows.
 """
 
 from typing import Any
@@ -66,19 +66,27 @@ from .tokens import int64_items, int64_vector, token_table
 
 
 class KVCacheManager:
-    """Decides which block holds which token of which sequence; never touches a tensor.
+    """Decides which block holds which tokens of which sequence. It never touches a tensor.
 
-    A sequence lives like this, and every call takes one handle or a whole batch of them:
+    The life of a sequence; every call takes one handle or a whole batch:
 
-        seq = cache.allocate(tokens)                 admission, prefix hit, blocks for the prompt
-        plan = cache.reserve(seqs, num_new_tokens)   slots for the tokens about to be computed
-        ...forward pass...
+        seq = cache.allocate(tokens)                 # admission, prefix hit, blocks for the prompt
+        plan = cache.reserve(seqs, num_new_tokens)   # slots for the tokens of the next step
+        ...                                          # the forward pass
         cache.commit(seqs, num_computed, next_tokens)
         cache.free(seqs)
 
-    A call either does all of its work or raises and changes nothing (I6). One call runs at a time: a `free` that
-    arrives in the middle of another call, from a finaliser or a policy or another thread, waits until that ends, and
-    any other call raises `ConcurrentCall`. Threads need a lock around their calls.
+    A call does all of its work, or raises and changes nothing (I6). One call runs at a time. A `free` that arrives
+    during another call, from a finaliser, a policy or another thread, is carried out when that call ends; any other
+    call raises `ConcurrentCall`. Give threads a lock.
+
+    Args:
+        config: size and options of the cache.
+
+    Raises:
+        InvalidArgument: if `config` is not a `CacheConfig`.
+        NotEnoughMemory: if the system has no memory for the cache.
+        PolicyError: if making the eviction policy raises.
 
     >>> from blockyard import CacheConfig
     >>> cache = KVCacheManager(CacheConfig(num_blocks=100, block_size=4))
@@ -86,7 +94,7 @@ class KVCacheManager:
     >>> plan = cache.reserve([first], 6)
     >>> plan.slot_mapping.tolist()
     [4, 5, 6, 7, 8, 9]
-    >>> cache.commit([first], 6, [7])  # nothing was left out
+    >>> cache.commit([first], 6, [7])  # no reservation had ended
     ()
     >>> second = cache.allocate([1, 2, 3, 4, 9])
     >>> cache.num_computed_tokens(second)
@@ -130,9 +138,20 @@ class KVCacheManager:
     # Admission.
 
     def can_allocate(self, token_ids: object, *, extra_keys: object = (), num_seqs: object = 1) -> Admission:
-        """Whether `allocate` would take this prompt: OK, LATER or NEVER. O(tokens). Changes nothing.
+        """Return whether `allocate` would admit this prompt now. Changes nothing. O(tokens).
 
-        The watermark counts as used, so that running sequences can grow without evicting one another.
+        Blocks below the watermark count as used, so that running sequences can grow.
+
+        Args:
+            token_ids: the prompt, integers (n,).
+            extra_keys: what else the keys and values depend on (`blockyard.keys`).
+            num_seqs: sequences that the prompt will be forked into.
+
+        Returns:
+            OK, LATER (not enough free blocks or request slots now) or NEVER (it does not fit the empty pool).
+
+        Raises:
+            InvalidArgument: if an argument is outside its limits.
         """
         self._gate.enter("can_allocate")
         try:
@@ -244,7 +263,15 @@ class KVCacheManager:
         return make_prompt(token_ids, extra_keys, self._block_size)
 
     def can_allocate_batch(self, prompts: object, *, extra_keys: object = ()) -> Admission:
-        """Whether `allocate_batch` would take these prompts together: OK, LATER or NEVER. O(tokens)."""
+        """Return whether `allocate_batch` would admit these prompts together: OK, LATER or NEVER. O(tokens).
+
+        Args:
+            prompts: a list of prompts, integers (n,) each.
+            extra_keys: what else the keys and values of all of them depend on.
+
+        Raises:
+            InvalidArgument: if an argument is outside its limits.
+        """
         self._gate.enter("can_allocate_batch")
         try:
             return self._allocate.can_allocate(read_prompts(prompts, extra_keys, self._block_size), 1)
@@ -252,10 +279,22 @@ class KVCacheManager:
             self._gate.leave()
 
     def allocate_batch(self, prompts: object, *, holders: object = (), extra_keys: object = ()) -> list[int]:
-        """Admit several prompts, all or none. O(tokens).
+        """Admit several prompts, all or none. A common beginning takes its blocks once. O(tokens).
 
-        prompts: a list of what `allocate` takes. holders: as many names, or none. extra_keys: for all of them.
-        What they begin with in common is taken once. Returns their handles. Raises as `allocate` does.
+        Args:
+            prompts: a list of prompts, integers (n,) each.
+            holders: a name for each, for errors and leak reports; empty for no names.
+            extra_keys: what else the keys and values of all of them depend on.
+
+        Returns:
+            Their handles, in order.
+
+        Raises:
+            OutOfBlocks: if they do not fit together now.
+            OutOfRows: if there are too few request slots.
+            NeverFits: if they do not fit the empty pool together.
+            InvalidArgument: if an argument is outside its limits.
+            PolicyError: if the eviction policy raised; nothing has changed.
         """
         self._gate.enter("allocate_batch")
         try:
@@ -265,11 +304,18 @@ class KVCacheManager:
             self._gate.leave_with_result()
 
     def num_cached_tokens(self, token_ids: object, *, extra_keys: object = (), num_seqs: object = 1) -> int:
-        """Return how many leading tokens of a prompt `allocate` would hit now, never the last one. O(tokens).
+        """Return the length of the hit that `allocate` would find now; never all tokens. Holds nothing. O(tokens).
 
-        A lookup that holds nothing and changes nothing, for routers and schedulers; with layer groups and a CPU pool
-        it counts what every group can take. num_seqs: as in `allocate`. In a cache with states it can lower the hit: if
-        the state does not fit beside the blocks that the forks will copy, it is not loaded.
+        For routers and schedulers. With layer groups and a CPU pool it counts what every group can take.
+
+        Args:
+            token_ids: the prompt, integers (n,).
+            extra_keys: what else the keys and values depend on (`blockyard.keys`).
+            num_seqs: sequences that the prompt will be forked into. In a cache with states more of them can shorten the
+                hit: a state that does not fit beside the blocks that the forks copy is not loaded.
+
+        Raises:
+            InvalidArgument: if an argument is outside its limits.
         """
         self._gate.enter("num_cached_tokens")
         try:
@@ -279,11 +325,23 @@ class KVCacheManager:
             self._gate.leave()
 
     def hold_cached(self, token_ids: object, *, extra_keys: object = (), holder: object = "") -> BlockLease:
-        """Hold what a prompt that begins with `token_ids` would hit now, maybe nothing: a lease of `pool`. O(tokens).
+        """Hold the cached blocks at the beginning of a prompt, without a sequence. O(tokens).
 
-        For what must stay while no sequence holds it: a system prompt, blocks that a transfer reads. Full, computed
-        blocks are held; with layer groups those of every group, group after group; not what lies in the CPU pool.
-        `cache.pool.free_blocks(lease)` frees them. A policy takes it for a hit. Raises `InvalidArgument`.
+        For blocks that must stay while no sequence holds them: a system prompt, or blocks that a transfer reads. Only
+        full, computed blocks of the pool are held, not those of the CPU pool; with layer groups, those of every group,
+        one group after another. The eviction policy counts it as a hit.
+
+        Args:
+            token_ids: the prompt, integers (n,). All of it may be held.
+            extra_keys: what else the keys and values depend on (`blockyard.keys`).
+            holder: a name for errors and leak reports.
+
+        Returns:
+            A lease of `pool`, possibly empty. `cache.pool.free_blocks(lease)` frees it.
+
+        Raises:
+            OutOfBlocks: if the tenant's limit, or the guarantees of other tenants, forbid it.
+            InvalidArgument: if an argument is outside its limits.
         """
         self._gate.enter("hold_cached")
         try:
@@ -294,17 +352,27 @@ class KVCacheManager:
     # The step.
 
     def reserve(self, seqs: object, num_new_tokens: object = None) -> StepPlan:
-        """Slots for the next `num_new_tokens` tokens of each sequence, the whole batch at once. O(batch + new tokens).
+        """Reserve slots for the next tokens of each sequence, for the whole batch at once. O(batch + new tokens).
 
-        seqs: handles (B,). num_new_tokens: integers (B,), or one for all; None for all that are known and not computed.
-        0 is served with no slots. It may go past the known tokens (speculation); `commit` then names them. A new
-        reservation of a sequence replaces an open one; where several steps may be in flight it begins behind those.
-        Sequences are served in order; put the owner of joined blocks before its joiners (`core/sequences/joins.py`).
-        One that cannot be served is reported in `plan.status`: it gets nothing and keeps what it has, and a
-        reservation that would have been replaced ends.
-        Returns the plan (`StepPlan`), whose status is SCHEDULED, NO_BLOCKS or WAITS_FOR_PREFIX.
-        Raises `UnknownSequence`, `InvalidArgument`, `SequenceNotReady` for one that is swapped out, `PolicyError`, and
-        `StepsInFlight` when `max_steps_in_flight` steps have not ended.
+        It may reserve past the known tokens (speculation); `commit` then appends them. A new reservation of a sequence
+        replaces an open one; with several steps in flight it follows those. Sequences are served in order: put the
+        producer of a shared prefix before those that wait for it. A sequence that cannot be served keeps its blocks and
+        loses an open reservation; `plan.status` says why.
+
+        Args:
+            seqs: handles (B,).
+            num_new_tokens: tokens to reserve for each, integers (B,), or one number for all; 0 is allowed. None
+                reserves all known tokens that are not computed.
+
+        Returns:
+            The plan of the step. `plan.status` is SCHEDULED, NO_BLOCKS or WAITS_FOR_PREFIX for each sequence.
+
+        Raises:
+            UnknownSequence: if a sequence is not running.
+            SequenceNotReady: if a sequence is swapped out.
+            StepsInFlight: if `max_steps_in_flight` steps have not ended.
+            InvalidArgument: if an argument is outside its limits.
+            PolicyError: if the eviction policy raised; nothing has changed.
         """
         self._gate.enter("reserve")
         try:
@@ -321,18 +389,27 @@ class KVCacheManager:
     def commit(
         self, seqs: object, num_computed: object, next_tokens: object = None, *, step: object = None
     ) -> tuple[int, ...]:
-        """Say what the step did: the first `num_computed` reserved tokens of each sequence are computed. O(batch).
+        """Record what a step computed and append the sampled tokens. The reservations end. O(batch).
 
-        num_computed: integers (B,), or one for all, at most what was reserved; 0 says that the step failed.
-        next_tokens: tokens to append, integers (B,) or (B, k) with -1 for none, or a list of lists, which may differ in
-        length, as accepted drafts do. All known tokens but the last
-        must have a block; with num_computed=0 this only appends, as after a fork.
-        Full computed blocks become shareable. The reservation ends.
-        step: `plan.step`, where several steps may be in flight. The steps of a sequence are committed in their order.
-        If less is computed than was reserved, later reservations of that sequence end: commit 0 tokens for them.
-        Returns the sequences whose reservation had ended since `reserve`, because a sequence was freed whose prefix
-        they joined: nothing of them was taken, and they must be reserved again. Usually none.
-        Raises `UnknownSequence`, `SequenceNotReady` or `InvalidArgument`.
+        Full computed blocks can be hit from now on.
+
+        Args:
+            seqs: handles (B,).
+            num_computed: tokens computed of what was reserved, from the first on: integers (B,), or one number for all;
+                0 if the step failed.
+            next_tokens: tokens to append: integers (B,), (B, k) with -1 for none, or a list of lists of any lengths
+                (accepted drafts). All known tokens but the last must have a block.
+            step: `plan.step`, with `max_steps_in_flight` above 1. Commit the steps of a sequence in order. If less was
+                computed than reserved, later reservations of that sequence end: commit 0 tokens for them.
+
+        Returns:
+            Sequences whose reservation had ended before, because a sequence was freed that computed a prefix for them.
+            Nothing was recorded for them: reserve again. Usually empty.
+
+        Raises:
+            UnknownSequence: if a sequence is not running.
+            SequenceNotReady: if a sequence is swapped out, or has no blocks for its known tokens.
+            InvalidArgument: if an argument is outside its limits.
         """
         self._gate.enter("commit")
         try:
@@ -343,12 +420,17 @@ class KVCacheManager:
             self._gate.leave()
 
     def end_step(self, step: object) -> None:
-        """No device writes or reads any more for steps up to `step`, an integer, `plan.step`. O(blocks that waited).
+        """Say that the device has finished all steps up to `step`. O(blocks that waited).
 
-        Until then the blocks that sequences of these steps released (by `free`, `truncate`, a swap, or a sliding
-        window) are held, and given to no other: `num_fenced_blocks`.
-        Raises `InvalidArgument` unless the step is in flight, and `SequenceNotReady` while a reservation of these steps
-        is not committed.
+        With `max_steps_in_flight` above 1, blocks that sequences of these steps released (`free`, `truncate`, swaps,
+        sliding windows) are given to nobody else until then (`num_fenced_blocks`).
+
+        Args:
+            step: `plan.step` of the last finished step.
+
+        Raises:
+            SequenceNotReady: while a reservation of these steps is not committed.
+            InvalidArgument: if the step is not in flight.
         """
         self._gate.enter("end_step")
         try:
@@ -361,7 +443,7 @@ class KVCacheManager:
 
     @property
     def steps_in_flight(self) -> range:
-        """Numbers of the steps that were reserved and have not ended; none where only one may be in flight. O(1)."""
+        """Numbers of the steps that are reserved and not ended; empty with `max_steps_in_flight=1`. O(1)."""
         if self._in_flight is None:
             return range(1, 1)
         fence = self._in_flight.fence
@@ -369,14 +451,25 @@ class KVCacheManager:
 
     @property
     def num_fenced_blocks(self) -> int:
-        """Blocks that sequences released and that wait for a step to end; most are free then. O(1)."""
+        """Released blocks that wait for a step to end; nearly all are free then. O(1)."""
         return 0 if self._in_flight is None else int(self._in_flight.fence.num_blocks)
 
     def can_append(self, seqs: object, num_new_tokens: object = 1) -> bool:
-        """Whether `reserve` would serve all of `seqs` now. O(batch). Changes nothing.
+        """Return whether `reserve` would serve all of `seqs` now. Changes nothing. O(batch).
 
-        Cautious by a block where several forks that share their last block are asked about together, and where one
-        waits for blocks that another would compute in the same step. False while no further step may be in flight.
+        It can be False although `reserve` would succeed, by one block: for forks that share their last block, and for a
+        sequence that waits for blocks which another one would compute in the same step.
+
+        Args:
+            seqs: handles (B,).
+            num_new_tokens: tokens to reserve for each, integers (B,), or one number for all.
+
+        Returns:
+            False also while no further step may be in flight.
+
+        Raises:
+            UnknownSequence: if a sequence is not running.
+            InvalidArgument: if an argument is outside its limits.
         """
         self._gate.enter("can_append")
         try:
@@ -387,9 +480,18 @@ class KVCacheManager:
             self._gate.leave()
 
     def append(self, seqs: object, next_tokens: object) -> None:
-        """Append tokens to sequences without computing anything: `commit(seqs, 0, next_tokens)`. O(batch).
+        """Append tokens to sequences without computing anything. O(batch).
 
-        An open reservation of theirs ends, as with any commit: append before `reserve`, or name the tokens in `commit`.
+        The same as `commit(seqs, 0, next_tokens)`: an open reservation ends. Append before `reserve`.
+
+        Args:
+            seqs: handles (B,).
+            next_tokens: tokens to append, as in `commit`.
+
+        Raises:
+            UnknownSequence: if a sequence is not running.
+            SequenceNotReady: if a sequence has no blocks for its known tokens.
+            InvalidArgument: if an argument is outside its limits.
         """
         self._gate.enter("append")
         try:
@@ -407,11 +509,20 @@ class KVCacheManager:
     # Forks, cuts, the end.
 
     def fork(self, seq: object, num_forks: object = 1, *, holders: object = ()) -> list[int]:
-        """New sequences that share all blocks of `seq`; the first to write gets a copy (CoW). O(blocks * forks).
+        """Create sequences that share all blocks of `seq`. The first write into a block copies it. O(blocks * forks).
 
-        holders: a name for each; that of `seq` if there are none. Returns their handles. Raises `SequenceNotReady`
-        unless all tokens of `seq` but possibly the last are computed and nothing is reserved; `OutOfRows`;
-        `InvalidArgument` for a count below 1, or another number of names.
+        Args:
+            seq: handle of the sequence to fork.
+            num_forks: number of new sequences.
+            holders: a name for each; empty for the name of `seq`.
+
+        Returns:
+            Their handles.
+
+        Raises:
+            SequenceNotReady: if tokens of `seq` other than the last are not computed, or some are reserved.
+            OutOfRows: if there are too few request slots.
+            InvalidArgument: if an argument is outside its limits.
         """
         self._gate.enter("fork")
         try:
@@ -424,11 +535,22 @@ class KVCacheManager:
             self._gate.leave_with_result()
 
     def regroup(self, seqs: object, parents: object) -> list[int]:
-        """Beam search's step: sequence i becomes a continuation of `seqs[parents[i]]`. O(blocks of forks and drops).
+        """Continue the chosen beams of a beam search: result i continues `seqs[parents[i]]`. O(blocks).
 
-        parents: positions in `seqs`, integers (n,), n of any length. The first child of a sequence is that sequence
-        itself, the others are forks of it; sequences without a child are freed. Returns n handles in the order of
-        `parents`. Raises as `fork` does for sequences with several children.
+        The first child of a sequence is the sequence itself, further ones are forks of it. Sequences without a child
+        are freed.
+
+        Args:
+            seqs: handles (B,).
+            parents: positions in `seqs`, integers (n,), in any order and number.
+
+        Returns:
+            n handles, in the order of `parents`.
+
+        Raises:
+            SequenceNotReady: as `fork`, for a sequence with several children.
+            OutOfRows: if there are too few request slots.
+            InvalidArgument: if an argument is outside its limits.
         """
         self._gate.enter("regroup")
         try:
@@ -440,11 +562,16 @@ class KVCacheManager:
             self._gate.leave_with_result()
 
     def truncate(self, seq: object, num_tokens: object) -> None:
-        """Forget all but the first `num_tokens` tokens, and free the blocks behind them. O(blocks freed).
+        """Drop all but the first `num_tokens` tokens of a sequence, and free their blocks. O(blocks freed).
 
-        Raises `SequenceNotReady` while something is reserved or the prompt is not computed, and `InvalidArgument`
-        unless 1 <= num_tokens <= the sequence's tokens, or when blocks that lie in the sliding window before the cut
-        were freed already.
+        Args:
+            seq: handle of the sequence.
+            num_tokens: tokens to keep, at least 1.
+
+        Raises:
+            SequenceNotReady: while tokens are reserved, or before the prompt is computed.
+            InvalidArgument: if `num_tokens` is outside its limits, or blocks in the sliding window before the cut have
+                been freed already.
         """
         self._gate.enter("truncate")
         try:
@@ -457,11 +584,17 @@ class KVCacheManager:
             self._gate.leave()
 
     def free(self, seqs: object) -> None:
-        """End sequences, one handle or many, and free their blocks, last block first. O(blocks).
+        """End sequences and free their blocks, last block first. O(blocks).
 
-        Cached blocks stay hittable until they are evicted. A free that arrives in the middle of another call is carried
-        out when that call ends. Raises `UnknownSequence` for a handle that was freed already, is another manager's or
-        was never given; then none is freed.
+        Cached blocks can be hit until they are evicted. During another call the sequences are freed when that call
+        ends.
+
+        Args:
+            seqs: a handle, or handles (B,).
+
+        Raises:
+            UnknownSequence: if a sequence is not running, because it was freed before or belongs to another manager;
+                then none is freed.
         """
         given = read_handles(seqs)
         if not self._gate.enter_free("free"):
@@ -476,15 +609,21 @@ class KVCacheManager:
     # The CPU pool.
 
     def swap_out(self, seqs: object) -> SwapPlan:
-        """Move sequences to the CPU pool, all or none: their blocks are free, their handles stay. O(blocks).
+        """Move the blocks of sequences to the CPU pool, all or none. Their blocks are free then. O(blocks).
 
-        Carry out the plan before the next step. Blocks that only hold tokens yet to be computed are given up. A
-        sequence keeps its row; until `swap_in` it cannot be reserved for, but forked, cut, appended to and freed.
-        If its first step has not run, what that step was to copy of a block is computed instead; the state that it was
-        to load is looked up again by `swap_in`, and if it was evicted, the prompt is computed from the beginning.
-        Evicted blocks that no plan has saved yet keep their CPU blocks until one does.
-        Raises `OutOfBlocks` when the CPU pool has too few free blocks, `SequenceNotReady` while tokens are reserved
-        or when one is swapped out already, `InvalidArgument` without a CPU pool.
+        Carry out the plan before the next step. Blocks for tokens that are not computed are freed. A sequence keeps its
+        handle and request slot. Until `swap_in` it cannot be reserved for, but it can be forked, truncated, appended to
+        and freed. If its first step has not run yet, a partial hit is computed instead of copied, and `swap_in` looks
+        up the state that the step would have loaded; if that was evicted, the prompt is computed from the beginning.
+
+        Args:
+            seqs: a handle, or handles (B,).
+
+        Raises:
+            OutOfBlocks: if the CPU pool has too few free blocks.
+            SequenceNotReady: if tokens are reserved, or a sequence is swapped out already.
+            UnknownSequence: if a sequence is not running.
+            InvalidArgument: if there is no CPU pool.
         """
         self._gate.enter("swap_out")
         try:
@@ -495,10 +634,19 @@ class KVCacheManager:
             self._gate.leave_with_result()
 
     def swap_in(self, seqs: object) -> SwapPlan:
-        """Bring sequences back, all or none. What the pool still caches of them is shared, not moved. O(blocks).
+        """Bring sequences back from the CPU pool, all or none. Blocks that the pool still caches are shared. O(blocks).
 
-        Carry out the plan before the next step. Raises `OutOfBlocks`, `SequenceNotReady` for one that is not swapped
-        out, `InvalidArgument` without a CPU pool.
+        Carry out the plan before the next step.
+
+        Args:
+            seqs: a handle, or handles (B,).
+
+        Raises:
+            OutOfBlocks: if the pool has too few free blocks.
+            SequenceNotReady: if a sequence is not swapped out.
+            UnknownSequence: if a sequence is not running.
+            InvalidArgument: if there is no CPU pool.
+            PolicyError: if the eviction policy raised; nothing has changed.
         """
         self._gate.enter("swap_in")
         try:
@@ -509,9 +657,14 @@ class KVCacheManager:
             self._gate.leave_with_result()
 
     def can_swap_out(self, seqs: object) -> bool:
-        """Whether `swap_out` would move all of `seqs` now. O(blocks). Changes nothing.
+        """Return whether `swap_out` would move all of `seqs` now. Changes nothing. O(blocks).
 
-        Raises `UnknownSequence`, and `InvalidArgument` without a CPU pool.
+        Args:
+            seqs: a handle, or handles (B,).
+
+        Raises:
+            UnknownSequence: if a sequence is not running.
+            InvalidArgument: if there is no CPU pool.
         """
         self._gate.enter("can_swap_out")
         try:
@@ -521,7 +674,15 @@ class KVCacheManager:
             self._gate.leave()
 
     def can_swap_in(self, seqs: object) -> bool:
-        """Whether `swap_in` would bring all of `seqs` back now; as `can_swap_out`."""
+        """Return whether `swap_in` would bring all of `seqs` back now. Changes nothing. O(blocks).
+
+        Args:
+            seqs: a handle, or handles (B,).
+
+        Raises:
+            UnknownSequence: if a sequence is not running.
+            InvalidArgument: if there is no CPU pool.
+        """
         self._gate.enter("can_swap_in")
         try:
             swap = self._require_swap("can_swap_in")
@@ -540,14 +701,23 @@ class KVCacheManager:
     # The pool at run time.
 
     def resize(self, num_blocks: object = 0, *, num_bytes: object = None) -> Resize:
-        """Grow the pool, or shrink it, while sequences run. O(num_blocks). Never moves a block that is in use.
+        """Grow or shrink the pool while sequences run. Blocks in use are never moved. O(num_blocks).
 
-        Growing is done at once. Shrinking evicts what is idle beyond the new end; DEFERRED says that blocks there are
-        still held (`pool.num_retiring_blocks`) and go when they are freed. The KV tensors are the caller's to
-        resize: after growing before the next step; after shrinking once nothing retires any more and the plan made
-        after that (`reserve`, of nothing if need be) is carried out, because it may still move blocks beyond the end.
-        num_bytes: the size in bytes instead (`CacheConfig.blocks_in`), of a cache whose groups have token_bytes. Raises
-        `InvalidArgument` for a size outside 2 to 2**27, `NotEnoughMemory` where the system has none.
+        Growing takes effect at once. Shrinking evicts idle blocks beyond the new end; blocks there that are still held
+        are removed when they are freed (`pool.num_retiring_blocks`). The caller resizes the KV tensors: after growing,
+        before the next step; after shrinking, when no block is retiring and a plan made after that has been carried out
+        (`reserve([])` makes one), because it may still move blocks beyond the end.
+
+        Args:
+            num_blocks: blocks of the pool, the null block included; 2 to 2**27.
+            num_bytes: size in bytes instead, for groups with token_bytes (`CacheConfig.blocks_in`).
+
+        Returns:
+            APPLIED, or DEFERRED while blocks beyond the new end are held.
+
+        Raises:
+            InvalidArgument: if the size is outside its limits.
+            NotEnoughMemory: if the system has no memory for it.
         """
         self._gate.enter("resize")
         try:
@@ -566,9 +736,14 @@ class KVCacheManager:
             self._gate.leave()
 
     def set_eviction_policy(self, policy: object) -> None:
-        """Let another policy choose what is evicted: a name, or a class or callable that makes one from num_blocks.
+        """Replace the eviction policy. All retentions end. O(num_blocks).
 
-        What retention holds back it holds back no longer. O(num_blocks). Raises `InvalidArgument`.
+        Args:
+            policy: the name of a policy, or a class or function that makes one from num_blocks.
+
+        Raises:
+            InvalidArgument: if the name is unknown, or it makes no `EvictionPolicy`.
+            PolicyError: if making it raises.
         """
         self._gate.enter("set_eviction_policy")
         try:
@@ -579,13 +754,23 @@ class KVCacheManager:
     def retain(
         self, token_ids: object, *, priority: object = 1, expires_at: object = None, extra_keys: object = ()
     ) -> int:
-        """Ask that the cached blocks `token_ids` begins with be evicted after all others. O(blocks * log retained).
+        """Ask that the cached blocks at the beginning of a prompt be evicted last. O(blocks * log retained).
 
-        A wish, not a pin: retained blocks go when nothing else is idle, the lowest priority first. Call it again
-        to change the priority, with 0 to take the wish back. priority: 0 to 2**20. expires_at: the logical time at
-        which the wish ends (`advance_time`), None for never. Returns how many blocks it concerns.
-        Raises `OverBudget` when more than `retention_blocks` blocks would be retained, and `InvalidArgument` if the
-        config has no budget.
+        A request, not a pin: when nothing else is idle, retained blocks are evicted, the lowest priority first. Call it
+        again to change the priority.
+
+        Args:
+            token_ids: the prompt, integers (n,).
+            priority: retention priority, 0 to 2**20; higher stays longer, 0 ends the retention.
+            expires_at: time of `advance_time` at which the retention ends; None for never.
+            extra_keys: what else the keys and values depend on (`blockyard.keys`).
+
+        Returns:
+            How many blocks it applies to.
+
+        Raises:
+            OverBudget: if more than `retention_blocks` blocks would be retained; then none is.
+            InvalidArgument: if an argument is outside its limits, or the config has no `retention_blocks`.
         """
         self._gate.enter("retain")
         try:
@@ -596,9 +781,16 @@ class KVCacheManager:
             self._gate.leave()
 
     def num_retained_of(self, token_ids: object, *, extra_keys: object = ()) -> int:
-        """Count the cached blocks `token_ids` begins with that `retain` keeps now. O(tokens + blocks).
+        """Return how many cached blocks at the beginning of a prompt are retained now. O(tokens + blocks).
 
-        Fewer than `retain` answered: the retention of the others has ended; `ended_retentions` counts why.
+        If there are fewer than `retain` returned, the others' retention has ended (`ended_retentions`).
+
+        Args:
+            token_ids: the prompt, integers (n,).
+            extra_keys: what else the keys and values depend on (`blockyard.keys`).
+
+        Raises:
+            InvalidArgument: if an argument is outside its limits.
         """
         self._gate.enter("num_retained_of")
         try:
@@ -607,12 +799,19 @@ class KVCacheManager:
             self._gate.leave()
 
     def hint(self, target: object, *, over: object = False) -> HintOutcome:
-        """Say that a session is over, or take that back. O(log sessions).
+        """Say whether a session is over. It only changes the order in which idle blocks are evicted. O(log sessions).
 
-        target: the session's name, or a running sequence, which needs no name. over: whether the session does not come
-        back; what it alone has used is then evicted before all else. A hint changes the order in which idle blocks are
-        evicted, and nothing else. Returns what became of it (`HintOutcome`). Raises `InvalidArgument`, and
-        `UnknownSequence` for a sequence that has ended.
+        Args:
+            target: name of the session, or handle of a running sequence.
+            over: True if the session does not continue: blocks that it alone has used are then evicted before all
+                others. False takes that back.
+
+        Returns:
+            ACCEPTED, REFUSED or UNKNOWN (`HintOutcome`).
+
+        Raises:
+            UnknownSequence: if `target` is a sequence that has ended.
+            InvalidArgument: if an argument is outside its limits.
         """
         self._gate.enter("hint")
         try:
@@ -627,13 +826,17 @@ class KVCacheManager:
 
     @property
     def num_sessions(self) -> int:
-        """Sessions that are known, at most `max_sessions`. O(1)."""
+        """Known sessions, at most `max_sessions`. O(1)."""
         return self._hints.num_sessions()
 
     def advance_time(self, now: object) -> None:
-        """Tell the cache what time it is, in any unit: for expiries, residency and the history. It never goes back.
+        """Set the time for expiries, residency and the history, in any unit. It never goes back.
 
-        Raises `InvalidArgument` for a time before the last one.
+        Args:
+            now: the time, at least that of the last call.
+
+        Raises:
+            InvalidArgument: if it is before the last time, or not finite.
         """
         self._gate.enter("advance_time")
         try:
@@ -642,10 +845,7 @@ class KVCacheManager:
             self._gate.leave()
 
     def reset_prefix_cache(self) -> None:
-        """No cached block hits any more, from now on; sequences may run, and go on without publishing. O(num_blocks).
-
-        For new weights: keys and values of the old ones must not serve new requests.
-        """
+        """Uncache all blocks, for new weights. Running sequences go on, and cache nothing more. O(num_blocks)."""
         self._gate.enter("reset_prefix_cache")
         try:
             self._evict.reset_prefix_cache()
@@ -656,11 +856,27 @@ class KVCacheManager:
     # Sequences.
 
     def num_tokens(self, seqs: object) -> Any:
-        """Known tokens: of one sequence an int, of several an int64 array (B,). O(B)."""
+        """Return the known tokens of a sequence as an int, or of several as an int64 array (B,). O(B).
+
+        Args:
+            seqs: a handle, or handles (B,).
+
+        Raises:
+            UnknownSequence: if a sequence is not running.
+        """
         return self._number_of("num_tokens", self._sequences.num_tokens, seqs)
 
     def num_computed_tokens(self, seqs: object) -> Any:
-        """Tokens whose keys and values are there, or will be when the sequence gets its slots; as `num_tokens`."""
+        """Return the computed tokens of a sequence as an int, or of several as an int64 array (B,). O(B).
+
+        Tokens of a hit count, also while another sequence is still computing them.
+
+        Args:
+            seqs: a handle, or handles (B,).
+
+        Raises:
+            UnknownSequence: if a sequence is not running.
+        """
         return self._number_of("num_computed_tokens", self._sequences.num_computed, seqs)
 
     def _number_of(self, call: str, column: vec[i64], seqs: object) -> object:
@@ -673,7 +889,14 @@ class KVCacheManager:
             self._gate.leave()
 
     def token_ids(self, seq: object) -> npt.NDArray[np.int32]:
-        """The known tokens of a sequence, int32 (num_tokens,), a copy. O(tokens)."""
+        """Return a copy of the known tokens of a sequence, int32 (num_tokens,). O(tokens).
+
+        Args:
+            seq: handle of the sequence.
+
+        Raises:
+            UnknownSequence: if it is not running.
+        """
         self._gate.enter("token_ids")
         try:
             return self._inspection.token_ids(self._sequences.row_of(seq))
@@ -681,7 +904,18 @@ class KVCacheManager:
             self._gate.leave()
 
     def block_ids(self, seq: object, group: object = 0) -> npt.NDArray[np.int32]:
-        """The blocks of a sequence in order, int32 (n,), a copy. O(blocks). 0 stands behind a sliding window."""
+        """Return a copy of the blocks of a sequence in order, int32 (n,). O(blocks).
+
+        Blocks that a sliding window has passed are 0.
+
+        Args:
+            seq: handle of the sequence.
+            group: number of the layer group.
+
+        Raises:
+            UnknownSequence: if it is not running.
+            InvalidArgument: if there is no such group.
+        """
         self._gate.enter("block_ids")
         try:
             table = self._table(group)
@@ -690,7 +924,14 @@ class KVCacheManager:
             self._gate.leave()
 
     def num_owned_blocks(self, seqs: object) -> npt.NDArray[np.int64]:
-        """Blocks that each sequence holds alone, int64 (B,): what preempting it would free. O(blocks)."""
+        """Return how many blocks each sequence holds alone, int64 (B,): what preempting it would free. O(blocks).
+
+        Args:
+            seqs: a handle, or handles (B,).
+
+        Raises:
+            UnknownSequence: if a sequence is not running.
+        """
         self._gate.enter("num_owned_blocks")
         try:
             return self._inspection.num_owned_blocks(self._rows_of(seqs))
@@ -699,14 +940,21 @@ class KVCacheManager:
 
     @property
     def block_table(self) -> npt.NDArray[np.int32]:
-        """All rows, int32 (max_num_seqs, blocks of max_model_len), padded with 0: read-only, live, without a copy.
+        """Block table of the first layer group, int32 (max_num_seqs, blocks of max_model_len), padded with 0.
 
-        The first layer group's, where there are several; see `group_table`.
+        A read-only view that stays up to date.
         """
         return whole_table(self._parts.store.tables[0])
 
     def group_table(self, group: object) -> npt.NDArray[np.int32]:
-        """`block_table` of one layer group."""
+        """Return the block table of a layer group, as `block_table`.
+
+        Args:
+            group: number of the layer group.
+
+        Raises:
+            InvalidArgument: if there is no such group.
+        """
         return whole_table(self._table(group))
 
     def _table(self, group: object) -> BlockTable:
@@ -714,16 +962,23 @@ class KVCacheManager:
         return tables[require_int("group", group, 0, len(tables) - 1)]
 
     def is_swapped_out(self, seq: object) -> bool:
-        """Whether a sequence's blocks are in the CPU pool. O(1)."""
+        """Return whether the blocks of a sequence are in the CPU pool. O(1).
+
+        Args:
+            seq: handle of the sequence.
+
+        Raises:
+            UnknownSequence: if it is not running.
+        """
         return self._sequences.is_swapped[self._sequences.row_of(seq)] != 0
 
     @property
     def num_seqs(self) -> int:
-        """Running sequences. O(1)."""
+        """Number of running sequences. O(1)."""
         return int(self._sequences.num_live_rows())
 
     def running(self) -> dict[int, str]:
-        """The running sequences and their holders: at the end of work, the leak report. O(max_num_seqs)."""
+        """Return the running sequences with their holders, a leak report at the end of work. O(max_num_seqs)."""
         self._gate.enter("running")
         try:
             return self._inspection.running()
@@ -734,22 +989,22 @@ class KVCacheManager:
 
     @property
     def config(self) -> CacheConfig:
-        """The config that the cache was built from."""
+        """Config that the cache was made with."""
         return self._parts.config
 
     @property
     def pool(self) -> LeasePool:
-        """The pool of blocks that have keys and values."""
+        """Pool of the blocks that have keys and values."""
         return self._parts.pool
 
     @property
     def contents(self) -> CachedContents:
-        """What prompts can hit, to be read a slice at a time."""
+        """Contents that prompts can hit, to read in slices."""
         return self._contents
 
     @property
     def cpu_pool(self) -> LeasePool | None:
-        """The CPU pool; None without one."""
+        """CPU pool, or None."""
         return self._parts.cpu_pool
 
     @property
@@ -759,12 +1014,12 @@ class KVCacheManager:
 
     @property
     def block_size(self) -> int:
-        """Tokens that are hashed and compared together; of a cache without layer groups, tokens a block."""
+        """Tokens that are hashed and compared together; without layer groups, tokens in a block."""
         return int(self._parts.block_size)
 
     @property
     def generation(self) -> int:
-        """How often the cache was reset. A block of an earlier generation never hits. O(1)."""
+        """Number of resets so far. Blocks cached before a reset can never be hit. O(1)."""
         return int(self._parts.token_blocks.index.num_generations)
 
     @property
@@ -784,26 +1039,33 @@ class KVCacheManager:
 
     @property
     def num_retained_blocks(self) -> int:
-        """Blocks that `retain` keeps now, held or idle; 0 without a budget. O(1)."""
+        """Blocks that are retained now, held or idle; 0 without `retention_blocks`. O(1)."""
         return self._evict.order.num_retained
 
     @property
     def num_held_by_tenant(self) -> npt.NDArray[np.int64]:
-        """Blocks that each tenant holds, int64 (tenants,), a copy, in the order of `stats().tenants`. O(tenants)."""
+        """Blocks that each tenant holds, int64 (tenants,), in the order of `stats().tenants`. O(tenants)."""
         return self._inspection.num_held_by_tenant()
 
     @property
     def ended_retentions(self) -> RetentionEnds:
-        """Count the blocks whose retention has ended so far, by cause. O(1)."""
+        """Blocks whose retention has ended so far, by cause. O(1)."""
         return self._evict.order.ended_retentions()
 
     @property
     def usage(self) -> float:
-        """Share of the usable blocks in use, 0 to 1. O(1)."""
+        """Share of the usable blocks that are in use, 0 to 1. O(1)."""
         return self._parts.pool.usage
 
     def block(self, block_id: object) -> KVCacheBlock:
-        """One block as shown to callers, with the sequences that hold it. O(all held blocks)."""
+        """Return one block with the sequences that hold it. O(all held blocks).
+
+        Args:
+            block_id: id of the block, 0 to num_blocks - 1.
+
+        Raises:
+            InvalidArgument: if there is no such block.
+        """
         number = require_int("block_id", block_id, 0, int(self._parts.kv_pool.capacity) - 1)
         self._gate.enter("block")
         try:
@@ -812,25 +1074,36 @@ class KVCacheManager:
             self._gate.leave()
 
     def stats(self) -> CacheStats:
-        """Counters since the start and the state now. O(max_num_seqs). It may be asked at any time."""
+        """Return the counters since the start and the state now. It may run during another call. O(max_num_seqs)."""
         return self._inspection.stats()
 
     # What happened, and why.
 
     def miss_causes(self, seq: object) -> MissCauses:
-        """Return what became of the tokens of a sequence's prompt, by cause. O(1).
+        """Return why tokens of a sequence's prompt were not hit, counted by cause. O(1).
 
-        As `allocate` found it; if the producer of a hit leaves before it has computed the hit, from the sequence's
-        first `commit` on without it. Raises `InvalidArgument` unless the config says `track_misses=True`.
+        As `allocate` found it. If the producer of a hit is freed before it has computed the hit, the counts change at
+        the sequence's first `commit`.
+
+        Args:
+            seq: handle of the sequence.
+
+        Raises:
+            UnknownSequence: if it is not running.
+            InvalidArgument: if the config has no `ObserveConfig(track_misses=True)`.
         """
         return self._inspection.miss_causes(self._sequences.row_of(seq))
 
     def miss_totals(self) -> MissCauses:
-        """Return the same for all prompts that have begun to compute (`stats`). O(1)."""
+        """Return the causes of misses of all prompts whose computation has begun. O(1).
+
+        Raises:
+            InvalidArgument: if the config has no `ObserveConfig(track_misses=True)`.
+        """
         return self._inspection.miss_totals()
 
     def history(self) -> list[AllocationEvent]:
-        """The latest `history_size` events of the pool, oldest first. O(history_size). Empty when it is off."""
+        """Return the latest `history_size` events of the pool, oldest first; empty if it is 0. O(history_size)."""
         self._gate.enter("history")
         try:
             return [] if self._parts.history is None else self._parts.history.events()
@@ -838,18 +1111,21 @@ class KVCacheManager:
             self._gate.leave()
 
     def residency(self) -> Residency:
-        """How long sampled blocks live, lie idle and wait for reuse. O(1).
+        """Return how long sampled blocks lived, lay idle and waited for reuse. O(1).
 
-        Raises `InvalidArgument` unless the config has a `residency_sample`.
+        Raises:
+            InvalidArgument: if the config has no `ObserveConfig(residency_sample=...)`.
         """
         return self._inspection.residency()
 
     def take_events(self) -> KVCacheEvents:
-        """What prompts can hit, and can hit no more, since the last call (vLLM's `take_events`). O(what happened).
+        """Return which contents were cached and uncached since the last call (vLLM's `take_events`). O(events).
 
-        Called after each step, it costs nothing that grows with the pool. Nothing is lost if it is called less often: a
-        content that came and went in between is left out, and the log never holds more than four entries a block.
-        Raises `InvalidArgument` unless the config says `enable_kv_cache_events=True`.
+        Call it after each step, or less often: contents that were cached and evicted in between are left out, and the
+        log never has more than four entries per block.
+
+        Raises:
+            InvalidArgument: if the config has no `ObserveConfig(enable_kv_cache_events=True)`.
         """
         self._gate.enter("take_events")
         try:
@@ -858,9 +1134,9 @@ class KVCacheManager:
             self._gate.leave_with_result()
 
     def leak_report(self) -> list[Holding]:
-        """Who holds which blocks now: sequences, swapped ones included, and leases. O(held blocks).
+        """Return who holds which blocks now: sequences, swapped-out ones included, and leases. O(held blocks).
 
-        At the end of work, what it names was not freed. It changes nothing and ends nothing.
+        At the end of work, these were not freed. Changes nothing.
         """
         self._gate.enter("leak_report")
         try:
@@ -869,7 +1145,11 @@ class KVCacheManager:
             self._gate.leave()
 
     def check(self) -> None:
-        """Verify every invariant of the live manager (`checking`). O(num_blocks + table). Raises `InvariantError`."""
+        """Verify every invariant of the cache. O(num_blocks + block tables).
+
+        Raises:
+            InvariantError: if one does not hold.
+        """
         self._gate.enter("check")
         try:
             self._inspection.check()
