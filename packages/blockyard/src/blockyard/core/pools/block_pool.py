@@ -1,4 +1,4 @@
-"""The pool that knows tokens: blocks handed out as leases, and found again by their tokens."""
+"""`BlockPool`: leases of blocks that are found again by their tokens."""
 
 import numpy as np
 import numpy.typing as npt
@@ -32,20 +32,27 @@ from .standalone_pool import StandalonePool
 
 
 class BlockPool(StandalonePool):
-    """Blocks of `block_size` tokens: counted, handed out, found again by their tokens, evicted.
+    """A block manager without sequences, for engines with a scheduler of their own: leases and a prefix cache.
 
-    Block 0 is the null block, a placeholder in block tables; the others have ids 1 to num_blocks - 1 that never
-    change. A block is in the free queue exactly when its ref_cnt is 0 (I1). A cached block stays in the index
-    while it waits there, until a hit revives it or an allocation evicts it, each in O(1) (I4).
+    Block 0 is the null block, a placeholder in block tables; the others have ids 1 to num_blocks - 1. A block is in the
+    free queue exactly when nobody holds it (I1). A cached block stays in the index while it is there, until a hit
+    revives it or an allocation evicts it, each in O(1) (I4). One call runs at a time, as in `KVCacheManager`.
 
-    It is used alone, through leases: a `KVCacheManager` has a pool of its own. One call runs at a time
-    (`blockyard.core.gate`).
+    Args:
+        num_blocks: blocks of the pool, the null block included; 1 to 2**27.
+        block_size: tokens in a block; 1 to 4096.
+        enable_prefix_caching: whether full blocks are indexed.
+        hash_seed: seed of the index's hash function, as in `CacheConfig`.
+        history_size: events that `history` remembers; 0 for none.
+        eviction_policy: which idle cached block is evicted first, as in `CacheConfig`.
+        retention_blocks: blocks that `retain` may protect from eviction at a time; 0 turns retention off.
+        residency_sample: follow every n-th block from allocation to eviction (`residency`); 0 for none.
+        enable_kv_cache_events: whether `take_events` returns which blocks were cached and removed.
 
-    num_blocks: the null block included; 1 to 2**27 (a pool of the null block alone gives out nothing). block_size:
-    tokens a block; 1 to 4096. hash_seed: of the index's hash function; None draws one that cannot be guessed.
-    history_size, eviction_policy, retention_blocks, residency_sample, enable_kv_cache_events: as in `CacheConfig`.
-    Raises `InvalidArgument` for values outside their limits, `NotEnoughMemory`, and `PolicyError` where making the
-    policy raises.
+    Raises:
+        InvalidArgument: if a value is outside its limits.
+        NotEnoughMemory: if the system has no memory for the pool.
+        PolicyError: if making the eviction policy raises.
 
     >>> pool = BlockPool(num_blocks=10, block_size=4)
     >>> lease = pool.get_new_blocks(2)
@@ -89,11 +96,19 @@ class BlockPool(StandalonePool):
     # Blocks by their ids.
 
     def uncache(self, block_ids: object) -> int:
-        """Let blocks lose their content, whether a lease holds them or not, as after a failed load. O(blocks).
+        """Remove the content of blocks from the index, held or not, as after a failed load. O(blocks).
 
-        Nothing hits them any more, nor what was cached behind them, until `cache_next_blocks` has cached them again.
-        Idle ones are the next to be taken. block_ids: integers from 1; those that cache nothing are skipped.
-        Returns how many lost their content. Raises `InvalidArgument`.
+        They are not hit any more, nor is what was cached after them, until `cache_next_blocks` caches them again. Idle
+        ones are allocated next.
+
+        Args:
+            block_ids: ids of blocks, integers (n,); those that are not cached are skipped.
+
+        Returns:
+            How many blocks lost their content.
+
+        Raises:
+            InvalidArgument: if there is no such block.
         """
         self._gate.enter("uncache")
         try:
@@ -104,13 +119,17 @@ class BlockPool(StandalonePool):
             self._gate.leave()
 
     def adopt(self, block_ids: object, *, holder: object = "", may_evict: object = True) -> BlockLease:
-        """A lease on free blocks that the caller names, for pools whose free blocks the engine hands out. O(blocks).
+        """Make a lease of free blocks that the caller names, for an engine that allocates blocks itself. O(blocks).
 
-        Such a pool gives out no blocks itself: it caches those that it is given, and tells which ones to use again
-        (`evict`).
-        block_ids: different integers from 1 to num_blocks - 1. may_evict: whether what they cached is evicted, or
-            refused. Raises `InvalidArgument` for other ids, for a block that is held, and for one that is cached if
-            `may_evict` is False.
+        Such a pool only caches the blocks that it is given; `evict` says which ones to use again.
+
+        Args:
+            block_ids: different free blocks, integers (n,).
+            holder: a name for errors and leak reports.
+            may_evict: whether cached blocks among them are evicted; False refuses them.
+
+        Raises:
+            InvalidArgument: if a block is held, is named twice, does not exist, or is cached with `may_evict=False`.
         """
         self._gate.enter("adopt")
         try:
@@ -125,11 +144,20 @@ class BlockPool(StandalonePool):
             self._gate.leave_with_result()
 
     def evict(self, num_blocks: object) -> npt.NDArray[np.int32]:
-        """Let the next `num_blocks` idle cached blocks lose their content; their ids in that order, int32 (n,).
+        """Uncache the next idle cached blocks in eviction order. They stay free and are allocated next. O(num_blocks).
 
-        They are free, and the next to be taken. O(num_blocks), or what the policy takes; blocks that cache nothing and
-        stand before them are passed once, not at every call. Raises `OutOfBlocks` when fewer are idle and cached,
-        `InvalidArgument`, and `PolicyError`.
+        Blocks that are not cached and precede them in the queue are passed only once, not at every call.
+
+        Args:
+            num_blocks: number of blocks.
+
+        Returns:
+            Their ids in that order, int32 (num_blocks,).
+
+        Raises:
+            OutOfBlocks: if fewer are idle and cached.
+            InvalidArgument: if the number is outside its limits.
+            PolicyError: if the eviction policy raised.
         """
         self._gate.enter("evict")
         try:
@@ -144,14 +172,22 @@ class BlockPool(StandalonePool):
     def cache_full_blocks(
         self, lease: object, token_ids: object, *, num_cached_blocks: object = 0, extra_keys: object = ()
     ) -> None:
-        """Index the blocks of `lease` as the prompt `token_ids`, whose keys and values they hold now. O(tokens).
+        """Index the full blocks of a lease by the tokens whose keys and values they hold. O(tokens).
 
-        token_ids: the tokens from the start of the sequence; only full blocks are indexed.
-        num_cached_blocks: leading blocks of the lease that are indexed already, by a hit or an earlier call.
-        `cache_next_blocks` needs the new tokens alone. What another lease has cached is cached once more: equal blocks
-        are not merged, and lookups find the one that was cached first.
-        Raises `InvalidArgument` when the tokens fill more blocks than the lease has, when a leading block
-        is not cached, or when another one is.
+        `cache_next_blocks` needs only the new tokens. Equal blocks of two leases are not merged; lookups find the one
+        that was cached first.
+
+        Args:
+            lease: a lease that is not freed.
+            token_ids: all tokens from the start of the sequence, integers (n,).
+            num_cached_blocks: leading blocks of the lease that are cached already, by a hit or an earlier call.
+            extra_keys: what else the keys and values depend on (`blockyard.keys`).
+
+        Raises:
+            DoubleFree: if the lease has been freed.
+            ForeignBlock: if the lease belongs to another pool.
+            InvalidArgument: if the tokens fill more blocks than the lease has, a leading block is not cached, or
+                another one is.
         """
         self._gate.enter("cache_full_blocks")
         try:
@@ -167,22 +203,30 @@ class BlockPool(StandalonePool):
     def cache_next_blocks(
         self, lease: object, token_ids: object, num_cached_blocks: object, *, extra_keys: object = ()
     ) -> int:
-        """Index the blocks after the first `num_cached_blocks` of a lease, whose tokens are `token_ids`. O(new tokens).
+        """Index further full blocks of a lease by their tokens. O(new tokens).
 
-        token_ids: the tokens after those blocks, or none; tokens that fill no block are not kept, so give them again.
-            A contiguous int32 array of many whole blocks is read without a copy.
-        num_cached_blocks: blocks of the lease before these tokens, all of which it has cached: the caller's own count,
-            or `lease.num_cached_blocks` if the tokens are cut there. Blocks after them that have these tokens already
-            stay as they are, and those that hang on a content that is gone (`uncache`) are linked anew.
-        extra_keys: LoRA and CacheSalt count for a prompt's first block alone, and the chain carries them on. A Span has
-            its position in the prompt, and may reach out of these tokens on both sides; tokens below 0, placeholders of
-            an engine's own, may stand under spans alone.
-        Returns the lease's `num_cached_blocks` now: the block at which the tokens of the next call begin. Equal blocks
-        of two leases are not merged (see `cache_full_blocks`). What comes before is the last cached block itself, not
-        what a hash says of it. Raises `StaleBlocks` when one of the first `num_cached_blocks` blocks has lost its
-        content, `InvalidArgument` when the lease has cached fewer, when the tokens fill more blocks than the lease
-        has, for a block that caches other tokens, or that others hold too (unless it had these very tokens before), and
-        as `free_blocks` does.
+        Blocks that cache these tokens already stay as they are. Those whose predecessor was uncached are linked again.
+        Equal blocks of two leases are not merged. The last cached block itself identifies what precedes, not a hash.
+
+        Args:
+            lease: a lease that is not freed.
+            token_ids: tokens that follow the first `num_cached_blocks` blocks, integers (n,). Those that fill no block
+                are ignored: pass them again. A contiguous int32 array is read without a copy.
+            num_cached_blocks: blocks of the lease before these tokens, all cached by it: the caller's count, or
+                `lease.num_cached_blocks` if the tokens begin there.
+            extra_keys: LoRA and CacheSalt count only with the first block of a sequence. Span positions count from the
+                start of the sequence; a span may extend past either end of these tokens. Tokens below 0 (an engine's
+                placeholders) are allowed only under spans.
+
+        Returns:
+            `lease.num_cached_blocks`: the block at which the tokens of the next call begin.
+
+        Raises:
+            StaleBlocks: if one of the first `num_cached_blocks` blocks has lost its content.
+            DoubleFree: if the lease has been freed.
+            ForeignBlock: if the lease belongs to another pool.
+            InvalidArgument: if the lease has cached fewer blocks, the tokens fill more blocks than it has, or a block
+                caches other tokens or is held by others too (unless it had these tokens before).
         """
         self._gate.enter("cache_next_blocks")
         try:
@@ -196,10 +240,16 @@ class BlockPool(StandalonePool):
             self._gate.leave()
 
     def find_cached_blocks(self, token_ids: object, *, extra_keys: object = ()) -> FoundBlocks:
-        """The longest run of cached blocks that `token_ids` begins with, not held. O(blocks found).
+        """Find the longest run of cached blocks at the beginning of `token_ids`, without holding them. O(blocks found).
 
-        A question: the order of eviction and the policy know nothing of it. `hold` takes what it returns, as long as
-        it is still there. A Span may end behind the tokens.
+        The eviction policy does not count it as a hit. `hold` holds the result, if it is still cached.
+
+        Args:
+            token_ids: tokens from the start of a sequence, integers (n,).
+            extra_keys: what else the keys and values depend on (`blockyard.keys`). A Span may end after the tokens.
+
+        Raises:
+            InvalidArgument: if an argument is outside its limits.
         """
         self._gate.enter("find_cached_blocks")
         try:
@@ -210,12 +260,23 @@ class BlockPool(StandalonePool):
     def hold(
         self, found: object, *, holder: object = "", num_blocks: object = None, extend_by: object = 0
     ) -> BlockLease:
-        """Hold the first `num_blocks` blocks of what was found, None for all, and `extend_by` new ones. O(blocks).
+        """Hold blocks that `find_cached_blocks` found, and new ones after them. O(blocks).
 
-        The new blocks never evict those that are held. The tokens are not read again: a content has a number that no
-        other gets. Raises `StaleBlocks` when a block holds another content by now, `ForeignBlock` for what another pool
-        found, `OutOfBlocks` when fewer than `extend_by` blocks are free besides those that are held, `InvalidArgument`,
-        and `PolicyError`.
+        The new blocks never evict the found ones. The tokens are not compared again: each content has a number of its
+        own.
+
+        Args:
+            found: what `find_cached_blocks` returned.
+            holder: a name for errors and leak reports.
+            num_blocks: how many of the found blocks to hold; None for all.
+            extend_by: number of new blocks.
+
+        Raises:
+            StaleBlocks: if a block has another content by now.
+            ForeignBlock: if another pool found them.
+            OutOfBlocks: if fewer than `extend_by` other blocks are free.
+            InvalidArgument: if an argument is outside its limits.
+            PolicyError: if the eviction policy raised; nothing has changed.
         """
         self._gate.enter("hold")
         try:
@@ -240,9 +301,18 @@ class BlockPool(StandalonePool):
             self._gate.leave_with_result()
 
     def get_cached_blocks(self, token_ids: object, *, extra_keys: object = (), holder: object = "") -> BlockLease:
-        """Hold the longest run of cached blocks that `token_ids` begins with; maybe none. O(blocks found).
+        """Hold the longest run of cached blocks at the beginning of `token_ids`. O(blocks found).
 
-        The lease is counted before it is returned, so nothing can evict it in between (I8).
+        Args:
+            token_ids: tokens from the start of a sequence, integers (n,).
+            extra_keys: what else the keys and values depend on (`blockyard.keys`).
+            holder: a name for errors and leak reports.
+
+        Returns:
+            A lease, possibly empty. Nothing can evict the blocks before it is returned (I8).
+
+        Raises:
+            InvalidArgument: if an argument is outside its limits.
         """
         self._gate.enter("get_cached_blocks")
         try:
@@ -254,7 +324,19 @@ class BlockPool(StandalonePool):
             self._gate.leave_with_result()
 
     def get_cached_block(self, token_ids: object, *, extra_keys: object = (), holder: object = "") -> BlockLease | None:
-        """Hold the one block that caches the last full block of `token_ids`, after all before it; else None."""
+        """Hold the block that caches the last full block of `token_ids`. O(blocks found).
+
+        Args:
+            token_ids: tokens from the start of a sequence, integers (n,).
+            extra_keys: what else the keys and values depend on (`blockyard.keys`).
+            holder: a name for errors and leak reports.
+
+        Returns:
+            A lease of one block; None if that block, or one before it, is not cached.
+
+        Raises:
+            InvalidArgument: if an argument is outside its limits.
+        """
         self._gate.enter("get_cached_block")
         try:
             name = read_str("holder", holder)
@@ -268,8 +350,7 @@ class BlockPool(StandalonePool):
             self._gate.leave_with_result()
 
     def _hold_hit(self, blocks: vec[i32], call: str, holder: str, first_block: i64 = 0, more: i64 = 0) -> BlockLease:
-        """A lease on cached blocks and `more` new ones. A policy that fails, or is interrupted when it is told, leaves
-        all as it was."""
+        """Make a lease of cached blocks and `more` new ones. If a policy fails, nothing has changed."""
         self._ledger.act(call, holder)
         peak = self._ledger.peak_used_blocks
         lease = self._book.hold(blocks, holder, self._gate.interruption)
@@ -283,7 +364,15 @@ class BlockPool(StandalonePool):
         return lease
 
     def num_cached_tokens(self, token_ids: object, *, extra_keys: object = ()) -> int:
-        """How many leading tokens of `token_ids` stand in cached, computed blocks. Holds nothing. O(blocks)."""
+        """Return how many leading tokens are in cached, computed blocks. Holds nothing. O(blocks).
+
+        Args:
+            token_ids: tokens from the start of a sequence, integers (n,).
+            extra_keys: what else the keys and values depend on (`blockyard.keys`).
+
+        Raises:
+            InvalidArgument: if an argument is outside its limits.
+        """
         self._gate.enter("num_cached_tokens")
         try:
             return len(find_full(self._ledger, self._asked(token_ids, extra_keys))) * self.block_size
@@ -291,9 +380,16 @@ class BlockPool(StandalonePool):
             self._gate.leave()
 
     def cached_block_ids(self, token_ids: object, *, extra_keys: object = ()) -> list[int]:
-        """All blocks that cache the last full block of `token_ids`, oldest first: equal content, several blocks.
+        """Return all blocks that cache the last full block of `token_ids`, oldest first. O(blocks found).
 
-        Holds nothing. O(blocks found + duplicates).
+        Several blocks can cache equal content. None is held.
+
+        Args:
+            token_ids: tokens from the start of a sequence, integers (n,).
+            extra_keys: what else the keys and values depend on (`blockyard.keys`).
+
+        Raises:
+            InvalidArgument: if an argument is outside its limits.
         """
         self._gate.enter("cached_block_ids")
         try:
@@ -306,7 +402,7 @@ class BlockPool(StandalonePool):
             self._gate.leave()
 
     def _asked(self, token_ids: object, extra_keys: object) -> Prompt:
-        """Reads a prompt for `find_full`, which checks what is behind the hit."""
+        """Read a prompt for `find_full`, which checks the tokens after the hit."""
         return make_chunk(token_ids, extra_keys, self.block_size, True).at(0, self.block_size)
 
     # What stays cached, and events.
@@ -314,10 +410,23 @@ class BlockPool(StandalonePool):
     def retain(
         self, token_ids: object, *, priority: object = 1, expires_at: object = None, extra_keys: object = ()
     ) -> int:
-        """Ask that the cached blocks `token_ids` begins with be evicted after all others. O(blocks * log retained).
+        """Ask that the cached blocks at the beginning of `token_ids` be evicted last. O(blocks * log retained).
 
-        See `KVCacheManager.retain`. Returns how many blocks it concerns. Raises `OverBudget`, and `InvalidArgument`
-        without `retention_blocks`.
+        A request, not a pin: when nothing else is idle, retained blocks are evicted, the lowest priority first. Call it
+        again to change the priority.
+
+        Args:
+            token_ids: tokens from the start of a sequence, integers (n,).
+            priority: retention priority, 0 to 2**20; higher stays longer, 0 ends the retention.
+            expires_at: time of `advance_time` at which the retention ends; None for never.
+            extra_keys: what else the keys and values depend on (`blockyard.keys`).
+
+        Returns:
+            How many blocks it applies to.
+
+        Raises:
+            OverBudget: if more than `retention_blocks` blocks would be retained; then none is.
+            InvalidArgument: if an argument is outside its limits, or the pool was made without `retention_blocks`.
         """
         self._gate.enter("retain")
         try:
@@ -331,16 +440,16 @@ class BlockPool(StandalonePool):
 
     @property
     def num_retained_blocks(self) -> int:
-        """Blocks that `retain` keeps now, held or idle; 0 without a budget. O(1)."""
+        """Blocks that are retained now, held or idle; 0 without `retention_blocks`. O(1)."""
         return self._order.num_retained
 
     @property
     def ended_retentions(self) -> RetentionEnds:
-        """Count the blocks whose retention has ended so far, by cause. O(1)."""
+        """Blocks whose retention has ended so far, by cause. O(1)."""
         return self._order.ended_retentions()
 
     def reset(self) -> None:
-        """The same as `reset_prefix_cache`."""
+        """Uncache all blocks, the same as `reset_prefix_cache`."""
         self._gate.enter("reset")
         try:
             self._ledger.reset()
@@ -349,10 +458,10 @@ class BlockPool(StandalonePool):
             self._gate.leave()
 
     def take_events(self) -> KVCacheEvents:
-        """What prompts can hit, and can hit no more, since the last call. O(what happened).
+        """Return what was cached and uncached since the last call (`KVCacheManager.take_events`). O(events).
 
-        See `KVCacheManager.take_events`; a `KVEventPublisher` takes a pool too. Raises `InvalidArgument` unless the
-        pool was made with `enable_kv_cache_events=True`.
+        Raises:
+            InvalidArgument: if the pool was made without `enable_kv_cache_events=True`.
         """
         self._gate.enter("take_events")
         try:
@@ -366,7 +475,7 @@ class BlockPool(StandalonePool):
 
     @property
     def enable_kv_cache_events(self) -> bool:
-        """Whether this pool notes events itself, for `take_events`."""
+        """Whether the pool records events for `take_events`."""
         return self._events is not None
 
     def _other_holds(self) -> list[int]:

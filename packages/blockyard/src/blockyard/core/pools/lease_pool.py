@@ -1,4 +1,4 @@
-"""The pool of leases: what every pool counts, who holds which block, and the calls that hold, part and free."""
+"""`LeasePool`: blocks handed out as leases. The pool of a manager, and the base of the pools that are used alone."""
 
 from collections.abc import Callable
 
@@ -34,11 +34,11 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 class LeasePool:
-    """Blocks that are handed out as leases: the pool of a `KVCacheManager`, whose sequences hold blocks by their table
-    rows too, and the base of the pools that are used alone.
+    """Blocks that are handed out as leases.
 
-    Block 0 is the null block, a placeholder in block tables; the others have ids 1 to num_blocks - 1 that never
-    change. One call runs at a time (`blockyard.core.gate`).
+    It is the pool of a `KVCacheManager`, whose sequences hold blocks too, and the base of `BlockPool` and `NamedPool`.
+    Block 0 is the null block, a placeholder in block tables; the others have ids 1 to num_blocks - 1. One call runs at
+    a time, as in `KVCacheManager`.
     """
 
     def __init__(self, book: LeaseBook, gate: Gate, history: AllocationHistory | None) -> None:
@@ -54,27 +54,27 @@ class LeasePool:
 
     @property
     def num_blocks(self) -> int:
-        """Count the blocks of the pool, the null block included."""
+        """Blocks of the pool, the null block included."""
         return self._ledger.num_blocks
 
     @property
     def block_size(self) -> int:
-        """Tokens a block; 1 of a `NamedPool`, which knows no tokens."""
+        """Tokens in a block; 1 in a `NamedPool`, which knows no tokens."""
         return self._ledger.block_size
 
     @property
     def enable_prefix_caching(self) -> bool:
-        """Return whether full blocks are indexed and hit."""
+        """Whether full blocks are indexed, for later prompts to hit."""
         return self._ledger.enable_prefix_caching
 
     @property
     def num_usable_blocks(self) -> int:
-        """Count all blocks but the null block; while a pool shrinks, those that are still to go included."""
+        """All blocks but the null block; while the pool shrinks, retiring ones included."""
         return self._ledger.num_usable_blocks
 
     @property
     def num_free_blocks(self) -> int:
-        """Count the free blocks, cached ones included. O(1)."""
+        """Free blocks, cached ones included. O(1)."""
         return self._ledger.num_free_blocks
 
     @property
@@ -84,27 +84,27 @@ class LeasePool:
 
     @property
     def num_cached_blocks(self) -> int:
-        """Count the blocks in the index, held or not. O(1)."""
+        """Blocks in the index, held or not. O(1)."""
         return self._ledger.num_cached_blocks
 
     @property
     def num_retiring_blocks(self) -> int:
-        """Count the blocks still held that a shrunken pool will not give out again. O(1)."""
+        """Held blocks beyond the end of a pool that shrank; each is removed when it is freed. O(1)."""
         return int(self._ledger.num_retiring)
 
     @property
     def num_evicted_blocks(self) -> int:
-        """Count cached blocks that an allocation took, or a shrinking pool gave up, so far. O(1)."""
+        """Cached blocks evicted so far, by allocations or by shrinking. O(1)."""
         return int(self._ledger.num_evicted_blocks)
 
     @property
     def num_allocated_blocks(self) -> int:
-        """Blocks that left the free queue so far, new or revived by a hit. O(1)."""
+        """Blocks taken from the free queue so far, by allocations or hits. O(1)."""
         return int(self._ledger.num_allocated_blocks)
 
     @property
     def num_freed_blocks(self) -> int:
-        """Blocks that came back to it; the rest of the allocated ones is in use. O(1)."""
+        """Blocks returned to the free queue so far. O(1)."""
         return int(self._ledger.num_freed_blocks)
 
     @property
@@ -114,32 +114,32 @@ class LeasePool:
 
     @property
     def version(self) -> int:
-        """Return a number that grows whenever what prompts can find changes, for copies of it elsewhere. O(1)."""
+        """Number that grows whenever the set of cached contents changes, for copies of it elsewhere. O(1)."""
         return int(self._ledger.index.version)
 
     @property
     def usage(self) -> float:
-        """Share of the usable blocks in use, 0 to 1; 0 of a pool that has none. O(1)."""
+        """Share of the usable blocks that are in use, 0 to 1. O(1)."""
         return self._ledger.usage
 
     def ref_counts(self) -> npt.NDArray[np.int32]:
-        """Return how often each block is held, int32 (num_blocks,), read-only, live until the pool grows.
+        """Return how often each block is held, int32 (num_blocks,): a read-only view, up to date until the pool grows.
 
-        Longer than num_blocks after the pool has shrunk: blocks may still be held there.
+        After shrinking it is longer than num_blocks: retiring blocks stand there too.
         """
         return view_i32(self._ledger.ref_cnt)
 
     def cached_mask(self) -> npt.NDArray[np.bool_]:
-        """Return which blocks are in the index, bool, as long as `ref_counts`, a copy."""
+        """Return a copy of which blocks are in the index, bool, as long as `ref_counts`."""
         cached: npt.NDArray[np.bool_] = view_i64(self._ledger.index.identity)[: 2 * len(self._ledger.ref_cnt) : 2] != 0
         return cached
 
     def states(self) -> npt.NDArray[np.uint8]:
-        """Return the `BlockState` of each block, uint8, as long as `ref_counts`, a copy. O(num_blocks)."""
+        """Return a copy of the `BlockState` of each block, uint8, as long as `ref_counts`. O(num_blocks)."""
         return block_states(self._ledger)
 
     def free_block_ids(self) -> npt.NDArray[np.int32]:
-        """Return the free blocks in the order in which they will be allocated, int32 (num_free_blocks,), a copy."""
+        """Return a copy of the free queue: blocks in the order of allocation, int32 (num_free_blocks,)."""
         self._gate.enter("free_block_ids")
         try:
             return np.array(self._ledger.queue.block_ids(), dtype=np.int32)
@@ -147,14 +147,25 @@ class LeasePool:
             self._gate.leave()
 
     def free_block_after(self, block_id: object = 0) -> int:
-        """The free block that is allocated after `block_id`, which is free too; after 0 the first one. 0: none. O(1).
+        """Return the free block that is allocated next after `block_id`, or 0. O(1).
 
-        Raises `InvalidArgument` for a block that is not free.
+        Args:
+            block_id: a free block; 0 for the first of the queue.
+
+        Raises:
+            InvalidArgument: if the block is held, or there is no such block.
         """
         return int(self._ledger.queue.next_free[self._free_or_null(block_id)])
 
     def free_block_before(self, block_id: object = 0) -> int:
-        """Return the free block that is allocated before `block_id`; before 0 the last one. 0: none. O(1)."""
+        """Return the free block that is allocated right before `block_id`, or 0. O(1).
+
+        Args:
+            block_id: a free block; 0 for the last of the queue.
+
+        Raises:
+            InvalidArgument: if the block is held, or there is no such block.
+        """
         return int(self._ledger.queue.prev_free[self._free_or_null(block_id)])
 
     def _free_or_null(self, block_id: object) -> i64:
@@ -164,11 +175,18 @@ class LeasePool:
         return block
 
     def leases(self) -> list[BlockLease]:
-        """Return the leases not freed yet, oldest first: the leak report of a pool that is used alone."""
+        """Return the leases that are not freed, oldest first: a leak report of a pool that is used alone."""
         return list(self._book.live.values())
 
     def block(self, block_id: object) -> KVCacheBlock:
-        """Return one block as people see it. O(leases)."""
+        """Return one block with the leases that hold it. O(leases).
+
+        Args:
+            block_id: id of the block, 0 to num_blocks - 1.
+
+        Raises:
+            InvalidArgument: if there is no such block.
+        """
         number = read_int("block_id", block_id, 0, int(self._ledger.capacity) - 1)
         self._gate.enter("block")
         try:
@@ -179,12 +197,19 @@ class LeasePool:
     # Leases.
 
     def get_new_blocks(self, num_blocks: object, *, holder: object = "") -> BlockLease:
-        """Hold `num_blocks` blocks from the head of the free queue, evicting what they cached. O(num_blocks).
+        """Hold blocks from the head of the free queue; cached ones are evicted. O(num_blocks).
 
-        holder: a name for errors and leak reports.
-        Of a manager with a CPU tier: what this evicts is saved by the next plan, so carry one out (`reserve([])`)
-        before you write into the blocks.
-        Raises `OutOfBlocks` when fewer are free, `InvalidArgument` for a count below 0.
+        In a manager with a CPU pool, the next plan saves what this evicts: carry one out (`reserve([])`) before you
+        write into the blocks.
+
+        Args:
+            num_blocks: number of blocks.
+            holder: a name for errors and leak reports.
+
+        Raises:
+            OutOfBlocks: if fewer are free.
+            InvalidArgument: if an argument is outside its limits.
+            PolicyError: if the eviction policy raised; nothing has changed.
         """
         self._gate.enter("get_new_blocks")
         try:
@@ -213,7 +238,7 @@ class LeasePool:
             raise OutOfBlocks(f"num_blocks is {count}; {limits}", count, max(int(ledger.room(0)), 0))
 
     def _take_new(self, lease: BlockLease, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Take blocks for a lease that was just made; it goes again if the eviction policy fails."""
+        """Take blocks for a new lease; undo the lease if the eviction policy fails."""
         try:
             self._ledger.evict_ahead(count)
         except BaseException:
@@ -222,9 +247,21 @@ class LeasePool:
         self._ledger.acquire(blocks, start, count)
 
     def extend(self, lease: object, num_blocks: object) -> npt.NDArray[np.int32]:
-        """Add `num_blocks` new blocks to a live lease; returns their ids, int32 (num_blocks,). Amortised O(num_blocks).
+        """Add new blocks to the end of a lease, as `get_new_blocks` takes them. Amortised O(num_blocks).
 
-        See `get_new_blocks`.
+        Args:
+            lease: a lease that is not freed.
+            num_blocks: number of blocks.
+
+        Returns:
+            Their ids, int32 (num_blocks,).
+
+        Raises:
+            OutOfBlocks: if fewer are free.
+            DoubleFree: if the lease has been freed.
+            ForeignBlock: if the lease belongs to another pool.
+            InvalidArgument: if an argument is outside its limits.
+            PolicyError: if the eviction policy raised; nothing has changed.
         """
         self._gate.enter("extend")
         try:
@@ -237,9 +274,18 @@ class LeasePool:
             self._gate.leave_with_result()
 
     def touch(self, lease: object, *, holder: object = "", start: object = 0, stop: object = None) -> BlockLease:
-        """Hold blocks of a live lease once more, for another holder: all, or those at `start` to `stop`. O(blocks).
+        """Hold blocks of a lease once more, by another lease. O(blocks).
 
-        Raises as `free_blocks` does, and `InvalidArgument` for positions outside the lease.
+        Args:
+            lease: a lease that is not freed.
+            holder: a name for errors and leak reports.
+            start: position of the first block.
+            stop: position after the last block; None for the end of the lease.
+
+        Raises:
+            DoubleFree: if the lease has been freed.
+            ForeignBlock: if the lease belongs to another pool.
+            InvalidArgument: if a position is outside the lease.
         """
         self._gate.enter("touch")
         try:
@@ -258,12 +304,23 @@ class LeasePool:
             self._gate.leave_with_result()
 
     def copy_on_write(self, lease: object, position: object) -> tuple[int, int] | None:
-        """Make the block at `position` of a live lease its own, before it is written. O(blocks).
+        """Make a block of a lease writable: its own, and not cached. O(blocks).
 
-        A block that others hold too is replaced by a new one: returns (old, new), and its keys and values are the
-        caller's to copy. None where the lease holds it alone; if it is cached, it leaves the index, because what it
-        holds is about to change. With a CPU tier see `get_new_blocks`. Raises `OutOfBlocks` when no block is free for
-        the copy, `InvalidArgument` for a position outside the lease, and as `free_blocks` does.
+        A block that others hold too is replaced by a new block. A block that only this lease holds is removed from the
+        index, because its content is about to change. For a manager with a CPU pool see `get_new_blocks`.
+
+        Args:
+            lease: a lease that is not freed.
+            position: position of the block in the lease.
+
+        Returns:
+            (old, new) if the block was replaced: copy its keys and values. Otherwise None.
+
+        Raises:
+            OutOfBlocks: if no block is free for the copy.
+            DoubleFree: if the lease has been freed.
+            ForeignBlock: if the lease belongs to another pool.
+            InvalidArgument: if the position is outside the lease.
         """
         self._gate.enter("copy_on_write")
         try:
@@ -277,13 +334,23 @@ class LeasePool:
             self._gate.leave_with_result()
 
     def release(self, lease: object, start: object, stop: object = None) -> int:
-        """Release the blocks of a live lease at `start` to `stop`, None for its end. O(blocks released).
+        """Release blocks of a lease whose positions stay, as when a sliding window has passed them. O(blocks released).
 
-        The null block (0) takes their places, so the others keep theirs in a block table: for what has fallen behind a
-        sliding window. Places released before are left. What is cached next still comes behind what was cached last.
-        To release the end of a lease, such as rejected drafts, free what `split` cuts off.
-        Returns how many blocks were released. Raises as `free_blocks` does, and `InvalidArgument` for positions
-        outside the lease.
+        The null block (0) replaces them, so that the other blocks keep their positions in a block table. To release the
+        end of a lease, such as rejected drafts, free what `split` cuts off.
+
+        Args:
+            lease: a lease that is not freed.
+            start: position of the first block.
+            stop: position after the last block; None for the end of the lease.
+
+        Returns:
+            How many blocks were released; those released before do not count.
+
+        Raises:
+            DoubleFree: if the lease has been freed.
+            ForeignBlock: if the lease belongs to another pool.
+            InvalidArgument: if a position is outside the lease.
         """
         self._gate.enter("release")
         try:
@@ -303,10 +370,19 @@ class LeasePool:
         return end
 
     def split(self, lease: object, at: object, *, holder: object = "") -> BlockLease:
-        """Cut a live lease in two: it keeps its first `at` blocks, the lease that is returned has the others. O(those).
+        """Cut a lease in two. It keeps its first `at` blocks; the new lease has the others. O(others).
 
-        No block is taken or freed. `free_blocks(split(lease, n))` shortens a lease to n blocks, and `extend` goes on
-        behind them. Raises as `free_blocks` does, and `InvalidArgument` for a position outside the lease.
+        `pool.free_blocks(pool.split(lease, n))` shortens a lease to n blocks.
+
+        Args:
+            lease: a lease that is not freed.
+            at: position of the cut.
+            holder: name of the new lease, for errors and leak reports.
+
+        Raises:
+            DoubleFree: if the lease has been freed.
+            ForeignBlock: if the lease belongs to another pool.
+            InvalidArgument: if the position is outside the lease.
         """
         self._gate.enter("split")
         try:
@@ -322,11 +398,17 @@ class LeasePool:
     def free_blocks(self, lease: object, *, last: object = False) -> None:
         """Free a lease, last block first. O(blocks).
 
-        Blocks that nothing holds any more go to the tail of the free queue if cached, to its front if not: these are
-        the next to be taken, in the order in which they stood. last: the tail takes those that are not cached too, so
-        that all of them are taken again as late as the cached ones, whatever the policy.
-        A free that arrives in the middle of another call is carried out when that call ends.
-        Raises `DoubleFree` for a lease already freed, `ForeignBlock` for one of another pool.
+        Blocks that nobody holds any more join the free queue: cached ones at its tail, the others at its head, to be
+        allocated first. During another call the lease is freed when that call ends.
+
+        Args:
+            lease: a lease that is not freed.
+            last: True to put blocks that are not cached at the tail too, so that they are allocated as late as cached
+                ones.
+
+        Raises:
+            DoubleFree: if the lease has been freed.
+            ForeignBlock: if the lease belongs to another pool.
         """
         goes_last = last is not False and read_bool("last", last)
         if not self._gate.enter_free("free_blocks"):
@@ -345,7 +427,7 @@ class LeasePool:
     # What happened, and checks.
 
     def history(self) -> list[AllocationEvent]:
-        """Return the latest `history_size` events, oldest first. O(history_size). Empty when it is off."""
+        """Return the latest `history_size` events, oldest first; empty if it is 0. O(history_size)."""
         self._gate.enter("history")
         try:
             return [] if self._history is None else self._history.events()
@@ -354,10 +436,10 @@ class LeasePool:
 
     @property
     def on_evict(self) -> Callable[[npt.NDArray[np.int32]], object] | None:
-        """Called after each call in which blocks lost their content, with their ids, int32 (n,), in order; or None.
+        """Callback after each call in which blocks lost their content, with their ids, int32 (n,), in order; or None.
 
-        The content was evicted, dropped by a shrinking pool, uncached, or written over (`copy_on_write`). A reset is
-        no such call. It may call the pool; what it raises becomes a RuntimeWarning.
+        The content was evicted, uncached, dropped by shrinking, or overwritten (`copy_on_write`). A reset does not call
+        it. It may call the pool. An error in it becomes a RuntimeWarning.
         """
         return None if self._teller is None else self._teller.callback
 
@@ -377,10 +459,10 @@ class LeasePool:
 
     @property
     def on_events(self) -> Callable[[], object] | None:
-        """Called without arguments after `reset_prefix_cache`, `resize` and `publish_events`; None for no callback.
+        """Callback after `reset_prefix_cache`, `resize` and `publish_events`, without arguments; or None.
 
-        No step need follow these calls, so a `KVEventPublisher` sets this and publishes at once. A manager's calls
-        count too. The callback may call the pool; what it raises becomes a RuntimeWarning.
+        A `KVEventPublisher` sets it to publish at once, because no step may follow these calls. Calls of the manager
+        count too. It may call the pool. An error in it becomes a RuntimeWarning.
         """
         return None if self._changes is None else self._changes.callback
 
@@ -398,7 +480,7 @@ class LeasePool:
             self._gate.leave()
 
     def publish_events(self) -> None:
-        """Call `on_events` now: after changes between steps, as an abort or what a transfer or a tier brought. O(1)."""
+        """Call `on_events` now, after changes between steps: an abort, a transfer, a load from a tier. O(1)."""
         self._gate.enter("publish_events")
         try:
             self._gate.note_change()
@@ -406,9 +488,10 @@ class LeasePool:
             self._gate.leave()
 
     def check(self) -> None:
-        """Verify what the pool alone can know: I1, I4, the counts, and that its leases add up to them. O(num_blocks).
+        """Verify the free queue, the counts, and that the leases add up to them (I1, I4). O(num_blocks).
 
-        Raises `InvariantError`.
+        Raises:
+            InvariantError: if one does not hold.
         """
         self._gate.enter("check")
         try:
@@ -418,7 +501,7 @@ class LeasePool:
             self._gate.leave()
 
     def _other_holds(self) -> list[int] | None:
-        """Return how often each block is held besides by leases; None where the pool does not know."""
+        """Return how often each block is held other than by leases, or None if the pool does not know."""
         return None
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The pool known by names: blocks handed out, and found again by the bytes that their owner calls them."""
+"""`NamedPool`: blocks that are found again by names their owner gives them."""
 
 from typing import Final
 
@@ -26,20 +26,28 @@ MAX_HOLDS: Final[i64] = 2147483647
 
 
 class NamedPool(StandalonePool):
-    """A pool for engines that have names for their blocks: chained hashes of tokens, or whatever else stands for
-    contents. Blockyard counts, evicts and finds; what a name means is the caller's affair, so a hit is as exact as the
-    names are: all bytes of them are compared, and never a hash of them alone.
+    """A pool for engines that name contents themselves, by chained hashes of tokens for instance.
 
-    A name is 1 to 32 bytes, in a group (an int from 0: layers of one kind, a cache salt's number). A block may have
-    several names, a name several blocks: the oldest is found. Block 0 is the null block, as in `BlockPool`.
+    The pool counts, finds and evicts blocks. A hit is as exact as the names: all of their bytes are compared. A name
+    has 1 to 32 bytes and belongs to a group, a number from 0 (layers of one kind, a cache salt). A block may have
+    several names, and a name several blocks: the oldest is found. Block 0 is the null block.
 
-    Blocks are held by leases (`get_new_blocks`, `hold`, `free_blocks`), or, by engines that keep tables of single
-    blocks, as plain ids (`new_ids`, `hold_ids`, `free_ids`): the pool counts how often each id is held without a lease,
-    so ids cannot free what a lease holds. One call runs at a time, as in `BlockPool`.
+    Blocks are held by leases (`get_new_blocks`, `hold`, `free_blocks`), or as plain ids by engines that keep tables of
+    single blocks (`new_ids`, `hold_ids`, `free_ids`). Ids cannot free what a lease holds. One call runs at a time, as
+    in `KVCacheManager`.
 
-    num_blocks: the null block included; 1 to 2**27. hash_seed: of the index; None draws one. eviction_policy,
-    history_size, residency_sample: as in `CacheConfig`. max_events: how many events are kept for `take_events`, 0 for
-    none; older ones are lost. Raises `InvalidArgument`, `NotEnoughMemory`.
+    Args:
+        num_blocks: blocks of the pool, the null block included; 1 to 2**27.
+        hash_seed: seed of the index's hash function, as in `CacheConfig`.
+        eviction_policy: which idle named block is evicted first, as in `CacheConfig`.
+        max_events: events kept for `take_events`; 0 for none. Older ones are lost.
+        history_size: events that `history` remembers; 0 for none.
+        residency_sample: follow every n-th block from allocation to eviction (`residency`); 0 for none.
+
+    Raises:
+        InvalidArgument: if a value is outside its limits.
+        NotEnoughMemory: if the system has no memory for the pool.
+        PolicyError: if making the eviction policy raises.
 
     >>> pool = NamedPool(num_blocks=10)
     >>> lease = pool.get_new_blocks(2, holder="request-1")
@@ -78,18 +86,28 @@ class NamedPool(StandalonePool):
 
     @property
     def num_names(self) -> int:
-        """Count the names of all blocks; a name that several blocks have counts for each. O(1)."""
+        """Names of all blocks; a name that several blocks have counts for each. O(1)."""
         return int(self._ledger.index.num_indexed)
 
     def loose_counts(self) -> npt.NDArray[np.int32]:
-        """How often each block is held without a lease, int32 as long as `ref_counts`, read-only, live until the pool
-        grows."""
+        """Return how often each block is held without a lease, int32, as long as `ref_counts`.
+
+        A read-only view, up to date until the pool grows.
+        """
         return view_i32(self._loose)
 
     # Finding. Nothing is held, and neither the order of eviction nor a policy hears of it.
 
     def find_one(self, name: object, group: object = 0) -> int:
-        """Return the block that has had this name the longest, or 0. O(1) expected."""
+        """Return the block that has had this name the longest, or 0. Holds nothing. O(1) expected.
+
+        Args:
+            name: 1 to 32 bytes.
+            group: number of the name's group.
+
+        Raises:
+            InvalidArgument: if an argument is outside its limits.
+        """
         self._gate.enter("find_one")
         try:
             pack_name(self._name, 0, name, read_int("group", group, 0, MAX_GROUP))
@@ -98,7 +116,15 @@ class NamedPool(StandalonePool):
             self._gate.leave()
 
     def find(self, names: object, group: object = 0) -> npt.NDArray[np.int32]:
-        """For each name the block that has had it the longest, or 0: int32 (n,). O(n)."""
+        """Return for each name the block that has had it the longest, or 0: int32 (n,). Holds nothing. O(n).
+
+        Args:
+            names: names of 1 to 32 bytes.
+            group: number of the names' group.
+
+        Raises:
+            InvalidArgument: if an argument is outside its limits.
+        """
         self._gate.enter("find")
         try:
             words = pack_names(listed(names), read_int("group", group, 0, MAX_GROUP))
@@ -107,9 +133,17 @@ class NamedPool(StandalonePool):
             self._gate.leave()
 
     def find_prefix(self, names: object, groups: object = (0,)) -> npt.NDArray[np.int32]:
-        """The longest run from the first name on that is there in every group: int32 (len(groups), n). O(n * groups).
+        """Find the longest run of leading names that every group has: int32 (len(groups), n). O(n * groups).
 
-        Row g has the blocks of `groups[g]`.
+        Args:
+            names: names of 1 to 32 bytes.
+            groups: numbers of groups, at least one.
+
+        Returns:
+            Row g has the blocks of `groups[g]`.
+
+        Raises:
+            InvalidArgument: if an argument is outside its limits.
         """
         self._gate.enter("find_prefix")
         try:
@@ -125,7 +159,14 @@ class NamedPool(StandalonePool):
         return np.array(view_i32(blocks))
 
     def names_of(self, block_id: object) -> list[tuple[bytes, int]]:
-        """Return the names of one block with their groups, in the order in which it got them; often none."""
+        """Return the names of a block with their groups, in the order in which it got them.
+
+        Args:
+            block_id: id of the block, 0 to num_blocks - 1.
+
+        Raises:
+            InvalidArgument: if there is no such block.
+        """
         self._gate.enter("names_of")
         try:
             return self._named.names_of(read_int("block_id", block_id, 0, int(self._ledger.capacity) - 1))
@@ -135,9 +176,18 @@ class NamedPool(StandalonePool):
     # Leases.
 
     def get_cached_blocks(self, names: object, group: object = 0, *, holder: object = "") -> BlockLease:
-        """Hold the longest run of blocks that `names` begins with; maybe none. O(names).
+        """Hold the blocks of the longest run of leading names that are found. O(names).
 
-        Raises `InvalidArgument`, also where a block could be held more than 2**31 - 1 times.
+        Args:
+            names: names of 1 to 32 bytes.
+            group: number of the names' group.
+            holder: a name for errors and leak reports.
+
+        Returns:
+            A lease, possibly empty.
+
+        Raises:
+            InvalidArgument: if an argument is outside its limits, or a block would be held more than 2**31 - 1 times.
         """
         self._gate.enter("get_cached_blocks")
         try:
@@ -150,9 +200,14 @@ class NamedPool(StandalonePool):
             self._gate.leave_with_result()
 
     def hold(self, block_ids: object, *, holder: object = "") -> BlockLease:
-        """Hold blocks by their ids, as found: each must have a name, or be held already. O(blocks).
+        """Hold blocks by their ids, as found. O(blocks).
 
-        Raises `InvalidArgument` for ids out of range, and for a free block without a name: it is no longer what it was.
+        Args:
+            block_ids: blocks that have a name or are held, integers (n,).
+            holder: a name for errors and leak reports.
+
+        Raises:
+            InvalidArgument: if there is no such block, or it is free and has no name: its content is gone.
         """
         self._gate.enter("hold")
         try:
@@ -174,7 +229,7 @@ class NamedPool(StandalonePool):
         return lease
 
     def _share(self, argument: str, blocks: vec[i32]) -> None:
-        """Count a hit on what the caller's argument names. A policy that is interrupted then leaves all as it was."""
+        """Count a hit on the blocks of an argument. If a policy is interrupted, nothing has changed."""
         ledger = self._named
         count = i64(len(blocks))
         self._require_countable(argument, blocks)
@@ -189,7 +244,19 @@ class NamedPool(StandalonePool):
     # Single blocks, for engines with tables of their own.
 
     def new_ids(self, num_blocks: object) -> list[int]:
-        """Hold blocks from the head of the free queue without a lease; their ids. See `get_new_blocks`."""
+        """Hold blocks from the head of the free queue without a lease, as `get_new_blocks`. O(num_blocks).
+
+        Args:
+            num_blocks: number of blocks.
+
+        Returns:
+            Their ids.
+
+        Raises:
+            OutOfBlocks: if fewer are free.
+            InvalidArgument: if the number is outside its limits.
+            PolicyError: if the eviction policy raised; nothing has changed.
+        """
         self._gate.enter("new_ids")
         try:
             count = read_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
@@ -207,11 +274,15 @@ class NamedPool(StandalonePool):
             self._gate.leave_with_result()
 
     def hold_ids(self, block_ids: object) -> None:
-        """Hold blocks once more without a lease; an id given twice is held twice. O(blocks).
+        """Hold blocks once more without a lease. O(blocks).
 
-        A free block without a name is taken too, out of its place in the queue: for a caller who knows that it is still
-        what it was. Raises `InvalidArgument` for ids out of range, and where a block could be held more than 2**31 - 1
-        times.
+        A free block without a name is held too, for a caller who knows that its content is still there.
+
+        Args:
+            block_ids: ids of blocks, integers (n,); an id given twice is held twice.
+
+        Raises:
+            InvalidArgument: if there is no such block, or it would be held more than 2**31 - 1 times.
         """
         self._gate.enter("hold_ids")
         try:
@@ -224,10 +295,17 @@ class NamedPool(StandalonePool):
             self._gate.leave()
 
     def free_ids(self, block_ids: object, *, last: object = False) -> None:
-        """Let go of blocks that are held without a lease, the first to be evicted first. O(blocks).
+        """Free blocks that are held without a lease; the first is evicted first. O(blocks).
 
-        last: as in `free_blocks`. Raises `DoubleFree` for an id that is held less often than it is given;
-        nothing is freed then. In the middle of another call it is refused (`ConcurrentCall`): use leases in finalisers.
+        During another call it raises `ConcurrentCall`: use leases in finalisers.
+
+        Args:
+            block_ids: ids of blocks, integers (n,).
+            last: True to put blocks without a name at the tail of the free queue too, as in `free_blocks`.
+
+        Raises:
+            DoubleFree: if an id is held less often than it is given; then nothing is freed.
+            InvalidArgument: if there is no such block.
         """
         self._gate.enter("free_ids")
         try:
@@ -247,7 +325,7 @@ class NamedPool(StandalonePool):
             self._gate.leave()
 
     def _count_down(self, blocks: vec[i32]) -> None:
-        """Take the loose holds away, or none of them."""
+        """Decrement the loose counts of all blocks, or of none."""
         loose = self._loose
         for position in range(i64(len(blocks))):
             block = i64(blocks[position])
@@ -260,11 +338,21 @@ class NamedPool(StandalonePool):
     # Names.
 
     def name_blocks(self, blocks: object, names: object, group: object = 0) -> int:
-        """Give each block the name at its position; how many it did not have yet. O(names).
+        """Give each block the name at its position. O(names).
 
-        blocks: a lease, or ids. A block that has names already gets one more; a free one keeps its place in
-            the queue, or goes to its tail under a policy other than "lru".
-        Raises `InvalidArgument` for other lengths, ids out of range, and the null block.
+        A block with names gets a further one. A free block keeps its position in the free queue, or moves to its tail
+        under a policy other than "lru".
+
+        Args:
+            blocks: a lease, or ids of blocks.
+            names: as many names of 1 to 32 bytes.
+            group: number of the names' group.
+
+        Returns:
+            How many blocks did not have their name before.
+
+        Raises:
+            InvalidArgument: if the lengths differ, there is no such block, or it is the null block.
         """
         self._gate.enter("name_blocks")
         try:
@@ -280,7 +368,19 @@ class NamedPool(StandalonePool):
             self._gate.leave()
 
     def name_one(self, block_id: object, name: object, group: object = 0) -> bool:
-        """`name_blocks` of one block; whether it did not have the name yet. O(names of the block)."""
+        """Give a block a name. O(names of the block).
+
+        Args:
+            block_id: id of the block.
+            name: 1 to 32 bytes.
+            group: number of the name's group.
+
+        Returns:
+            True if it did not have the name before.
+
+        Raises:
+            InvalidArgument: if an argument is outside its limits.
+        """
         self._gate.enter("name_one")
         try:
             number = read_int("group", group, 0, MAX_GROUP)
@@ -304,9 +404,19 @@ class NamedPool(StandalonePool):
         return given
 
     def move_names(self, source: object, target: object) -> int:
-        """Take all names from one block and give them to another, which has none and is held; how many. O(names).
+        """Move all names of a block to another one. O(names).
 
-        For a block whose owner goes on writing, while a copy keeps what it was. Raises `InvalidArgument`.
+        For a copy that keeps the content while the owner of the block writes on.
+
+        Args:
+            source: a held block that has a name.
+            target: a held block without a name.
+
+        Returns:
+            How many names were moved.
+
+        Raises:
+            InvalidArgument: if a block is not as described.
         """
         self._gate.enter("move_names")
         try:
@@ -322,10 +432,18 @@ class NamedPool(StandalonePool):
             self._gate.leave()
 
     def uncache(self, block_ids: object) -> int:
-        """Take all names from blocks, held or idle: nothing finds them any more; how many had one. O(blocks).
+        """Remove all names of blocks, held or idle. O(blocks).
 
-        An idle block stays where it is in the free queue; under a policy other than "lru" it is the next to be taken.
-        Raises `InvalidArgument` for ids out of range.
+        An idle block keeps its position in the free queue; under a policy other than "lru" it is allocated next.
+
+        Args:
+            block_ids: ids of blocks, integers (n,).
+
+        Returns:
+            How many blocks had a name.
+
+        Raises:
+            InvalidArgument: if there is no such block.
         """
         self._gate.enter("uncache")
         try:
@@ -342,7 +460,7 @@ class NamedPool(StandalonePool):
     # Events, and the size.
 
     def take_events(self) -> list[NameEvent]:
-        """Return what happened since the last call, oldest first, at most `max_events`. O(events)."""
+        """Return the events since the last call, oldest first, at most `max_events`. O(events)."""
         self._gate.enter("take_events")
         try:
             return [] if self._named.log is None else self._named.log.take()
@@ -351,11 +469,22 @@ class NamedPool(StandalonePool):
 
     @property
     def num_lost_events(self) -> int:
-        """Events that came when `max_events` were waiting, each in the place of the oldest. O(1)."""
+        """Events that were dropped because `max_events` newer ones followed. O(1)."""
         return 0 if self._named.log is None else int(self._named.log.num_lost)
 
     def resize(self, num_blocks: object) -> Resize:
-        """See `StandalonePool.resize`; all names of a block that goes are lost. O(num_blocks + names)."""
+        """Grow or shrink the pool. Blocks that are removed lose their names. O(num_blocks + names).
+
+        Args:
+            num_blocks: blocks of the pool, the null block included; 1 to 2**27.
+
+        Returns:
+            APPLIED, or DEFERRED while blocks beyond the new end are held.
+
+        Raises:
+            InvalidArgument: if the size is outside its limits.
+            NotEnoughMemory: if the system has no memory for it.
+        """
         self._gate.enter("resize")
         try:
             target = read_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
@@ -392,7 +521,7 @@ class NamedPool(StandalonePool):
         return blocks
 
     def _is_there(self, block: i64) -> bool:
-        """Whether it is one of the pool's blocks: also one beyond the end of a pool that shrank, while it is held."""
+        """Return whether the pool has the block: also a retiring one beyond the end."""
         if 0 < block < i64(self._ledger.num_blocks):
             return True
         return 0 < block < self._ledger.capacity and self._ledger.ref_cnt[block] > 0
@@ -404,7 +533,7 @@ class NamedPool(StandalonePool):
         return self._checked_ids(blocks)
 
     def _require_countable(self, argument: str, blocks: vec[i32]) -> None:
-        """Refuse holds that a count of 32 bits might not have room for. A block given twice is one of both."""
+        """Raise `InvalidArgument` if a block could be held more often than 2**31 - 1 times."""
         room = MAX_HOLDS - i64(len(blocks))
         for position in range(i64(len(blocks))):
             block = i64(blocks[position])
@@ -421,7 +550,7 @@ class NamedPool(StandalonePool):
                 raise InvalidArgument(f"block_ids[{position}] is {block}, which is free and has no name")
 
     def _block(self, block_id: object) -> i64:
-        """A block's number; a plain int is checked here, since a call of `require_int` takes as long as a lookup."""
+        """Return the number of a block. Reads a plain int itself: `require_int` costs as much as a lookup."""
         last = self._ledger.num_blocks - 1
         if type(block_id) is int and 0 < block_id <= last:
             return i64(block_id)
@@ -436,7 +565,7 @@ class NamedPool(StandalonePool):
 
 
 def _leading(blocks: vec[i32]) -> i64:
-    """Return how many blocks stand before the first 0."""
+    """Return how many blocks precede the first 0."""
     for position in range(i64(len(blocks))):
         if blocks[position] == 0:
             return position

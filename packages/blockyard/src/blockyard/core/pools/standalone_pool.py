@@ -1,4 +1,4 @@
-"""A pool without a manager: its own clock and policy, what it remembers, and its size."""
+"""`StandalonePool`: a pool without a manager, with its own clock, policy, history and size."""
 
 from ...answers import Residency, Resize
 from ...arguments import require_number
@@ -16,7 +16,7 @@ from .lease_pool import LeasePool
 
 
 class StandalonePool(LeasePool):
-    """What a manager does itself for its own pool; the base of `BlockPool` and `NamedPool`."""
+    """Base of `BlockPool` and `NamedPool`: what a manager otherwise does for its pool."""
 
     def __init__(self, ledger: BlockLedger, retention_blocks: int, history_size: int, residency_sample: int) -> None:
         super().__init__(LeaseBook(ledger), Gate(), None)
@@ -31,9 +31,10 @@ class StandalonePool(LeasePool):
             ledger.watch(self._residency)
 
     def residency(self) -> Residency:
-        """Return how long sampled blocks live, lie idle and wait for reuse, in the units of `advance_time`. O(1).
+        """Return how long sampled blocks lived, lay idle and waited for reuse, in the units of `advance_time`. O(1).
 
-        Raises `InvalidArgument` without a `residency_sample`.
+        Raises:
+            InvalidArgument: if the pool was made without `residency_sample`.
         """
         self._gate.enter("residency")
         try:
@@ -44,10 +45,14 @@ class StandalonePool(LeasePool):
             self._gate.leave()
 
     def set_eviction_policy(self, policy: object) -> None:
-        """Let another policy choose what is evicted: a name, or a class or callable that makes one from num_blocks.
+        """Replace the eviction policy. All retentions end. O(num_blocks).
 
-        What retention holds back it holds back no longer. O(num_blocks). Raises `InvalidArgument`; `PolicyError` where
-        making it raises.
+        Args:
+            policy: the name of a policy, or a class or function that makes one from num_blocks.
+
+        Raises:
+            InvalidArgument: if the name is unknown, or it makes no `EvictionPolicy`.
+            PolicyError: if making it raises.
         """
         self._gate.enter("set_eviction_policy")
         try:
@@ -56,7 +61,14 @@ class StandalonePool(LeasePool):
             self._gate.leave()
 
     def advance_time(self, now: object) -> None:
-        """Tell the pool what time it is, in any unit: for expiries, residency and the history. It never goes back."""
+        """Set the time for expiries, residency and the history, in any unit. It never goes back.
+
+        Args:
+            now: the time, at least that of the last call.
+
+        Raises:
+            InvalidArgument: if it is before the last time, or not finite.
+        """
         self._gate.enter("advance_time")
         try:
             self._order.advance(require_number("now", now))
@@ -64,9 +76,9 @@ class StandalonePool(LeasePool):
             self._gate.leave()
 
     def reset_prefix_cache(self) -> None:
-        """No cached block hits any more, from now on; blocks stay with their holders. O(num_blocks).
+        """Uncache all blocks; their holders keep them. O(num_blocks).
 
-        A lease that had cached blocks says so when it is to go on (`StaleBlocks`).
+        A lease that had cached blocks raises `StaleBlocks` when it caches further ones.
         """
         self._gate.enter("reset_prefix_cache")
         try:
@@ -76,10 +88,20 @@ class StandalonePool(LeasePool):
             self._gate.leave()
 
     def resize(self, num_blocks: object) -> Resize:
-        """Grow or shrink to `num_blocks` blocks, the null block included. O(num_blocks); never moves a held block.
+        """Grow or shrink the pool. Held blocks are never moved. O(num_blocks).
 
-        Growing is done at once. Shrinking evicts the idle blocks beyond the end, and answers DEFERRED while some are
-        held there: each goes when it is freed (`num_retiring_blocks`). Raises `InvalidArgument`, `NotEnoughMemory`.
+        Shrinking evicts idle blocks beyond the new end; held ones there are removed when they are freed
+        (`num_retiring_blocks`).
+
+        Args:
+            num_blocks: blocks of the pool, the null block included; 1 to 2**27.
+
+        Returns:
+            APPLIED, or DEFERRED while blocks beyond the new end are held.
+
+        Raises:
+            InvalidArgument: if the size is outside its limits.
+            NotEnoughMemory: if the system has no memory for it.
         """
         self._gate.enter("resize")
         try:
