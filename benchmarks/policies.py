@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 import blockyard
-from blockyard import BlockPool, CacheConfig, EvictionPolicy, HintConfig, KVCacheManager
+from blockyard import BlockPool, CacheConfig, HintConfig, KVCacheManager
 from blockyard.cli import build_name
 from blockyard.core.policies.layers.hinted import Hinted
 from blockyard.core.policies.layers.retention import Retention
 from blockyard.core.policies.layers.sessions import Sessions
 from blockyard.core.policies.simple.lru import LRU
-from blockyard.policies import POLICIES
+from blockyard.policies import POLICIES, EvictionPolicy
 
 from .core import PROMPT_BLOCKS, filled_pool, prompts_for, size_name
 from .measure import Figure, figure

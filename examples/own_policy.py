@@ -3,7 +3,8 @@
 Run it with: python examples/own_policy.py
 """
 
-from blockyard import CacheConfig, EvictionPolicy, KVCacheManager
+from blockyard import CacheConfig, KVCacheManager
+from blockyard.policies import EvictionPolicy
 
 
 class YoungestFirst(EvictionPolicy):

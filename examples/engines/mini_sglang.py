@@ -19,14 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blockyard import (
-    BlockLease,
-    BlockPool,
-    FoundBlocks,
-    InvalidArgument,
-    MissingExtra,
-    OutOfBlocks,
-)
+from blockyard import BlockLease, BlockPool, FoundBlocks, InvalidArgument, OutOfBlocks
+from blockyard.errors import MissingExtra
 from blockyard.signatures import require_methods
 
 try:

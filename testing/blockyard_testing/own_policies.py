@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from blockyard import EvictionPolicy
+from blockyard.policies import EvictionPolicy
 
 
 class MRU(EvictionPolicy):

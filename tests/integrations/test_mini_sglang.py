@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from blockyard import InvalidArgument, MissingExtra, OutOfBlocks
+from blockyard import InvalidArgument, OutOfBlocks
+from blockyard.errors import MissingExtra
 from blockyard_testing.seeds import run_seed
 from engines import mini_sglang
 from engines.mini_sglang import CacheManager

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from blockyard import InvalidArgument, MissingExtra, OutOfBlocks
+from blockyard import InvalidArgument, OutOfBlocks
+from blockyard.errors import MissingExtra
 from blockyard_testing.seeds import run_seed
 from engines import nano_vllm
 from engines.nano_vllm import BlockManager

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from blockyard import MissingExtra
 from blockyard.engine_versions import LMCACHE, SGLANG, TRANSFORMERS, VLLM
+from blockyard.errors import MissingExtra
 from blockyard.signatures import Engine, listed, release_of, require_version
 from blockyard_testing.places import ROOT, child_environment
 

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from blockyard import StepPlan, SwapPlan
+from blockyard import StepPlan
 from blockyard.answers import HintOutcome
 from blockyard.arguments import require_int, require_session
 from blockyard.errors import InvalidArgument, InvariantError
 from blockyard.keys import ExtraKey
 from blockyard.progress import WorkBar
+from blockyard.steps import SwapPlan
 
 from .assembly import assemble, require_bindable_events
 from .beams.batch import BeamBatch

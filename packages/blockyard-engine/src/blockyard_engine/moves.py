@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from blockyard import StepPlan, SwapPlan
+from blockyard import StepPlan
 from blockyard.errors import ModelError
+from blockyard.steps import SwapPlan
 from blockyard.storage import KVCache, MoveLists, SlotLists, StateSlots
 
 

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from blockyard import HintOutcome, InvalidArgument
+from blockyard import InvalidArgument
+from blockyard.answers import HintOutcome
 from blockyard_engine import Engine, SamplingParams
 from blockyard_testing.tiny_models import mixed_prompts
 

@@ -12,13 +12,13 @@ from blockyard import (
     CacheConfig,
     CacheSalt,
     ConcurrentCall,
-    HintOutcome,
     InvalidArgument,
     KVCacheManager,
     NeverFits,
     OutOfBlocks,
     UnknownSequence,
 )
+from blockyard.answers import HintOutcome
 from blockyard.config import cache_config
 from blockyard.tenants import Tenant
 from blockyard_engine.parallel import CacheGroup

@@ -18,7 +18,6 @@ from blockyard import (
     CacheConfig,
     ConcurrentCall,
     DoubleFree,
-    EvictionPolicy,
     ForeignBlock,
     InvalidArgument,
     InvariantError,
@@ -26,6 +25,7 @@ from blockyard import (
     OutOfBlocks,
     PolicyError,
 )
+from blockyard.policies import EvictionPolicy
 from blockyard_engine.parallel import MultiBlockPool, MultiLease
 from blockyard_testing import seeds
 

@@ -15,11 +15,10 @@ from types import ModuleType
 import numpy as np
 
 import blockyard
-from blockyard import EvictionPolicy
 from blockyard.arguments import require_int
 from blockyard.cache_options import MAX_BLOCKS
 from blockyard.errors import InvalidArgument, PolicyError
-from blockyard.policies import POLICIES, make_policy
+from blockyard.policies import POLICIES, EvictionPolicy, make_policy
 
 #: A name, or a callable (such as a class) that makes a policy from a number of blocks.
 PolicyName = str | Callable[[int], EvictionPolicy]

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blockyard import InvalidArgument, MissingExtra, PolicyError
+from blockyard import InvalidArgument, PolicyError
 from blockyard.core.policies import POLICIES
 from blockyard.core.policies.simple.lru import LRU
+from blockyard.errors import MissingExtra
 from blockyard_lab import TraceError, TraceRequest, read_references, sweep
 from blockyard_lab.curve import Knee, count_hits, hit_curves, lru_hits
 from blockyard_lab.curve.hit_rates import find_knee

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import InvalidArgument, MissingExtra
+from blockyard import InvalidArgument
+from blockyard.errors import MissingExtra
 from blockyard_lab import Skips, TraceError, TraceRequest
 from blockyard_lab.traces import (
     FORMATS,

@@ -437,7 +437,7 @@ sys.modules[{module!r}] = None
 import blockyard, blockyard_tiers
 try:
     blockyard_tiers.{kind}
-except blockyard.MissingExtra as error:
+except blockyard.errors.MissingExtra as error:
     assert "blockyard[{extra}]" in str(error), error
 else:
     raise SystemExit("no error")

@@ -16,7 +16,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
-from blockyard import BlockLease, BlockPool, ExtraKey
+from blockyard import BlockLease, BlockPool
+from blockyard.keys import ExtraKey
 
 from .misses import StepMisses
 from .options import Options

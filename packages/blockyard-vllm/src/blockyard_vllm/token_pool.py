@@ -18,7 +18,8 @@ from vllm.v1.core.kv_cache_utils import (
     to_event_extra_keys,
 )
 
-from blockyard import BlockLease, BlockPool, CacheSalt, ExtraKey, FoundBlocks, LoRA, Span
+from blockyard import BlockLease, BlockPool, CacheSalt, FoundBlocks, LoRA, Span
+from blockyard.keys import ExtraKey
 
 from .misses import StepMisses
 from .objects import Block, EnginePool

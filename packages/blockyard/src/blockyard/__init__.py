@@ -20,9 +20,6 @@ the lab are separate packages. `docs/architecture.md` is the map.
 from ._build import compiled, warn_if_stale
 from .answers import (
     Admission,
-    CacheStats,
-    HintOutcome,
-    Resize,
     SeqStatus,
 )
 from .cache_options import CPUPoolConfig, HintConfig, ObserveConfig, StateConfig
@@ -30,8 +27,7 @@ from .config import CacheConfig
 from .core.blocks.caching import FoundBlocks
 from .core.blocks.lease import BlockLease
 from .core.manager import KVCacheManager
-from .core.plan import StepPlan, SwapPlan
-from .core.policies.base import EvictionPolicy
+from .core.plan import StepPlan
 from .core.pools.block_pool import BlockPool
 from .errors import (
     BlockyardError,
@@ -56,7 +52,7 @@ from .errors import (
     UnknownSequence,
 )
 from .groups import LayerGroup, StateSpec
-from .keys import CacheSalt, ExtraKey, LoRA, Span
+from .keys import CacheSalt, LoRA, Span
 from .state_hints import StateHints
 
 __version__ = "0.1.0"
@@ -69,16 +65,12 @@ __all__ = [
     "CPUPoolConfig",
     "CacheConfig",
     "CacheSalt",
-    "CacheStats",
     "CapacityError",
     "ConcurrentCall",
     "DoubleFree",
-    "EvictionPolicy",
-    "ExtraKey",
     "ForeignBlock",
     "FoundBlocks",
     "HintConfig",
-    "HintOutcome",
     "InvalidArgument",
     "InvariantError",
     "KVCacheManager",
@@ -93,7 +85,6 @@ __all__ = [
     "OutOfRows",
     "OverBudget",
     "PolicyError",
-    "Resize",
     "SeqStatus",
     "SequenceNotReady",
     "Span",
@@ -104,7 +95,6 @@ __all__ = [
     "StateSpec",
     "StepPlan",
     "StepsInFlight",
-    "SwapPlan",
     "UnknownSequence",
     "__version__",
     "compiled",

@@ -3,8 +3,8 @@
 A plan can be written into the caller's arrays (`StepBuffers`) or sent to other ranks: see `docs/steps.md`.
 """
 
-from .core.plan import GroupPlan, StepBuffers
+from .core.plan import GroupPlan, StepBuffers, SwapPlan
 from .errors import DivergedRank
 from .wire.plans import PlanReceiver, PlanSender
 
-__all__ = ["DivergedRank", "GroupPlan", "PlanReceiver", "PlanSender", "StepBuffers"]
+__all__ = ["DivergedRank", "GroupPlan", "PlanReceiver", "PlanSender", "StepBuffers", "SwapPlan"]

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from blockyard import Admission, NeverFits, OutOfBlocks, OutOfRows, Resize, SeqStatus
+from blockyard import Admission, NeverFits, OutOfBlocks, OutOfRows, SeqStatus
+from blockyard.answers import Resize
 from blockyard_testing.seeds import draws, run_seed
 
 from ..support.checked import Checked, prompt

@@ -22,16 +22,15 @@ from blockyard import (
     ForeignBlock,
     InvalidArgument,
     KVCacheManager,
-    LogicError,
     LoRA,
     NeverFits,
     OutOfBlocks,
     OutOfRows,
     SeqStatus,
     SequenceNotReady,
-    StalePlan,
     UnknownSequence,
 )
+from blockyard.errors import LogicError, StalePlan
 
 from ..support.busy_manager import BLOCK_SIZE, MODEL_LEN, NUM_ROWS, Scene
 from ..support.snapshot import refused, snapshot

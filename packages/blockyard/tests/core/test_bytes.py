@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from blockyard import CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, Resize, StateConfig, StateSpec
+from blockyard import CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, StateConfig, StateSpec
+from blockyard.answers import Resize
 from blockyard.config import cache_config
 from blockyard.tenants import Tenant
 
@@ -105,7 +106,7 @@ def test_states_stand_beside_groups_of_unequal_bytes() -> None:
         ({"num_bytes": True}, "num_bytes is True; it must be an integer"),
         ({"num_bytes": "4GiB"}, "num_bytes is '4GiB'; it must be an integer"),
         ({"num_bytes": 10**6, "groups": ()}, "num_bytes is 1000000, and the bytes of a block are unknown"),
-        ({"num_bytes": 10**6, "groups": (WIDE, LayerGroup())}, "every attention group needs token_bytes"),
+        ({"num_bytes": 10**6, "groups": (WIDE, LayerGroup())}, "give every LayerGroup its token_bytes"),
         ({"num_bytes": 10**6, "groups": (STATE,)}, "groups has only a StateSpec"),
         ({"num_bytes": 10**6, "groups": 7}, "groups is 7; it must be a tuple of LayerGroup"),
         (

@@ -12,7 +12,6 @@ import pytest
 
 from blockyard import (
     CacheSalt,
-    CacheStats,
     InvalidArgument,
     InvariantError,
     LoRA,
@@ -21,6 +20,7 @@ from blockyard import (
     SeqStatus,
     SequenceNotReady,
 )
+from blockyard.answers import CacheStats
 from blockyard.core.sequences.table import ALERT, QUIET
 from blockyard_testing.cached import cached_tokens
 

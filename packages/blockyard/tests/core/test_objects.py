@@ -103,7 +103,7 @@ def test_the_config_takes_numpys_integers_for_plain_ones() -> None:
     names += ("retention_blocks", "residency_sample", "hash_seed")
     for integer in (np.int64, np.int32, np.uint16):
         config = cache_config(**{name: integer(5) for name in names})
-        assert {type(getattr(config, name)) for name in names} == {int}
+        assert {type(config.option(name)) for name in names} == {int}
         assert config == cache_config(**dict.fromkeys(names, 5))
         cache = KVCacheManager(config)
         assert cache.pool.num_blocks == 5

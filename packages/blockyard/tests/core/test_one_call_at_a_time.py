@@ -17,10 +17,10 @@ from blockyard import (
     ForeignBlock,
     InvalidArgument,
     KVCacheManager,
-    StalePlan,
     UnknownSequence,
 )
 from blockyard.core.states import CacheStates
+from blockyard.errors import StalePlan
 from blockyard_testing.own_policies import MRU
 from blockyard_testing.patience import PATIENCE_SECONDS
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from blockyard import BlockyardError, SeqStatus, StalePlan, StepPlan
+from blockyard import BlockyardError, SeqStatus, StepPlan
+from blockyard.errors import StalePlan
 
 from ..support.checked import Checked, prompt
 

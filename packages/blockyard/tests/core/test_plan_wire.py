@@ -14,19 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import (
-    CacheConfig,
-    InvalidArgument,
-    KVCacheManager,
-    LayerGroup,
-    StalePlan,
-    StateSpec,
-    StepPlan,
-    SwapPlan,
-)
+from blockyard import CacheConfig, InvalidArgument, KVCacheManager, LayerGroup, StateSpec, StepPlan
 from blockyard.config import cache_config
-from blockyard.errors import PeerMismatch
-from blockyard.steps import DivergedRank, PlanReceiver, PlanSender, StepBuffers
+from blockyard.errors import PeerMismatch, StalePlan
+from blockyard.steps import DivergedRank, PlanReceiver, PlanSender, StepBuffers, SwapPlan
 from blockyard.wire.message import Message, pack, split
 from blockyard_testing import damaged_bytes as damage
 from blockyard_testing.interrupter import Interrupter

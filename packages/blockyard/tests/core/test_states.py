@@ -11,7 +11,6 @@ import pytest
 from blockyard import (
     Admission,
     CacheConfig,
-    HintOutcome,
     InvalidArgument,
     InvariantError,
     KVCacheManager,
@@ -20,6 +19,7 @@ from blockyard import (
     StateHints,
     StateSpec,
 )
+from blockyard.answers import HintOutcome
 from blockyard.config import cache_config
 from blockyard.core.store.saves import Saves
 from blockyard.tenants import Tenant

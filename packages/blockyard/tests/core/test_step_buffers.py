@@ -10,16 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import (
-    BlockyardError,
-    CacheConfig,
-    ConcurrentCall,
-    InvalidArgument,
-    KVCacheManager,
-    LayerGroup,
-    StalePlan,
-    compiled,
-)
+from blockyard import BlockyardError, CacheConfig, ConcurrentCall, InvalidArgument, KVCacheManager, LayerGroup, compiled
+from blockyard.errors import StalePlan
 from blockyard.steps import StepBuffers
 from blockyard_testing.seeds import run_seed
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import blockyard
-from blockyard import CacheConfig, InvalidArgument, LayerGroup, SeqStatus, SequenceNotReady, StalePlan, StepsInFlight
+from blockyard import CacheConfig, InvalidArgument, LayerGroup, SeqStatus, SequenceNotReady, StepsInFlight
 from blockyard.answers import Holding
+from blockyard.errors import StalePlan
 from blockyard_testing import seeds, source_only
 from blockyard_testing.seeds import run_seed
 

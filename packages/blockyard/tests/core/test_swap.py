@@ -8,15 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard import (
-    BlockyardError,
-    InvalidArgument,
-    LayerGroup,
-    OutOfBlocks,
-    SequenceNotReady,
-    SwapPlan,
-    UnknownSequence,
-)
+from blockyard import BlockyardError, InvalidArgument, LayerGroup, OutOfBlocks, SequenceNotReady, UnknownSequence
+from blockyard.steps import SwapPlan
 
 from ..support.checked import Checked, prompt
 from ..support.snapshot import snapshot

@@ -301,7 +301,7 @@ def test_labels_are_text_that_can_be_written(options: dict[str, Any]) -> None:
 def test_without_prometheus_client_the_extra_is_named() -> None:
     code = (
         "import sys\nsys.modules['prometheus_client'] = None\nimport blockyard\n"
-        "try:\n    import blockyard.metrics\nexcept blockyard.MissingExtra as error:\n    print(error)\n"
+        "try:\n    import blockyard.metrics\nexcept blockyard.errors.MissingExtra as error:\n    print(error)\n"
     )
     assert run(code) == "blockyard.metrics needs prometheus_client: pip install 'blockyard[metrics]'\n"
 

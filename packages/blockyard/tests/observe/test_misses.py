@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from blockyard import CacheSalt, EvictionPolicy, InvalidArgument, LayerGroup, LoRA, PolicyError, Span
+from blockyard import CacheSalt, InvalidArgument, LayerGroup, LoRA, PolicyError, Span
 from blockyard.answers import MissCauses
+from blockyard.policies import EvictionPolicy
 from blockyard_testing.seeds import run_seed
 
 from ..support.checked import Checked, prompt

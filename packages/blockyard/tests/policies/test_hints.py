@@ -6,16 +6,8 @@ from typing import Any
 
 import pytest
 
-from blockyard import (
-    CacheConfig,
-    CacheSalt,
-    HintConfig,
-    HintOutcome,
-    InvalidArgument,
-    KVCacheManager,
-    PolicyError,
-    UnknownSequence,
-)
+from blockyard import CacheConfig, CacheSalt, HintConfig, InvalidArgument, KVCacheManager, PolicyError, UnknownSequence
+from blockyard.answers import HintOutcome
 from blockyard.config import cache_config
 from blockyard.tenants import Tenant
 from blockyard_testing.cached import cached_tokens

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from blockyard import HintOutcome, KVCacheManager, NotEnoughMemory, PolicyError
+from blockyard import KVCacheManager, PolicyError
+from blockyard.answers import HintOutcome
 from blockyard.config import cache_config
+from blockyard.errors import NotEnoughMemory
 from blockyard.policies import EvictionPolicy
 from blockyard_testing.cached import cached_tokens
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from blockyard import CacheConfig, HintConfig, KVCacheManager, NotEnoughMemory
+from blockyard import CacheConfig, HintConfig, KVCacheManager
+from blockyard.errors import NotEnoughMemory
 from blockyard_testing.own_policies import MRU
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from blockyard import InvalidArgument, LayerGroup, OverBudget, PolicyError, Resize
-from blockyard.answers import RetentionEnds
+from blockyard import InvalidArgument, LayerGroup, OverBudget, PolicyError
+from blockyard.answers import Resize, RetentionEnds
 from blockyard.observe import describe_history
 from blockyard_testing.cached import cached_tokens
 from blockyard_testing.own_policies import MRU

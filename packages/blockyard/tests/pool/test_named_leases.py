@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from blockyard import DoubleFree, ForeignBlock, InvalidArgument, NotEnoughMemory, OutOfBlocks
+from blockyard import DoubleFree, ForeignBlock, InvalidArgument, OutOfBlocks
 from blockyard.answers import BlockState, Resize
-from blockyard.errors import BlockyardError
+from blockyard.errors import BlockyardError, NotEnoughMemory
 from blockyard.named import NamedPool
 from blockyard.observe import describe_leaks, draw_pool
 from blockyard_testing.own_policies import MRU

@@ -10,17 +10,10 @@ from typing import Any
 import pytest
 
 import blockyard
-from blockyard import (
-    ConcurrentCall,
-    DoubleFree,
-    EvictionPolicy,
-    ForeignBlock,
-    InvalidArgument,
-    LogicError,
-    OutOfBlocks,
-    PolicyError,
-)
+from blockyard import ConcurrentCall, DoubleFree, ForeignBlock, InvalidArgument, OutOfBlocks, PolicyError
+from blockyard.errors import LogicError
 from blockyard.named import NamedPool
+from blockyard.policies import EvictionPolicy
 from blockyard_testing import source_only
 from blockyard_testing.own_policies import MRU
 from blockyard_testing.seeds import run_seed

@@ -8,16 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from blockyard import (
-    BlockLease,
-    BlockPool,
-    DoubleFree,
-    ForeignBlock,
-    InvalidArgument,
-    InvariantError,
-    LogicError,
-    OutOfBlocks,
-)
+from blockyard import BlockLease, BlockPool, DoubleFree, ForeignBlock, InvalidArgument, InvariantError, OutOfBlocks
+from blockyard.errors import LogicError
 from blockyard_testing.seeds import run_seed
 
 from ..support.checked import prompt

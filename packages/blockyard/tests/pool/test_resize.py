@@ -16,8 +16,8 @@ from blockyard import (
     NeverFits,
     ObserveConfig,
     OverBudget,
-    Resize,
 )
+from blockyard.answers import Resize
 from blockyard_testing.seeds import run_seed
 
 from ..support.checked import Checked, prompt

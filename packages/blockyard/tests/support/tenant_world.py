@@ -7,9 +7,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from blockyard import (
-    EvictionPolicy,
-)
+from blockyard.policies import EvictionPolicy
 from blockyard.tenants import OTHERS, Tenant, TenantGroup
 from blockyard_testing.world import World
 

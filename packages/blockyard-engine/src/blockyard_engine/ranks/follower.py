@@ -18,11 +18,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from blockyard import StepPlan, SwapPlan
+from blockyard import StepPlan
 from blockyard.arguments import reason
 from blockyard.errors import BlockyardError, DivergedRank, HandoffError, InvalidArgument, RankError
 from blockyard.sizing import Shard
-from blockyard.steps import PlanReceiver
+from blockyard.steps import PlanReceiver, SwapPlan
 from blockyard.storage import KVCache, MoveLists, SlotLists
 from blockyard.wire import ConnectionLost, Message, SocketConnection, pack
 

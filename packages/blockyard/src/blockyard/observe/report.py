@@ -29,8 +29,8 @@ def describe_history(cache: KVCacheManager | LeasePool, limit: int = 20) -> str:
     The first line also has all blocks allocated and freed so far, remembered or not. Raises `InvalidArgument` for a
     limit outside 0 to 2**20.
 
-    >>> from blockyard import CacheConfig, KVCacheManager
-    >>> cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=2, history_size=100))
+    >>> from blockyard import CacheConfig, KVCacheManager, ObserveConfig
+    >>> cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=2, observe=ObserveConfig(history_size=100)))
     >>> cache.free(cache.allocate([1, 2, 3], holder="chat"))
     >>> print(describe_history(cache))  # doctest: +ELLIPSIS
     2 events, of which the latest 2 are remembered: take 2 blocks in 1, release 2 blocks in 1; in all 2 blocks ...

@@ -16,12 +16,12 @@ from blockyard import (
     LayerGroup,
     LoRA,
     ObserveConfig,
-    Resize,
     StateConfig,
     StateHints,
     StateSpec,
     StepPlan,
 )
+from blockyard.answers import Resize
 from blockyard.policies import Score
 
 cache = KVCacheManager(CacheConfig(num_blocks=100, block_size=4, eviction_policy="lru"))
