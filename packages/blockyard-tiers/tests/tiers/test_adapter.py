@@ -66,7 +66,7 @@ def test_nothing_stored_before_a_layout_change_is_found(adapter: TierAdapter, tm
 @pytest.mark.parametrize(
     "ticket", [None, -1, 0, 99, 2**70, 1.5, True, "1", [], object()], ids=lambda each: type(each).__name__
 )
-def test_waiting_for_no_batch_is_refused(adapter: TierAdapter, ticket: Any) -> None:
+def test_waiting_for_an_unknown_ticket_is_refused(adapter: TierAdapter, ticket: Any) -> None:
     with pytest.raises(InvalidArgument, match="ticket is "):
         adapter.wait(ticket, 0.0)
     with pytest.raises(InvalidArgument, match="ticket is "):
@@ -74,7 +74,7 @@ def test_waiting_for_no_batch_is_refused(adapter: TierAdapter, ticket: Any) -> N
 
 
 @pytest.mark.parametrize("seconds", [None, float("nan"), float("inf"), 10**400, "1", [], True, 1j], ids=repr)
-def test_waiting_for_no_time_is_refused_and_the_batch_stays(adapter: TierAdapter, seconds: Any) -> None:
+def test_a_bad_wait_is_refused_and_keeps_the_batch(adapter: TierAdapter, seconds: Any) -> None:
     ticket = adapter.submit(False, KEYS, [bytearray(key) for key in KEYS])
     with pytest.raises(InvalidArgument, match="seconds is "):
         adapter.wait(ticket, seconds)

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path / "a")
 
 
-def test_listing_and_counting(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_stats_report_every_object(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tier", "list", f"file:{folder}"]) == 0
     lines = sorted(capsys.readouterr().out.splitlines())
     layouts = [*[(number, LAYOUT) for number in (1, 2, 3)], (4, OTHER_LAYOUT), (5, OTHER_LAYOUT)]
@@ -42,7 +42,7 @@ def test_listing_and_counting(folder: str, capsys: pytest.CaptureFixture[str]) -
     assert told[-1].split() == ["all", "5", "objects", str(sum(map(size_of, range(1, 6)))), "bytes"]
 
 
-def test_verifying(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reports_and_deletes_bad_objects(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     bad = f"{name_of(4, OTHER_LAYOUT).hex()}  truncated"
     assert main(["tier", "verify", f"file:{folder}"]) == 1
     assert capsys.readouterr().out.splitlines() == [bad, "4 objects are valid, 1 are bad"]
@@ -51,7 +51,7 @@ def test_verifying(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[-1] == "4 objects are valid, 0 are bad"
 
 
-def test_verifying_opens_each_folder_once(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_opens_each_folder_once(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
     open_, at = os.open, sorted({name_of(*each).hex()[:2] for each in ((1,), (2,), (3,), (4, OTHER_LAYOUT))})
 
@@ -65,14 +65,14 @@ def test_verifying_opens_each_folder_once(folder: str, monkeypatch: pytest.Monke
     assert [opened.count(key) for key in at] == [1] * len(at)
 
 
-def test_a_folder_that_is_not_there_is_refused_and_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_folder_is_refused_and_not_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for action in ("list", "stats", "verify"):
         assert main(["tier", action, f"file:{tmp_path / 'nosuch'},bytes=1GiB"]) == 2
         assert "there is no such folder" in capsys.readouterr().err
     assert not (tmp_path / "nosuch").exists()
 
 
-def test_dropping(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drop_deletes_the_named_objects(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tier", "drop", f"file:{folder}", name_of(1).hex()]) == 0
     assert main(["tier", "drop", f"file:{folder}", "--layout", OTHER_LAYOUT.hex()]) == 0
     assert capsys.readouterr().out.splitlines() == ["1 objects dropped", "2 objects dropped"]
@@ -80,7 +80,7 @@ def test_dropping(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "2 objects dropped\n"
 
 
-def test_copying(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copy_skips_bad_objects(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tier", "copy", f"file:{folder}", f"file:{tmp_path / 'b'}"]) == 1
     assert capsys.readouterr().out == "4 objects copied, 1 bad ones skipped\n"
     tier = FileTier(tmp_path / "b", 2**30)
@@ -90,7 +90,7 @@ def test_copying(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.skipif(bool(missing_for_redis()), reason=missing_for_redis())
-def test_copying_to_redis(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copy_to_redis(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with redis_server(tmp_path) as server:
         assert main(["tier", "copy", f"file:{folder}", server.url]) == 1
         assert main(["tier", "stats", server.url]) == 0
@@ -99,7 +99,7 @@ def test_copying_to_redis(folder: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert "unreachable" in capsys.readouterr().err
 
 
-def test_looking_with_an_engines_words_removes_nothing(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tools_with_an_engines_options_delete_nothing(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(3):
         assert main(["tier", "stats", f"file:{folder},bytes=1KiB"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[1] == "5"
@@ -129,6 +129,8 @@ def test_a_file_larger_than_any_object_is_not_read(
         (["list", "file:FOLDER", "--layout", "AB" * 16], "32 lower-case hex digits"),
     ],
 )
-def test_bad_words(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+def test_bad_command_lines_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
     assert main(["tier", *[word.replace("FOLDER", str(tmp_path)) for word in words]]) == 2
     assert said in capsys.readouterr().err

@@ -56,7 +56,7 @@ def drop_until_open(tier: WorkingTier) -> int:
 
 
 @pytest.mark.parametrize("kind", DEAD)
-def test_a_dead_place_is_asked_to_drop_three_times(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dead_backend_gets_three_drops(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     clock = Clock()
     with contextlib.closing(dead(kind, clock)) as tier:
@@ -71,7 +71,7 @@ def test_a_dead_place_is_asked_to_drop_three_times(kind: str, caplog: pytest.Log
         assert sum("were not deleted" in record.message for record in caplog.records) == 4
 
 
-def test_drops_that_wait_behind_failed_ones_do_not_ask(tmp_path: Path) -> None:
+def test_drops_that_wait_after_failed_ones_do_not_reach_the_backend(tmp_path: Path) -> None:
     tier = Kept(tmp_path, num_threads=1, clock=Clock())
     assert store(tier, list(range(40))).is_done
     tier.is_denied = True
@@ -98,7 +98,7 @@ def test_drops_work_again_after_a_trial(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_drop_that_hangs_is_noticed_and_holds_up_no_jobs(tmp_path: Path, num_threads: int) -> None:
+def test_a_hanging_drop_is_noticed_and_delays_no_transfers(tmp_path: Path, num_threads: int) -> None:
     """With one thread nothing else runs: all that waits is let go. With two, loads go on."""
     clock = Clock()
     tier = Kept(tmp_path, num_threads=num_threads, slow_seconds=5.0, clock=clock)
@@ -120,7 +120,7 @@ def test_a_drop_that_hangs_is_noticed_and_holds_up_no_jobs(tmp_path: Path, num_t
     assert tier.close()
 
 
-def test_a_load_ends_before_what_it_found_bad_goes(tmp_path: Path) -> None:
+def test_a_load_ends_before_its_bad_objects_are_deleted(tmp_path: Path) -> None:
     tier = Kept(tmp_path)
     assert store(tier, [1, 2]).is_done
     path_of(tmp_path, 1).write_bytes(b"?")
@@ -146,7 +146,7 @@ def test_objects_stored_after_a_bad_load_stay(tmp_path: Path) -> None:
     assert tier.close()
 
 
-def test_a_store_waits_for_the_removal_of_its_names_alone(tmp_path: Path) -> None:
+def test_a_store_waits_only_for_the_deletion_of_its_own_names(tmp_path: Path) -> None:
     tier = Kept(tmp_path, num_threads=2)
     assert store(tier, [1]).is_done
     assert tier.drop([name_of(1)]) is None

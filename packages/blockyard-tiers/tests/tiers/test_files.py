@@ -67,7 +67,7 @@ def path_of(folder: Path, number: int, layout: bytes = LAYOUT) -> Path:
     return folder / "objects" / name[:2] / name
 
 
-def test_it_is_a_tier(tier: FileTier) -> None:
+def test_a_file_tier_is_a_tier(tier: FileTier) -> None:
     assert isinstance(tier, Tier)
 
 
@@ -89,7 +89,7 @@ def test_a_load_is_all_or_nothing(tier: FileTier) -> None:
     assert tier.stats().load_misses == {Cause.ABSENT: 1}
 
 
-def test_another_process_finds_all_in_the_order_of_last_use(tier: FileTier, tmp_path: Path) -> None:
+def test_another_process_finds_all_objects_in_order_of_last_use(tier: FileTier, tmp_path: Path) -> None:
     numbers = [5, 10, 15, 20]
     for number in numbers:
         store(tier, [number])
@@ -174,7 +174,7 @@ def test_zeros_are_no_object(tier: FileTier, tmp_path: Path) -> None:
         wait_until(lambda: not path_of(tmp_path, 4).exists())
 
 
-def test_files_that_changed_places_are_foreign(tier: FileTier, tmp_path: Path) -> None:
+def test_swapped_files_are_foreign(tier: FileTier, tmp_path: Path) -> None:
     store(tier, [1, 36])
     first, second = path_of(tmp_path, 1), path_of(tmp_path, 36)
     kept = first.read_bytes()
@@ -202,7 +202,7 @@ def test_other_tokens_and_other_lengths_are_misses(tier: FileTier) -> None:
 
 @pytest.mark.parametrize("part", ["", "objects"])
 @pytest.mark.parametrize("kind", ["link", "file"])
-def test_a_folder_that_is_swapped_while_it_is_open(tmp_path: Path, part: str, kind: str) -> None:
+def test_a_folder_swapped_during_use_is_a_backend_failure(tmp_path: Path, part: str, kind: str) -> None:
     """Nothing goes through the link, in either direction, and the place is ill, not its objects."""
     folder, elsewhere = tmp_path / "kv", tmp_path / "elsewhere"
     tier = FileTier(folder, 2**30, clock=Clock())
@@ -239,7 +239,7 @@ def test_irregular_files_are_misses(tier: FileTier, tmp_path: Path, kind: str) -
     assert elsewhere.exists()
 
 
-def test_a_page_that_names_no_length_is_no_object(tier: FileTier, tmp_path: Path) -> None:
+def test_pages_without_a_valid_length_are_damaged(tier: FileTier, tmp_path: Path) -> None:
     """Whoever may write to the place can forge a page, and makes a miss of it: not a place that is taken for ill."""
     fields = {"name": name_of(1).hex(), "tokens": tokens_of(1).hex(), "layout": LAYOUT.hex(), "checksum": ""}
     for length in (float("inf"), float("nan"), -1, 2**80, None, [1], {}):
@@ -249,7 +249,7 @@ def test_a_page_that_names_no_length_is_no_object(tier: FileTier, tmp_path: Path
         wait_until(lambda: not path_of(tmp_path, 1).exists())
 
 
-def test_pieces_without_bytes_are_no_pieces(tier: FileTier) -> None:
+def test_empty_buffers_are_skipped(tier: FileTier) -> None:
     """As many as the system takes at once, and more."""
     names, tokens = [name_of(1)], [tokens_of(1)]
     assert tier.store(Transfer(1, LAYOUT, names, tokens, [[payload_of(1), *[b""] * 600]])) is None
@@ -263,7 +263,7 @@ def test_pieces_without_bytes_are_no_pieces(tier: FileTier) -> None:
     assert buffer == payload_of(1)
 
 
-def test_objects_longer_than_a_run_are_read_and_checked_to_their_end(tier: FileTier, tmp_path: Path) -> None:
+def test_long_objects_are_read_and_verified_to_their_end(tier: FileTier, tmp_path: Path) -> None:
     """A load reads and checksums runs of 256 KiB, which begin and end in the middle of a buffer's pieces."""
     payload = random.Random(1).randbytes(2**20 + 12345)
     names, tokens = [name_of(1)], [tokens_of(1)]
@@ -305,7 +305,7 @@ def test_a_linked_folder_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["objects", "new"])
-def test_no_folder_above_is_a_link(tier: FileTier, tmp_path: Path, name: str) -> None:
+def test_links_in_place_of_folders_are_refused(tier: FileTier, tmp_path: Path, name: str) -> None:
     """Behind it others may have files, of names like ours: none is taken for an object, and none is removed."""
     others = tmp_path / "others"
     path = others / name_of(1).hex()[:2] / name_of(1).hex()
@@ -341,7 +341,7 @@ def test_files_larger_than_any_object_evict_no_others(tmp_path: Path) -> None:
     tier.check()
 
 
-def test_other_files_are_passed_over(tmp_path: Path) -> None:
+def test_other_files_are_skipped(tmp_path: Path) -> None:
     folder = tmp_path / "objects" / "ab"
     folder.mkdir(parents=True)
     for name in ("ab", "ab" + "0" * 31, "AB" + "0" * 30, "cd" + "0" * 30, "ab" + "g" * 30, "ab..", ".ab" + "0" * 29):
@@ -356,7 +356,7 @@ def test_other_files_are_passed_over(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- faults
 
 
-def test_a_lost_folder_is_made_again(tier: FileTier, tmp_path: Path) -> None:
+def test_a_removed_folder_is_created_again(tier: FileTier, tmp_path: Path) -> None:
     store(tier, [1, 2, 3])
     shutil.rmtree(tmp_path / "objects")
     assert load(tier, [1, 2]) == {1: Cause.GONE, 2: Cause.GONE}
@@ -364,7 +364,7 @@ def test_a_lost_folder_is_made_again(tier: FileTier, tmp_path: Path) -> None:
     assert load(tier, [1]) == {}
 
 
-def test_folders_that_are_removed_again_and_again_leave_none_open(tier: FileTier, tmp_path: Path) -> None:
+def test_removed_folders_are_not_kept_open(tier: FileTier, tmp_path: Path) -> None:
     store(tier, [1])
     before = len(os.listdir("/proc/self/fd"))
     for number in range(30):
@@ -398,7 +398,7 @@ class Stuck(FileTier):
         super()._read(active, position)  # type: ignore[arg-type]
 
 
-def test_a_full_queue_refuses_and_a_place_that_hangs_opens_the_circuit(tmp_path: Path) -> None:
+def test_a_full_queue_refuses_and_a_hanging_backend_opens_the_breaker(tmp_path: Path) -> None:
     clock = Clock()
     tier = Stuck(tmp_path, max_transfers=4, num_threads=1, slow_seconds=0.05, clock=clock)
     store(tier, [1])
@@ -418,7 +418,7 @@ def test_a_full_queue_refuses_and_a_place_that_hangs_opens_the_circuit(tmp_path:
     assert tier.close()
 
 
-def test_the_circuit_closes_by_itself(tmp_path: Path) -> None:
+def test_the_breaker_closes_after_a_trial(tmp_path: Path) -> None:
     clock = Clock()
     tier = FileTier(tmp_path, 2**30, clock=clock)
     (tmp_path / "new").rmdir()
@@ -447,7 +447,7 @@ class Ill(FileTier):
         return super()._sizes(names)
 
 
-def test_one_who_only_reads_asks_again_when_the_place_is_well(tier: FileTier, tmp_path: Path) -> None:
+def test_lookups_resume_when_the_backend_recovers(tier: FileTier, tmp_path: Path) -> None:
     """It knows no object and so loads none: its questions alone say that the place is well."""
     reader = Ill(tmp_path, 2**30, absent_seconds=0.01)
     store(tier, [1])
@@ -461,7 +461,7 @@ def test_one_who_only_reads_asks_again_when_the_place_is_well(tier: FileTier, tm
     assert reader.close()
 
 
-def test_a_start_that_locks_a_file_before_its_writer_does_no_harm(
+def test_a_leftover_scan_that_wins_the_lock_does_no_harm(
     tier: FileTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another engine takes the file for a leftover: it holds the lock, and removes the file."""
@@ -489,7 +489,7 @@ class Broken(FileTier):
         raise RuntimeError("a fault of the tier's own")
 
 
-def test_an_unforeseen_error_leaves_nobodys_bytes_behind(tier: FileTier, tmp_path: Path) -> None:
+def test_an_unexpected_error_zeroes_the_buffers(tier: FileTier, tmp_path: Path) -> None:
     store(tier, [1, 2])
     broken = Broken(tmp_path, 2**30)
     assert load(broken, [1, 2]) == {1: Cause.UNREACHABLE, 2: Cause.UNREACHABLE}
@@ -497,7 +497,7 @@ def test_an_unforeseen_error_leaves_nobodys_bytes_behind(tier: FileTier, tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_has_a_closed_tier_and_its_parent_goes_on(tmp_path: Path) -> None:
+def test_a_forked_child_has_a_closed_tier_and_its_parent_continues(tmp_path: Path) -> None:
     """The child has no threads: a job that it could queue would never end."""
     tier = Stuck(tmp_path, num_threads=1)
     store(tier, [1])
@@ -521,7 +521,7 @@ def test_a_forked_child_has_a_closed_tier_and_its_parent_goes_on(tmp_path: Path)
     assert tier.close()
 
 
-def test_closing_fails_what_waits(tmp_path: Path) -> None:
+def test_closing_fails_waiting_transfers(tmp_path: Path) -> None:
     tier = Stuck(tmp_path, num_threads=1)
     store(tier, [1])
     for identity in (5, 6):
@@ -571,7 +571,7 @@ def test_paths_that_are_not_folders_are_refused(tmp_path: Path) -> None:
         open_tier("--tier", f"file:{tmp_path},io=fast")
 
 
-def test_a_clock_that_jumped_changes_the_order_alone(tier: FileTier, tmp_path: Path) -> None:
+def test_extreme_file_times_only_change_the_order(tier: FileTier, tmp_path: Path) -> None:
     """Times of last use that are before 1677, or after 2262, are times like others."""
     numbers = [1, 2, 4, 6]
     store(tier, numbers)
@@ -585,14 +585,14 @@ def test_a_clock_that_jumped_changes_the_order_alone(tier: FileTier, tmp_path: P
         other.check()
 
 
-def test_a_name_that_is_no_unicode_is_shown_as_text(tmp_path: Path) -> None:
+def test_names_that_are_not_unicode_are_escaped(tmp_path: Path) -> None:
     """A folder may have any bytes for a name; metrics and pages are UTF-8."""
     with contextlib.closing(FileTier(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"), 2**20)) as tier:
         assert tier.name == f"file:{tmp_path}/\\udcff"
         assert store(tier, [1]).is_done
 
 
-def test_a_question_that_fails_unforeseen_is_answered(tier: FileTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lookup_that_fails_unexpectedly_is_answered(tier: FileTier, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> list[int]:
         raise RuntimeError("not foreseen")
 
@@ -603,7 +603,7 @@ def test_a_question_that_fails_unforeseen_is_answered(tier: FileTier, monkeypatc
 # ---------------------------------------------------------------- names
 
 
-def test_names_follow_layout_tokens_keys_and_place() -> None:
+def test_names_depend_on_layout_tokens_keys_and_position() -> None:
     prompt = list(range(40))
     base, digests = object_names(LAYOUT, prompt, 16)
     assert len(base) == len(digests) == 2
@@ -620,7 +620,7 @@ def test_names_follow_layout_tokens_keys_and_place() -> None:
     assert object_names(LAYOUT, prompt[:16] + prompt[:16], 16)[1] == [digests[0]] * 2
 
 
-def test_a_chain_that_grows_has_the_names_of_the_whole() -> None:
+def test_a_growing_chain_has_the_names_of_the_whole_prompt() -> None:
     prompt, keys = list(range(80)), (LoRA("a"), Span("cat", 20, 30))
     whole = object_names(LAYOUT, prompt, 16, keys)
     assert object_names(LAYOUT, np.array(prompt), 16, keys) == whole
@@ -639,7 +639,7 @@ def test_invalid_tokens_are_refused(tokens: object) -> None:
         object_names(LAYOUT, tokens, 1)
 
 
-def test_a_layout_is_all_of_its_fields() -> None:
+def test_a_layout_depends_on_all_of_its_fields() -> None:
     fields = {"model": "m", "dtype": "f16", "rank": 0}
     assert layout_id(**fields) == layout_id(**dict(reversed(fields.items())))
     assert len({layout_id(**{**fields, "rank": rank}) for rank in range(4)}) == 4
@@ -649,14 +649,14 @@ def test_a_layout_is_all_of_its_fields() -> None:
         layout_id(model=object())
 
 
-def test_a_header_comes_back_from_its_page() -> None:
+def test_a_header_survives_its_page() -> None:
     header = Header(name_of(1), tokens_of(1), LAYOUT, 5, bytes(16))
     assert Header.from_page(header.to_page()) == header
     assert len(header.to_page()) == PAGE_BYTES
     assert len(payload_of(1)) == size_of(1)
 
 
-def test_threads_that_list_the_folder_see_each_object_once(tier: FileTier, tmp_path: Path) -> None:
+def test_concurrent_scans_count_each_object_once(tier: FileTier, tmp_path: Path) -> None:
     numbers = list(range(300))
     store(tier, numbers)
     (tmp_path / "objects" / "00").mkdir(exist_ok=True)
@@ -703,12 +703,12 @@ def said_by(folder: Path, fault: str, mended: str) -> str:
     return run.stdout.strip()
 
 
-def test_a_file_that_must_not_grow(tmp_path: Path) -> None:
+def test_a_file_size_limit_is_full(tmp_path: Path) -> None:
     said = said_by(tmp_path, LARGEST.format(size=10_000), LARGEST.format(size=2**30))
     assert said == "FULL []"
 
 
-def test_permission_lost_while_it_runs(tmp_path: Path) -> None:
+def test_lost_permissions_are_denied(tmp_path: Path) -> None:
     """Root has all rights, so it becomes nobody meanwhile."""
     os.chmod(tmp_path, 0o755)
     reachable = all(os.stat(path).st_mode & 0o5 == 0o5 for path in tmp_path.parents)
@@ -727,7 +727,7 @@ def test_permission_lost_while_it_runs(tmp_path: Path) -> None:
     assert said == "DENIED []"
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk_is_full(tmp_path: Path) -> None:
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(tmp_path)], capture_output=True)
     if mounted.returncode:
         pytest.skip("a small file system cannot be mounted here")

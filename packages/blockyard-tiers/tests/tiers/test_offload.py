@@ -51,7 +51,7 @@ def run(world: OffloadWorld, turns: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("write", ["through", "selective", "back"])
-def test_random_worlds(tmp_path: Path, write: str) -> None:
+def test_random_runs_serve_the_right_tokens(tmp_path: Path, write: str) -> None:
     choose = random.Random(run_seed())
     for _ in range(draws(60, 12)):
         seed = choose.randrange(2**32)
@@ -64,7 +64,7 @@ def test_random_worlds(tmp_path: Path, write: str) -> None:
 
 
 @pytest.mark.parametrize("write", ["through", "selective"])
-def test_random_worlds_with_states(write: str) -> None:
+def test_random_runs_with_states_serve_the_right_tokens(write: str) -> None:
     choose = random.Random(f"{run_seed()} states")
     counts: Counter[str] = Counter()
     num_worlds = 0
@@ -81,7 +81,7 @@ def test_random_worlds_with_states(write: str) -> None:
 
 @pytest.mark.parametrize("write", ["through", "back"])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_world_in_which_everything_happens(tmp_path: Path, seed: int, write: str) -> None:
+def test_a_long_random_run_meets_every_event(tmp_path: Path, seed: int, write: str) -> None:
     tiers = [FaultyTier(random.Random(seed), faults=0.03), FaultyTier(random.Random(seed + 1), "second")]
     world = OffloadWorld(seed, tiers, write, tmp_path / "warm")
     for _ in range(4000):
@@ -154,7 +154,7 @@ def test_a_prompt_is_found_after_a_restart(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_a_longer_prompt_takes_what_there_is(tmp_path: Path) -> None:
+def test_a_longer_prompt_loads_the_stored_prefix(tmp_path: Path) -> None:
     served(SmallEngine(tmp_path), PROMPT)
     engine = SmallEngine(tmp_path)
     assert engine.serve([*PROMPT[:10], 1, 2, 3, 4, 5]) == 8
@@ -190,7 +190,7 @@ def test_a_span_is_part_of_the_names_from_its_block_on(tmp_path: Path) -> None:
     assert served(SmallEngine(tmp_path), PROMPT) == 8
 
 
-def test_selective_stores_at_the_second_use(tmp_path: Path) -> None:
+def test_write_selective_stores_at_the_second_use(tmp_path: Path) -> None:
     engine = SmallEngine(tmp_path, write="selective")
     engine.serve(PROMPT)
     assert engine.offload.settle(PATIENCE_SECONDS)
@@ -200,7 +200,7 @@ def test_selective_stores_at_the_second_use(tmp_path: Path) -> None:
     assert engine.tier.stats().num_stored == 2  # the two that both begin with
 
 
-def test_back_stores_what_the_pool_evicts(tmp_path: Path) -> None:
+def test_write_back_stores_evicted_blocks(tmp_path: Path) -> None:
     engine = SmallEngine(tmp_path, write="back")
     engine.serve(PROMPT)
     for first in range(200, 1000, 80):  # ten prompts of 20 blocks through a pool of 59
@@ -214,7 +214,7 @@ def test_back_stores_what_the_pool_evicts(tmp_path: Path) -> None:
     assert engine.cache.pool.on_evict is None
 
 
-def test_back_stores_nothing_of_before_a_reset(tmp_path: Path) -> None:
+def test_write_back_stores_nothing_from_before_a_reset(tmp_path: Path) -> None:
     engine = SmallEngine(tmp_path, write="back")
     engine.serve(PROMPT)
     engine.cache.reset_prefix_cache()
@@ -224,7 +224,7 @@ def test_back_stores_nothing_of_before_a_reset(tmp_path: Path) -> None:
     assert served(SmallEngine(tmp_path), PROMPT) == 0
 
 
-def test_back_needs_the_pool_for_itself(tmp_path: Path) -> None:
+def test_write_back_needs_the_eviction_hook(tmp_path: Path) -> None:
     with FileTierOf(tmp_path) as tier:
         cache = KVCacheManager(CacheConfig(9, block_size=4))
         cache.pool.on_evict = lambda blocks: blocks
@@ -235,7 +235,7 @@ def test_back_needs_the_pool_for_itself(tmp_path: Path) -> None:
             Offload(mapped, SmallBlocks(9, 4, 2, 4), [TierUse(tier, "back")], {})
 
 
-def test_never_only_reads(tmp_path: Path) -> None:
+def test_write_never_stores_nothing(tmp_path: Path) -> None:
     served(SmallEngine(tmp_path, write="never"), PROMPT)
     assert served(SmallEngine(tmp_path), PROMPT) == 0
     assert served(SmallEngine(tmp_path, write="never"), PROMPT) == 16
@@ -251,7 +251,7 @@ def test_a_damaged_object_ends_the_hit_before_it(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_where_loading_is_slower_than_computing_nothing_is_loaded(tmp_path: Path) -> None:
+def test_nothing_is_loaded_if_computing_is_faster(tmp_path: Path) -> None:
     served(SmallEngine(tmp_path), PROMPT)
     engine = SmallEngine(tmp_path)
     engine.offload.note_computed(512, 1000.0)
@@ -261,7 +261,7 @@ def test_where_loading_is_slower_than_computing_nothing_is_loaded(tmp_path: Path
     engine.close()
 
 
-def test_the_pieces_of_a_load_are_one_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_transfers_of_a_segment_are_one_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served(SmallEngine(tmp_path), PROMPT)
     monkeypatch.setattr("blockyard_tiers.loader.TRANSFER_BYTES", 1)
     engine = SmallEngine(tmp_path)
@@ -274,7 +274,7 @@ def test_the_pieces_of_a_load_are_one_measurement(tmp_path: Path, monkeypatch: p
     engine.close()
 
 
-def test_after_a_reset_the_model_is_asked_again() -> None:
+def test_a_reset_recomputes_the_fingerprint() -> None:
     """What runs on computes with the old weights: it is not stored under the new ones."""
     tier = FaultyTier(random.Random(1), faults=0.0)
     world = OffloadWorld(1, [tier])
@@ -344,7 +344,7 @@ def test_costs_are_a_start_up_and_a_rate() -> None:
     assert np.isfinite(cost.seconds(0, 1.0) or 0.0)
 
 
-def test_blocks_of_a_kv_cache_go_out_and_come_back() -> None:
+def test_blocks_of_a_kv_cache_survive_a_round_trip() -> None:
     """Of two layer groups: the places that the smaller one leaves unused hold another request's bytes, and stay."""
     torch = pytest.importorskip("torch")
     from blockyard.storage import KVCache
@@ -389,7 +389,7 @@ def cached(cache: KVCacheManager, tokens: list[int]) -> int:
     return cache.num_cached_tokens([*tokens, 0], extra_keys=(CacheSalt("a"),) if tokens[0] % 2 else ())
 
 
-def test_a_snapshot_makes_a_new_process_warm(tmp_path: Path) -> None:
+def test_a_snapshot_warms_a_new_process(tmp_path: Path) -> None:
     prompts = [PROMPT, [*PROMPT[:8], 1, 2, 3, 4], list(range(301, 321))]
     path = snapshot_of(tmp_path, *prompts)
     engine = SmallEngine(tmp_path / "tier", write="never")
@@ -403,7 +403,7 @@ def test_a_snapshot_makes_a_new_process_warm(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_a_smaller_pool_takes_what_was_used_last(tmp_path: Path) -> None:
+def test_a_smaller_pool_restores_the_last_used_prompts(tmp_path: Path) -> None:
     prompts = [list(range(first, first + 20)) for first in (200, 300, 400, 500)]
     path = snapshot_of(tmp_path, *prompts)
     tier = FileTier(tmp_path / "tier", 2**30)
@@ -472,7 +472,7 @@ def test_unwritable_snapshots_report_an_error_and_leave_nothing(tmp_path: Path) 
     engine.close()
 
 
-def test_a_snapshot_goes_on_while_prompts_are_computed(tmp_path: Path) -> None:
+def test_a_snapshot_continues_while_prompts_are_computed(tmp_path: Path) -> None:
     engine = SmallEngine(tmp_path / "tier", write="back")
     engine.serve(PROMPT)
     snapshot = engine.offload.begin_snapshot(tmp_path / "warm")
@@ -515,7 +515,7 @@ def test_restore_chooses_the_prompts_that_fit_and_are_evicted_last(most_blocks: 
         assert found == [(tokens[list(path)].reshape(-1).tolist(), root) for path, root in reversed(wanted.items())]
 
 
-def test_tenants_that_come_and_go_leave_nothing_behind() -> None:
+def test_old_roots_are_forgotten() -> None:
     """A client makes up salts: what is known of each goes with its blocks, and one more is looked up alone."""
     tier = FaultyTier(random.Random(1), faults=0.0, is_live=True)
     cache = KVCacheManager(CacheConfig(60, block_size=4, max_num_seqs=4, max_model_len=100))
@@ -557,7 +557,7 @@ def test_a_snapshot_needs_a_tier_that_is_written(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_a_killed_process_leaves_whole_beginnings_of_what_back_stored(tmp_path: Path) -> None:
+def test_a_process_killed_during_write_back_leaves_whole_prefixes(tmp_path: Path) -> None:
     """All prompts share a head that is hit again and again, so that the pool never evicts it."""
     head = list(range(1, 33))
     prompts = [head + list(range(first, first + 24)) for first in range(100, 900, 40)]
@@ -575,7 +575,7 @@ def test_a_killed_process_leaves_whole_beginnings_of_what_back_stored(tmp_path: 
 
 
 @pytest.mark.parametrize("fault", ["failed", "refused", "no buffers"])
-def test_a_head_that_was_not_stored_is_tried_again(fault: str) -> None:
+def test_a_prefix_that_was_not_stored_is_tried_again(fault: str) -> None:
     head = list(range(1, 33))
     tier = FaultyTier(random.Random(1), faults=0.0)
     cache = KVCacheManager(CacheConfig(60, block_size=4, max_num_seqs=4, max_model_len=100))

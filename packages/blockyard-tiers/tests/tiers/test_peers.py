@@ -226,7 +226,9 @@ class TwiceServer(PeerServer):
         super()._serve(Twice(connection))  # type: ignore[arg-type]
 
 
-def test_a_peer_that_answers_twice_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_answer_closes_the_connection_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No object goes on the word of a connection that is out of step; it is closed, and the next one is asked anew."""
     files, address = FileTier(tmp_path, 2**30), f"127.0.0.1:{free_port()}"
     numbers = list(range(1, 9))
@@ -273,7 +275,7 @@ def test_bad_objects_cost_a_load_no_connection(tmp_path: Path, monkeypatch: pyte
         assert load(tier, [11, 12]) == {}
 
 
-def test_a_load_ends_before_the_peer_has_removed_what_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_ends_before_the_peer_deletes_bad_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on, remove = threading.Event(), FileTier.remove
 
     def held(self: FileTier, names: list[bytes]) -> None:
@@ -290,7 +292,7 @@ def test_a_load_ends_before_the_peer_has_removed_what_is_bad(tmp_path: Path, mon
         wait_until(lambda: not path_of(tmp_path, 1).exists())
 
 
-def test_a_peer_that_was_stopped_is_a_miss_and_comes_back(tmp_path: Path) -> None:
+def test_a_stopped_peer_is_a_miss_and_recovers(tmp_path: Path) -> None:
     def brings_both() -> bool:
         transfer = load_transfer(2, [1, 2])
         return tier.load(transfer) is None and wait_for(tier, 2).is_done
@@ -308,7 +310,7 @@ def test_a_peer_that_was_stopped_is_a_miss_and_comes_back(tmp_path: Path) -> Non
         assert tier.close()
 
 
-def test_a_peer_killed_and_started_again_has_what_it_had(tmp_path: Path) -> None:
+def test_a_restarted_peer_has_its_objects(tmp_path: Path) -> None:
     with peer_place(tmp_path) as server:
         tier = PeerTier(server.url)
         assert store(tier, [1, 2]).is_done
@@ -322,7 +324,7 @@ def test_a_peer_killed_and_started_again_has_what_it_had(tmp_path: Path) -> None
         assert tier.close()
 
 
-def test_the_server_keeps_its_budget_and_a_peer_misses_what_went(tmp_path: Path) -> None:
+def test_objects_that_a_peer_evicts_are_misses(tmp_path: Path) -> None:
     with served(tmp_path, 200_000) as tier:
         assert store(tier, [4, 9]).is_done
         assert load(tier, [4]) == {}  # so that 9 goes first
@@ -337,7 +339,7 @@ def test_the_server_keeps_its_budget_and_a_peer_misses_what_went(tmp_path: Path)
         assert list(tier.names()) == []
 
 
-def test_the_server_keeps_whole_objects_alone(tmp_path: Path) -> None:
+def test_the_server_stores_only_whole_objects(tmp_path: Path) -> None:
     with served(tmp_path) as tier:
         assert store(tier, [1, 2]).is_done
         data = tier.get(name_of(1))
@@ -363,7 +365,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("what", NONSENSE)
-def test_a_peer_that_asks_for_nonsense_is_left(tmp_path: Path, what: str) -> None:
+def test_invalid_requests_close_the_connection(tmp_path: Path, what: str) -> None:
     with served(tmp_path, timeout=1) as tier:
         assert store(tier, [1]).is_done
         with socket.create_connection(tier._address) as made:
@@ -373,7 +375,7 @@ def test_a_peer_that_asks_for_nonsense_is_left(tmp_path: Path, what: str) -> Non
         assert load(tier, [1]) == {}
 
 
-def test_more_peers_than_may_are_left_and_the_others_served(tmp_path: Path) -> None:
+def test_peers_beyond_the_limit_are_closed_and_others_served(tmp_path: Path) -> None:
     with served(tmp_path, max_peers=2) as tier:
         first = socket.create_connection(tier._address)
         connection = SocketConnection(first, 5.0)
@@ -387,7 +389,7 @@ def test_more_peers_than_may_are_left_and_the_others_served(tmp_path: Path) -> N
         wait_until(lambda: store(tier, [1]).is_done)
 
 
-def test_a_forked_child_leaves_the_connections_to_its_parent(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_use_its_parents_connections(tmp_path: Path) -> None:
     with peer_place(tmp_path) as server:
         tier = PeerTier(server.url, num_threads=1)
         assert store(tier, [1]).is_done
@@ -402,12 +404,12 @@ def test_a_forked_child_leaves_the_connections_to_its_parent(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("url", ["peer:", "peer:host", "peer:host:0", "peer:host:65536", "peer::1", "http://host:1", 7])
-def test_addresses_that_are_none_are_refused(url: str) -> None:
+def test_invalid_addresses_are_refused(url: str) -> None:
     with pytest.raises(InvalidArgument, match="url is"):
         PeerTier(url)
 
 
-def test_the_command_lists_and_copies_what_a_peer_serves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_and_copies_a_peers_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with peer_place(tmp_path / "a") as server:
         tier = open_tier("--tier", server.url)
         assert isinstance(tier, PeerTier)

@@ -96,7 +96,7 @@ def test_objects_are_loaded_by_another_tier(place: Place) -> None:
         tier.check()
 
 
-def test_bad_objects_are_misses_and_go(place: Place) -> None:
+def test_bad_objects_are_misses_and_deleted(place: Place) -> None:
     tier = opened(place)
     for change, cause in (
         (lambda data: data[:-1], Cause.TRUNCATED),
@@ -118,7 +118,7 @@ def test_bad_objects_are_misses_and_go(place: Place) -> None:
     assert tier.close()
 
 
-def test_an_empty_object_is_a_miss_and_goes(place: Place) -> None:
+def test_an_empty_object_is_a_miss_and_deleted(place: Place) -> None:
     """Of Redis it is no object; Mooncake keeps none."""
     tier = opened(place)
     store(tier, [4])
@@ -133,7 +133,7 @@ def test_an_empty_object_is_a_miss_and_goes(place: Place) -> None:
 
 
 @needs_redis
-def test_redis_without_memory_refuses_all_of_a_job(tmp_path: Path) -> None:
+def test_redis_without_memory_refuses_the_whole_transfer(tmp_path: Path) -> None:
     from blockyard_tiers import RedisTier
 
     with redis_server(tmp_path, "--maxmemory", "2mb") as server:
@@ -180,7 +180,7 @@ def require_misses_until_it_is_back(server: Any, tier: Any, clock: Clock) -> Non
 
 
 @needs_redis
-def test_redis_killed_and_started_again(tmp_path: Path) -> None:
+def test_a_restarted_redis_is_used_again(tmp_path: Path) -> None:
     from blockyard_tiers import RedisTier
 
     clock = Clock()
@@ -194,7 +194,7 @@ def test_redis_killed_and_started_again(tmp_path: Path) -> None:
 
 
 @needs_redis
-def test_redis_with_a_password(tmp_path: Path) -> None:
+def test_redis_needs_its_password(tmp_path: Path) -> None:
     from blockyard_tiers import RedisTier
 
     with redis_server(tmp_path, "--requirepass", "right") as server:
@@ -206,7 +206,7 @@ def test_redis_with_a_password(tmp_path: Path) -> None:
 
 
 @needs_redis
-def test_a_value_of_another_type_is_no_object(tmp_path: Path) -> None:
+def test_redis_values_of_another_type_are_damaged(tmp_path: Path) -> None:
     import redis
 
     from blockyard_tiers import RedisTier
@@ -220,7 +220,7 @@ def test_a_value_of_another_type_is_no_object(tmp_path: Path) -> None:
 
 
 @needs_redis
-def test_no_more_of_a_value_is_read_than_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_requested_bytes_of_a_value_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import redis
 
     from blockyard_tiers import RedisTier
@@ -261,7 +261,7 @@ def test_a_password_is_no_part_of_the_name(url: str, name: str) -> None:
 
 
 @pytest.mark.skipif(bool(missing_for_buckets("obstore")), reason=missing_for_buckets("obstore"))
-def test_an_object_larger_than_is_wanted_is_not_read() -> None:
+def test_larger_objects_than_requested_are_not_read() -> None:
     import obstore
 
     from blockyard_tiers import ObjectTier
@@ -314,7 +314,7 @@ def test_a_search_in_a_bucket_sends_many_requests_at_once() -> None:
 
 
 @needs_bucket
-def test_buckets_that_are_not_there_or_do_not_answer(shared: Place) -> None:
+def test_missing_or_silent_buckets_are_unreachable(shared: Place) -> None:
     from blockyard_tiers import ObjectTier
 
     if shared.kind != "bucket":
@@ -330,7 +330,7 @@ def test_buckets_that_are_not_there_or_do_not_answer(shared: Place) -> None:
 
 
 @needs_bucket
-def test_a_bucket_without_rights() -> None:
+def test_a_bucket_without_permission_is_denied() -> None:
     """moto's server asks for rights from the second request on, and these keys are nobody's."""
     from blockyard_tiers import ObjectTier
 
@@ -342,7 +342,7 @@ def test_a_bucket_without_rights() -> None:
 
 
 @needs_mooncake
-def test_a_mooncake_master_killed_and_started_again() -> None:
+def test_a_restarted_mooncake_master_is_used_again() -> None:
     from blockyard_tiers import MooncakeTier
 
     clock = Clock()
@@ -373,7 +373,7 @@ def test_objects_in_memory_lent_to_mooncake_vanish_with_its_engine() -> None:
 
 
 @needs_mooncake
-def test_a_mooncake_store_without_room_refuses_all_of_a_job() -> None:
+def test_a_full_mooncake_store_refuses_the_whole_transfer() -> None:
     from blockyard_tiers import MooncakeTier
 
     with mooncake_server(lent_bytes=2**24) as server:
@@ -389,7 +389,7 @@ def test_a_mooncake_store_without_room_refuses_all_of_a_job() -> None:
 
 
 @needs_mooncake
-def test_a_master_that_is_not_there_is_no_wait() -> None:
+def test_a_missing_mooncake_master_fails_at_once() -> None:
     from blockyard_tiers import BackendError, MooncakeTier
 
     tier = MooncakeTier(f"mooncake://127.0.0.1:{free_port()}", admin_port=free_port())
@@ -469,7 +469,7 @@ def test_bad_addresses_are_refused(kind: str, url: str) -> None:
         make(url)
 
 
-def test_many_positions_are_searched_by_one_question(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_positions_are_searched_in_one_query(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for states: the backend returns the first of the names that is present."""
     writer, reader = place.open(), place.open()
     assert store(writer, [7, 9]).is_done

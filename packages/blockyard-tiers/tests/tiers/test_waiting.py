@@ -150,7 +150,7 @@ def objects_of(prompt: list[int]) -> dict[bytes, tuple[bytes, bytes, bytes]]:
 
 
 @pytest.mark.parametrize("order", ["silent first", "silent last"])
-def test_a_tier_that_does_not_answer_hides_no_other(order: str) -> None:
+def test_a_silent_tier_does_not_delay_others(order: str) -> None:
     other = FaultyTier(random.Random(1), faults=0.0, objects=objects_of(LONG))
     silent = SilentTier(random.Random(2), "silent")
     site = Site(*((silent, other) if order == "silent first" else (other, silent)))
@@ -192,7 +192,7 @@ class CountingTier(FaultyTier):
 
 @pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize("is_silent", [False, True])
-def test_the_last_state_is_found_wherever_it_stands(step: int, is_silent: bool) -> None:
+def test_the_last_state_is_found_at_any_position(step: int, is_silent: bool) -> None:
     chain = NameChain(LAYOUT, 4)
     chain.extend(list(range(12_000)))
     choose, most = random.Random(5), 3000 // step

@@ -27,7 +27,7 @@ def serve_until_killed(folder: Path, turns: Connection) -> None:
         turns.send(turn)
 
 
-def test_everything_on_disk_behind_a_stored_head_is_loaded_after_kill_9(tmp_path: Path) -> None:
+def test_stored_prefixes_are_loaded_after_kill_9(tmp_path: Path) -> None:
     draw = random.Random(run_seed())
     spawn = multiprocessing.get_context("spawn")
     num_loaded = 0
