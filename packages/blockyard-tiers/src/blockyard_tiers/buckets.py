@@ -77,7 +77,7 @@ class ObjectTier(WorkingTier):
             raise BackendError(Cause.UNREACHABLE, _brief(error)) from None
 
     def _read(self, active: ActiveTransfer, position: int) -> None:
-        data = self._get(active.transfer.names[position], most=PAGE_BYTES + active.length(position))
+        data = self._get(active.transfer.names[position], most=PAGE_BYTES + active.lengths[position])
         active.fill(position, memoryview(data))
 
     def _get(self, name: bytes, num_bytes: int | None = None, most: int = PAGE_BYTES + MAX_OBJECT_BYTES) -> Any:
@@ -133,14 +133,12 @@ class ObjectTier(WorkingTier):
         return sizes
 
     def remove(self, names: Sequence[bytes]) -> None:
-        """Delete these objects; absent ones are ignored. Raises `BackendError`."""
         with self._errors():
             for name in names:
                 with suppress(NotFoundError, FileNotFoundError):
                     obstore.delete(self._store, name.hex())
 
     def names(self) -> Iterator[bytes]:
-        """Yield the names of all objects. Raises `BackendError`."""
         with self._errors():
             for each in (found for some in obstore.list(self._store, chunk_size=1000) for found in some):
                 with suppress(ValueError):
@@ -149,11 +147,9 @@ class ObjectTier(WorkingTier):
                         yield name
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
-        """Read a whole object or its first bytes, unverified. Raises `BadObject`, `BackendError`."""
         return bytes(self._get(name, num_bytes))
 
     def put(self, name: bytes, data: bytes) -> None:
-        """Write a whole object. Raises `BackendError`."""
         with self._errors():
             obstore.put(self._store, name.hex(), data, use_multipart=False)
 

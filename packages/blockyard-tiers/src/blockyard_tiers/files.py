@@ -187,7 +187,6 @@ class FileTier(WorkingTier):
         return len(names), []
 
     def remove(self, names: Sequence[bytes]) -> None:
-        """Delete these files; absent ones are ignored. Raises `BackendError`."""
         with self._errors(), self._folders() as folders:
             for key in (name.hex() for name in names):
                 with suppress(FileNotFoundError, IsADirectoryError):
@@ -260,7 +259,6 @@ class FileTier(WorkingTier):
     # For tools.
 
     def names(self) -> Iterator[bytes]:
-        """Yield the names of all objects. Raises `BackendError`."""
         for key in range(256):
             with self._folders() as folders:
                 names = self._names_in(folders, f"{key:02x}")
@@ -277,7 +275,6 @@ class FileTier(WorkingTier):
         return [name for _, name in sorted(found)]
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
-        """Read a whole file or its first bytes, unverified. Raises `BadObject`, `BackendError`."""
         with self._folders() as folders:
             return self._read_file(folders, name, num_bytes)
 
@@ -291,14 +288,12 @@ class FileTier(WorkingTier):
             return file.readall()
 
     def objects(self) -> Iterator[tuple[bytes, Callable[[int | None], bytes]]]:
-        """Yield all objects, opening each folder once. See `WorkingTier.objects`."""
         for key in range(256):
             with self._folders() as folders:
                 for name in self._names_in(folders, f"{key:02x}"):
                     yield name, partial(self._read_file, folders, name)
 
     def put(self, name: bytes, data: bytes) -> None:
-        """Write a whole file. Raises `BackendError`."""
         with self._errors(), self._folders() as folders:
             temporary, file = _new_file(folders, [data])
             try:

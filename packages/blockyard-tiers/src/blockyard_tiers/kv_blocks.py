@@ -83,7 +83,6 @@ class KVBlocks:
             first += size * width
 
     def layout(self) -> dict[str, Any]:
-        """Return everything but the model that determines the meaning of an object's bytes, as plain values."""
         cache = self.kv_cache
         return {
             "dtype": str(cache.dtype).removeprefix("torch."),
@@ -100,7 +99,6 @@ class KVBlocks:
         }
 
     def buffer(self, row: int) -> memoryview:
-        """Return the bytes of a row."""
         return memoryview(self._bytes[row])
 
     def host(self, row: int) -> torch.Tensor:
@@ -125,7 +123,6 @@ class KVBlocks:
         return self.mark()
 
     def write(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> IsDone | None:
-        """Copy the rows into blocks, before all later work of the device. Returns as `read` does. O(bytes)."""
         self.kv_cache.finish_moves()
         for blocks, data, host in self._of_groups(block_ids):
             if self._is_cuda:

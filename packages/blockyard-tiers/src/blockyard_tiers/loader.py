@@ -8,6 +8,7 @@ from typing import Any
 
 from blockyard import StepPlan
 from blockyard.answers import SeqStatus
+from blockyard.errors import InvariantError
 from blockyard.keys import ExtraKey
 
 from .context import Context
@@ -17,7 +18,7 @@ from .header import NameChain
 from .state_names import state_name
 from .store_buffers import TRANSFER_BYTES
 from .tier import Transfer, TransferResult
-from .transfers import OffloadTransfer, PrefixLoad, RequestRecord, Segment, check_loads
+from .transfers import OffloadTransfer, PrefixLoad, RequestRecord, Segment
 from .uses import TierUse
 
 #: Waiting requests that are checked again between two calls of `begin_poll`: each costs a lookup of its tokens.
@@ -131,7 +132,13 @@ class Loader:
 
     def check(self) -> None:
         """Raise `InvariantError` unless loads and request records refer to one another. O(requests)."""
-        check_loads(self._loads.values(), self._context.records)
+        records = self._context.records
+        for load in self._loads.values():
+            if not load.keys or any(records[key].load is not load for key in load.keys):
+                raise InvariantError("offload: a load has no request, or a request that does not refer to it")
+        for key, record in records.items():
+            if record.load is not None and key not in record.load.keys:
+                raise InvariantError("offload: a request waits for a load that does not list it")
 
     # Looking up a prompt's blocks.
 

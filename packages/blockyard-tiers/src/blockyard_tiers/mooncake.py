@@ -121,7 +121,7 @@ class MooncakeTier(WorkingTier):
         if position == 0:
             active.backend_state = self._read_all(active)
         pages, codes = active.backend_state
-        name, size = active.transfer.names[position], PAGE_BYTES + active.length(position)
+        name, size = active.transfer.names[position], PAGE_BYTES + active.lengths[position]
         if codes[position] in (_LARGER, _FAILED):
             return active.fill(position, memoryview(self.get(name, size + 1)))
         if _require_present(codes[position]) != size:
@@ -162,7 +162,6 @@ class MooncakeTier(WorkingTier):
         return sizes
 
     def remove(self, names: Sequence[bytes]) -> None:
-        """Delete these objects; absent ones are ignored. Raises `BackendError`."""
         if names:
             codes = self._connected().batch_remove([_key(name) for name in names], True)
             _require_done(min((code for code in codes if code not in _ABSENT), default=0))
@@ -185,7 +184,6 @@ class MooncakeTier(WorkingTier):
                     yield name
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
-        """Read a whole object or its first bytes, unverified. Raises `BadObject`, `BackendError`."""
         client, key = self._connected(), _key(name)
         size = _require_present(client.get_size(key))
         count = min(size, PAGE_BYTES + MAX_OBJECT_BYTES + 1 if num_bytes is None else num_bytes)
@@ -201,7 +199,6 @@ class MooncakeTier(WorkingTier):
         return data[: _require_present(count)].tobytes()
 
     def put(self, name: bytes, data: bytes) -> None:
-        """Write a whole object, replacing an existing one. Raises `BackendError`."""
         array = np.frombuffer(data, np.uint8)
         _require_done(self._connected().upsert_from(_key(name), array.ctypes.data, len(array)))
 

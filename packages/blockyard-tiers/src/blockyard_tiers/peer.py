@@ -101,7 +101,6 @@ class PeerTier(WorkingTier):
         self._start()
 
     def close(self, timeout: float = 10.0) -> bool:
-        """End the threads and the connections. See `Tier.close`."""
         has_ended = super().close(timeout)
         while self._idle:
             self._idle.pop().connection.close()
@@ -197,7 +196,7 @@ class PeerTier(WorkingTier):
             try:
                 header = Header.from_page(bytes(page))
                 active.require(position, header)
-                if num_left != active.length(position):
+                if num_left != active.lengths[position]:
                     raise BadObject(Cause.TRUNCATED)
                 found.append(header)
             except BadObject as error:
@@ -205,7 +204,7 @@ class PeerTier(WorkingTier):
             return _buffers_for(parts, num_left)
 
         def most(at: int) -> int:
-            return PAGE_BYTES + active.length(at) + 1
+            return PAGE_BYTES + active.lengths[at] + 1
 
         def send(numbered: _NumberedConnection) -> None:
             for each in range(position, stop):
@@ -242,7 +241,6 @@ class PeerTier(WorkingTier):
         return position, sizes
 
     def remove(self, names: Sequence[bytes]) -> None:
-        """Delete these objects; absent ones are ignored. Raises `BackendError`."""
         for first in range(0, len(names), _NAMES_PER_MESSAGE):
             self._ask("remove", names=[name.hex() for name in names[first : first + _NAMES_PER_MESSAGE]])
 
@@ -252,12 +250,10 @@ class PeerTier(WorkingTier):
             self._ask("remove_bad", names=[name.hex() for name in names[first : first + _NAMES_PER_MESSAGE]])
 
     def names(self) -> Iterator[bytes]:
-        """Yield the names of all objects of the peer. Raises `BackendError`."""
         data = bytes(self._ask("names", lambda connection: self._receive(connection, _MAX_NAMES_BYTES))[1])
         yield from (data[first : first + NAME_BYTES] for first in range(0, len(data) - NAME_BYTES + 1, NAME_BYTES))
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
-        """Read a whole object or its first bytes, unverified. Raises `BadObject`, `BackendError`."""
         most = MAX_WHOLE_BYTES if num_bytes is None else num_bytes
         return bytes(self._ask("get", lambda each: self._receive(each, most), name=name.hex(), most=most)[1])
 

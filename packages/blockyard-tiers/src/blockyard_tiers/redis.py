@@ -77,7 +77,6 @@ class RedisTier(WorkingTier):
             raise BackendError(cause, error) from None
 
     def close(self, timeout: float = 10.0) -> bool:
-        """End the threads and the connections. See `Tier.close`."""
         has_ended = super().close(timeout)
         self._client.close()
         return has_ended
@@ -97,7 +96,7 @@ class RedisTier(WorkingTier):
 
     def _read(self, active: ActiveTransfer, position: int) -> None:
         """Receive an object directly into its buffer. Of a larger value, at most one more byte is sent."""
-        name, size = active.transfer.names[position], PAGE_BYTES + active.length(position)
+        name, size = active.transfer.names[position], PAGE_BYTES + active.lengths[position]
         with self._errors(), self._connection() as connection:
             connection.send_command("GETRANGE", _key(name), 0, size)
             begin = b"$%d\r\n" % size
@@ -143,20 +142,17 @@ class RedisTier(WorkingTier):
         return [0 if isinstance(answer, Exception) else max(answer - PAGE_BYTES, 0) for answer in answers]
 
     def remove(self, names: Sequence[bytes]) -> None:
-        """Delete these values; absent ones are ignored. Raises `BackendError`."""
         with self._errors():
             for first in range(0, len(names), _KEYS_PER_COMMAND):
                 self._client.unlink(*map(_key, names[first : first + _KEYS_PER_COMMAND]))
 
     def names(self) -> Iterator[bytes]:
-        """Yield the names of all objects. Raises `BackendError`."""
         with self._errors():
             for key in self._client.scan_iter(match=_PREFIX + b"*", count=_KEYS_PER_COMMAND):
                 if len(key) == len(_PREFIX) + NAME_BYTES:
                     yield key[len(_PREFIX) :]
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
-        """Read a whole value or its first bytes, unverified. Raises `BadObject`, `BackendError`."""
         with self._errors():
             try:
                 key, last = _key(name), -1 if num_bytes is None else num_bytes - 1
@@ -170,7 +166,6 @@ class RedisTier(WorkingTier):
         return value
 
     def put(self, name: bytes, data: bytes) -> None:
-        """Write a whole value. Raises `BackendError`."""
         self._put_pieces(name, [data])
 
 

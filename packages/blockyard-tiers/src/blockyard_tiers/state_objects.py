@@ -36,16 +36,13 @@ class StateObjects:
         self._pool = cache.data.flatten(2).view(torch.uint8)
 
     def layout(self) -> list[Any]:
-        """Return everything but the model that determines the meaning of a state's bytes, as plain values."""
         return [[list(each.shape), str(each.dtype).removeprefix("torch.")] for each in self._slots.tensors]
 
     def buffers(self, rows: Sequence[int]) -> list[memoryview]:
-        """Return the bytes of an object in these rows, as a list of buffers."""
         left = [min(self.object_bytes - at * self._part_bytes, self._part_bytes) for at in range(self.num_rows)]
         return [self._blocks.buffer(row)[:size] for row, size in zip(rows, left, strict=True)]
 
     def read(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> IsDone | None:
-        """Copy a cached state from its blocks into rows, after all earlier work of the device. O(bytes)."""
         self._blocks.kv_cache.finish_moves()
         for row, block in zip(rows, block_ids.tolist(), strict=True):
             self._part(row).copy_(self._pool[:, block], non_blocking=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from blockyard.errors import InvariantError
 from blockyard.keys import ExtraKey, spans_of
 
 from .header import NameChain
@@ -167,13 +166,3 @@ class RequestRecord:
         if first < self.num_offered or not is_same:
             self.is_excluded = bool(spans_of(self.extra_keys))
         self.num_offered = first
-
-
-def check_loads(loads: Iterable[PrefixLoad], records: Mapping[Hashable, RequestRecord]) -> None:
-    """Raise `InvariantError` unless loads and request records refer to one another."""
-    for load in loads:
-        if not load.keys or any(records[key].load is not load for key in load.keys):
-            raise InvariantError("offload: a load has no request, or a request that does not refer to it")
-    for key, record in records.items():
-        if record.load is not None and key not in record.load.keys:
-            raise InvariantError("offload: a request waits for a load that does not list it")

@@ -80,17 +80,13 @@ class ActiveTransfer:
         self.lengths = [len(parts[0]) if len(parts) == 1 else sum(len(part) for part in parts) for parts in self.parts]
         self.num_bytes = sum(self.lengths)
 
-    def length(self, position: int) -> int:
-        """Return the payload bytes of one object."""
-        return self.lengths[position]
-
     def header(self, position: int) -> Header:
         """Return the header under which an object is stored. O(bytes)."""
         if self.known_header is not None:
             return self.known_header
         transfer, parts = self.transfer, self.parts[position]
         names = (transfer.names[position], transfer.digests[position], transfer.layout)
-        return Header(*names, self.length(position), checksum_of(parts))
+        return Header(*names, self.lengths[position], checksum_of(parts))
 
     def pieces(self, position: int) -> list[bytes | memoryview]:
         """Return the bytes of a whole object, page and payload, as a list of buffers. O(bytes)."""
@@ -99,14 +95,14 @@ class ActiveTransfer:
     def require(self, position: int, header: Header) -> None:
         """Raise `BadObject` unless this is the header of the requested object."""
         transfer = self.transfer
-        header.require(transfer.names[position], transfer.digests[position], transfer.layout, self.length(position))
+        header.require(transfer.names[position], transfer.digests[position], transfer.layout, self.lengths[position])
 
     def fill(self, position: int, data: memoryview) -> None:
         """Verify a whole object and copy its payload into the buffer. O(bytes). Raises `BadObject`."""
         header = Header.from_page(bytes(data[:PAGE_BYTES]))
         self.require(position, header)
         header.require_payload([data[PAGE_BYTES:]])
-        first = len(data) - self.length(position)
+        first = len(data) - self.lengths[position]
         for part in self.parts[position]:
             part[:] = data[first : first + len(part)]
             first += len(part)
@@ -160,7 +156,7 @@ class WorkingTier:
         self._running: dict[int, ActiveTransfer] = {}
         self._ids: set[int] = set()
         self._waiting_bytes = 0
-        self._outcomes: list[TransferResult] = []
+        self._results: list[TransferResult] = []
         self._stats = TierStats()
         #: By thread: the kind of its operation, since when, and the names that it deletes.
         self._busy: dict[int, tuple[str, float, frozenset[bytes]]] = {}
@@ -264,11 +260,9 @@ class WorkingTier:
     # The interface `Tier`, which documents these methods.
 
     def store(self, transfer: Transfer) -> Cause | None:
-        """Queue a transfer that stores objects. See `Tier.store`."""
         return self._submit(transfer, False)
 
     def load(self, transfer: Transfer) -> Cause | None:
-        """Queue a transfer that loads objects. See `Tier.load`."""
         return self._submit(transfer, True)
 
     def _submit(self, transfer: Transfer, is_load: bool) -> Cause | None:
@@ -313,7 +307,6 @@ class WorkingTier:
         return Cause.CIRCUIT_OPEN if self._all_hang or self._breakers[_kind(is_load)].refuses(now) else None
 
     def longest_prefix(self, names: Sequence[bytes]) -> Prefix:
-        """Return how many names are known to be present. See `Tier.longest_prefix`."""
         require_names("names", names)
         with self._lock:
             found = self._index.prefix(names)
@@ -321,21 +314,20 @@ class WorkingTier:
                 found = next((at for at in range(found) if names[at] in self._dropped), found)
             if found == len(names) or self._is_closed:
                 return Prefix(found, True)
-            return Prefix(found, not self._is_queried(names[found : found + _NAMES_PER_QUERY], False))
+            return Prefix(found, not self._query(names[found : found + _NAMES_PER_QUERY], False))
 
     def first_of(self, names: Sequence[bytes]) -> FirstMatch:
-        """Return the first name that is known to be present. See `Tier.first_of`."""
         require_names("names", names)
         with self._lock:
             for at, name in enumerate(names):
                 if name in self._index and name not in self._dropped:
                     return FirstMatch(at, True)
-                if not self._is_closed and self._is_queried(names[at : at + _NAMES_PER_QUERY], True):
+                if not self._is_closed and self._query(names[at : at + _NAMES_PER_QUERY], True):
                     return FirstMatch(at, False)
         return FirstMatch(len(names), True)
 
-    def _is_queried(self, names: Sequence[bytes], is_sparse: bool) -> bool:
-        """Query the backend about names, unless that was done already; return whether an answer will come."""
+    def _query(self, names: Sequence[bytes], is_sparse: bool) -> bool:
+        """Queue a lookup of names unless one is queued; return whether an answer will come."""
         name, now = names[0], self._clock()
         if name in self._queried:
             return True
@@ -348,7 +340,6 @@ class WorkingTier:
         return True
 
     def drop(self, names: Sequence[bytes]) -> Cause | None:
-        """Forget objects and delete them. See `Tier.drop`."""
         require_names("names", names)
         with self._lock:
             now = self._clock()
@@ -367,14 +358,12 @@ class WorkingTier:
         return None
 
     def take_results(self) -> list[TransferResult]:
-        """Return the results since the last call. See `Tier.take_results`."""
         with self._lock:
             self._watch(self._clock())
-            results, self._outcomes = self._outcomes, []
+            results, self._results = self._results, []
         return results
 
     def stats(self) -> TierStats:
-        """Return a copy of the statistics. See `Tier.stats`."""
         with self._lock:
             stats = copy.deepcopy(self._stats)
             stats.num_evicted, stats.num_objects = self._index.num_evicted, len(self._index)
@@ -387,7 +376,6 @@ class WorkingTier:
         return stats
 
     def close(self, timeout: float = 10.0) -> bool:
-        """End the threads. See `Tier.close`."""
         timeout = min(require_number("timeout", timeout), threading.TIMEOUT_MAX / 2)
         with self._lock:
             self._is_closed = True
@@ -410,7 +398,7 @@ class WorkingTier:
         self._ids.clear()
         self._running.clear()
         self._busy.clear()
-        self._outcomes.clear()
+        self._results.clear()
         self._waiting_bytes = 0
 
     def check(self) -> None:
@@ -420,10 +408,9 @@ class WorkingTier:
             transfers = self._active()
             if self._ids != {active.transfer.id for active in transfers}:
                 raise InvariantError("tier: the ids in use are not those of the active transfers")
-            if self._waiting_bytes != sum(active.num_bytes for active in transfers):
-                raise InvariantError(
-                    f"tier: {self._waiting_bytes} waiting bytes are counted, but active transfers have others"
-                )
+            num_bytes = sum(active.num_bytes for active in transfers)
+            if self._waiting_bytes != num_bytes:
+                raise InvariantError(f"tier: waiting bytes are {self._waiting_bytes}, transfers have {num_bytes}")
 
     def _active(self) -> list[ActiveTransfer]:
         return [*self._loads, *self._stores, *self._running.values()]
@@ -524,7 +511,7 @@ class WorkingTier:
             _clear_all(active)
         else:
             with self._lock:
-                self._index.add(names, [active.length(position) for position in range(len(names))])
+                self._index.add(names, active.lengths)
                 self._index.use(names)
         return causes
 
@@ -543,7 +530,7 @@ class WorkingTier:
         names = active.transfer.names
         with self._lock:
             new = [position for position, name in enumerate(names) if name not in self._index]
-            evicted = self._index.evict(sum(active.length(position) for position in new))
+            evicted = self._index.evict(sum(active.lengths[position] for position in new))
         try:
             if evicted:
                 self.remove(evicted)
@@ -553,7 +540,9 @@ class WorkingTier:
             _log.warning("tier %s: %s", self.name, error)
             return dict.fromkeys(range(len(names)), error.cause)
         with self._lock:
-            evicted = self._index.add([names[position] for position in new], [active.length(each) for each in new])
+            evicted = self._index.add(
+                [names[position] for position in new], [active.lengths[position] for position in new]
+            )
             self._index.use(names)
             for name in names:
                 self._absent.pop(name, None)
@@ -660,7 +649,7 @@ class WorkingTier:
         now, stats, size = self._clock(), self._stats, active.num_bytes
         self._ids.discard(active.transfer.id)
         self._waiting_bytes -= size
-        self._outcomes.append(TransferResult(active.transfer.id, causes, size, now - active.since))
+        self._results.append(TransferResult(active.transfer.id, causes, size, now - active.since))
         seconds = now - active.begun if active.begun else 0.0
         done = 0 if causes else len(active.parts)
         if active.is_load:
