@@ -414,7 +414,7 @@ def test_the_questions_need_a_cpu_pool_and_live_handles() -> None:
     plain, cache = Checked(), swapping()
     seq = plain.prefilled(prompt(1, 5))
     for ask in (plain.can_swap_out, plain.can_swap_in):
-        with pytest.raises(InvalidArgument, match="num_cpu_blocks is 0; a CPU pool is needed"):
+        with pytest.raises(InvalidArgument, match="needs a CPU pool; num_cpu_blocks is 0: give CPUPoolConfig"):
             ask(seq)
     gone = cache.allocate(prompt(1, 5))
     cache.free(gone)

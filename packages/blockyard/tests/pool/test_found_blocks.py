@@ -86,7 +86,7 @@ def test_new_blocks_never_evict_those_that_are_held() -> None:
     pool.free_blocks(cached(pool, prompt(1, 12)))
     found = pool.find_cached_blocks(prompt(1, 12))
     before = snapshot(pool)
-    with pytest.raises(OutOfBlocks, match="extend_by is 2; besides 3 that are hit, only 1 of 4 blocks") as error:
+    with pytest.raises(OutOfBlocks, match="extend_by is 2; besides the 3 idle ones found, only 1 of 4 blocks") as error:
         pool.hold(found, extend_by=2)
     assert (error.value.num_needed, error.value.num_free) == (5, 4)
     assert snapshot(pool) == before

@@ -171,14 +171,14 @@ def test_a_cut_behind_a_released_window_forgets_what_stood_there() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "text"),
     [
-        ("split", {"at": 4}, "at is 4; the lease has 3 blocks"),
+        ("split", {"at": 4}, "at is 4; it must be from 0 to the 3 blocks of the lease"),
         ("split", {"at": -1}, "at is -1"),
         ("split", {"at": 1, "holder": b""}, "holder is b''"),
         ("split", {"at": None}, "at is None"),
-        ("release", {"start": 4}, "start is 4, stop 3; the lease has 3 blocks"),
+        ("release", {"start": 4}, "start is 4 and stop is 3; both must be from 0 to the 3 blocks of the lease"),
         ("release", {"start": -1}, "start is -1"),
         ("release", {"start": 1, "stop": 0}, "stop is 0"),
-        ("release", {"start": 1, "stop": 4}, "start is 1, stop 4; the lease has 3 blocks"),
+        ("release", {"start": 1, "stop": 4}, "start is 1 and stop is 4; both must be"),
         ("release", {"start": True}, "start is True"),
         ("free_blocks", {"last": 1}, "last is 1; it must be True or False"),
     ],

@@ -436,7 +436,9 @@ class KVCacheManager:
         try:
             self._parts.kv_pool.act("end_step")
             if self._in_flight is None:
-                raise InvalidArgument("end_step: max_steps_in_flight is 1; steps have numbers with 2 or more")
+                raise InvalidArgument(
+                    "max_steps_in_flight is 1; steps are only ended with 2 or more: do not call end_step"
+                )
             self._in_flight.end(read_ended(step, self._in_flight))
         finally:
             self._gate.leave()
@@ -692,7 +694,7 @@ class KVCacheManager:
 
     def _require_swap(self, call: str) -> SwapCalls:
         if self._swap is None:
-            raise InvalidArgument(f"{call}: num_cpu_blocks is 0; a CPU pool is needed")
+            raise InvalidArgument(f"{call} needs a CPU pool; num_cpu_blocks is 0: give CPUPoolConfig(num_blocks=...)")
         return self._swap
 
     def _rows_of(self, seqs: object) -> vec[i64]:
@@ -819,7 +821,9 @@ class KVCacheManager:
             if isinstance(target, str):
                 return self._hints.hint_name(require_session("target", target), is_over)
             if isinstance(target, bool) or not isinstance(target, (int, np.integer)):
-                raise InvalidArgument(f"target is {shown(target)}; a session's name or a sequence is needed")
+                raise InvalidArgument(
+                    f"target is {shown(target)}; it must be the name of a session or the handle of a sequence"
+                )
             return self._hints.hint_row(self._sequences.row_of(target), is_over)
         finally:
             self._gate.leave()

@@ -17,7 +17,7 @@ MAX_WAITING_PROMPTS = 64
 def read_prompts(prompts: object, extra_keys: object, block_size: int) -> list[Prompt]:
     """Return the prompts of a batch, which have their extra keys in common."""
     if not isinstance(prompts, (list, tuple)) or not prompts:
-        raise InvalidArgument(f"prompts is {type(prompts).__name__}; a list of at least 1 prompt is needed")
+        raise InvalidArgument(f"prompts is {shown(prompts)}; it must be a list of at least 1 prompt")
     return [make_prompt(tokens, extra_keys, block_size) for tokens in prompts]
 
 
@@ -67,7 +67,7 @@ def read_holders(holders: object, num_seqs: int, default: str | None) -> list[st
     """Return a name for each sequence. Where none are given: `default` for each, or no names if it is None."""
     given: list[object] = list(holders) if isinstance(holders, (list, tuple)) else [holders]
     if not isinstance(holders, (list, tuple)) or len(given) not in (0, num_seqs):
-        raise InvalidArgument(f"holders is {shown(holders)}; {num_seqs} names are needed, one for each sequence")
+        raise InvalidArgument(f"holders is {shown(holders)}; it must have {num_seqs} names, one for each sequence")
     names = [read_str(f"holders[{i}]", name) for i, name in enumerate(given)]
     return names if names or default is None else [default] * num_seqs
 
@@ -76,16 +76,17 @@ def read_committed(step: object, in_flight: InFlight | None) -> i64:
     """Return the step that `commit` names; `NO_STEP` where steps have no numbers."""
     if in_flight is None:
         if step is not None and require_int("step", step, 0, LAST_TOKEN) != 0:
-            raise InvalidArgument(f"step is {shown(step)}; with max_steps_in_flight 1 steps have no numbers: 0 or None")
+            raise InvalidArgument(
+                f"step is {shown(step)}; steps are not numbered unless max_steps_in_flight > 1: pass None"
+            )
         return NO_STEP
     begun = in_flight.fence.num_begun
     if step is None:
         raise InvalidArgument(
-            f"step is None; with max_steps_in_flight {in_flight.fence.max_steps}, commit needs plan.step, the step "
-            f"that was computed"
+            f"step is None; max_steps_in_flight is {in_flight.fence.max_steps}: pass plan.step of the computed step"
         )
     if begun == 0:
-        raise InvalidArgument(f"step is {shown(step)}; no step was reserved yet")
+        raise InvalidArgument(f"step is {shown(step)}; no step has been reserved yet")
     return read_int("step", step, 1, begun)
 
 

@@ -1,4 +1,4 @@
-"""Whether a prompt, the sequences of a group or a batch of prompts fits. Questions: nothing here changes the cache."""
+"""`can_allocate` and what `allocate` checks: whether prompts fit. Nothing here changes the cache."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ OK: Final = Admission.OK
 
 
 class AdmissionControl:
-    """Looks prompts up and counts what they take, against the free blocks less the watermark, and the free rows."""
+    """Looks prompts up and compares the blocks and request slots that they need with the free ones."""
 
     def __init__(self, parts: Parts) -> None:
         self.token_blocks = parts.token_blocks
@@ -32,7 +32,7 @@ class AdmissionControl:
         self.num_lookups: i64 = 0
 
     def look_up(self, prompt: Prompt) -> Hit:
-        """Return the longest hit of a prompt; at least its last token is left to compute. O(blocks found)."""
+        """Return the longest hit of a prompt, never its last token. O(blocks found)."""
         self.num_lookups += 1
         index = self.token_blocks.index
         root = index.known_root(prompt.keys)
@@ -43,9 +43,10 @@ class AdmissionControl:
         return hit
 
     def slot_of(self, prompt: Prompt) -> i64:
-        """Return the number of a prompt's tenant, 0 if the pool has no tenants.
+        """Return the number of a prompt's tenant; 0 if the pool has no tenants.
 
-        Interpreted code looks it up, which Ctrl-C can interrupt. So it is kept: nothing is looked up during a change.
+        The lookup is interpreted code, which Ctrl-C can interrupt. So the prompt keeps the result, and nothing is
+        looked up during a change.
         """
         if self.tenants is None:
             return 0
@@ -54,9 +55,9 @@ class AdmissionControl:
         return prompt.tenant
 
     def look_up_all(self, prompts: list[Prompt], num_seqs: i64 = 1) -> list[Hit]:
-        """Return the same for each prompt of a batch, each for `num_seqs` sequences.
+        """Return the hits of all prompts of a batch, each for `num_seqs` sequences.
 
-        A state is no reason to refuse: where not all fit with theirs, the last prompts do without.
+        If they do not all fit with the states that they hit, the last ones give up theirs.
         """
         hits = [self.look_up(prompt) for prompt in prompts]
         if self.store.has_states and i64(len(prompts)) * num_seqs > 1:
@@ -70,7 +71,10 @@ class AdmissionControl:
         return hits
 
     def look_up_again(self, prompt: Prompt, first: Hit) -> Hit:
-        """Return the hit of a prompt of a batch now, without a state where `first`, with which all fit, has none."""
+        """Look up a prompt of a batch after those before it were admitted.
+
+        The hit has a state only if `first`, the hit with which the batch fits, has one.
+        """
         hit = self.look_up(prompt)
         if self.store.has_states and not first.state:
             self._give_up_state(prompt, hit)
@@ -80,7 +84,7 @@ class AdmissionControl:
         self.store.fit(hit, prompt.num_tokens, -1)
 
     def answer(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> Admission:
-        """Return whether all of `prompts`, each for `num_seqs` sequences, would be admitted together."""
+        """Return whether all of `prompts`, each for `num_seqs` sequences, can be admitted together."""
         rows = num_seqs * i64(len(prompts))
         for prompt in prompts:
             if prompt.num_tokens > self.max_model_len:
@@ -95,7 +99,7 @@ class AdmissionControl:
         return OK
 
     def require(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> None:
-        """Raise what `answer` would say: `NeverFits`, `OutOfRows` or `OutOfBlocks`."""
+        """Raise `NeverFits`, `OutOfRows` or `OutOfBlocks` unless `answer` is OK."""
         rows = num_seqs * i64(len(prompts))
         for prompt in prompts:
             if prompt.num_tokens > self.max_model_len:
@@ -125,7 +129,7 @@ class AdmissionControl:
             )
 
     def _num_least(self, prompts: list[Prompt], num_seqs: i64) -> i64:
-        """Blocks that an empty cache would need to take all of `prompts` together: with fewer, waiting is in vain."""
+        """Return the blocks that all of `prompts` need in an empty cache. With fewer, waiting cannot help."""
         least: i64 = 0
         for prompt in prompts:
             least += self.store.num_least(prompt.num_tokens) + self._num_copies(prompt, num_seqs)
@@ -137,11 +141,11 @@ class AdmissionControl:
         return self.kv_pool.num_usable_blocks - self.watermark
 
     def _num_lasting(self) -> i64:
-        """What waiting can bring: blocks beyond the end of a shrinking pool will not be given out again."""
+        """Return the blocks of the pool that remain when a shrinking pool has reached its new size."""
         return i64(self.kv_pool.num_blocks) - 1 - self.watermark
 
     def _num_share(self, slot: i64) -> i64:
-        """Return how many blocks a tenant can hold when no other tenant, and nothing of its own, is there."""
+        """Return the most blocks that a tenant can hold in an empty pool."""
         if self.tenants is None:
             return self._num_most()
         return self.tenants.most(slot, i64(self.kv_pool.num_blocks) - 1, self.watermark)
@@ -155,7 +159,7 @@ class AdmissionControl:
             )
 
     def _refuse_share(self, slot: i64, missing: i64) -> None:
-        """Raise `OutOfBlocks` if it is the tenant's share that falls short."""
+        """Raise `OutOfBlocks` if the tenant's limit, not the pool, is what is too small."""
         free = self.kv_pool.queue.num_free
         room = self.kv_pool.room(slot, self.watermark)
         if self.tenants is not None and room < free - self.watermark:
@@ -168,7 +172,7 @@ class AdmissionControl:
             )
 
     def _num_leased(self) -> i64:
-        """Count the blocks that leases hold. O(leased blocks)."""
+        """Return how many blocks leases hold. O(leased blocks)."""
         leased: set[int] = set()
         for lease in self.leases.leases():
             leased.update(lease.held_ids())
@@ -182,7 +186,7 @@ class AdmissionControl:
             )
 
     def _num_missing(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> i64:
-        """Return by how many blocks the free ones, less the watermark, fall short of all prompts; 0 or less if not."""
+        """Return how many free blocks above the watermark are missing for all prompts; at most 0 if they fit."""
         free = self.kv_pool.room(self.slot_of(prompts[0]), self.watermark)
         needed: i64 = 0
         token_blocks: i64 = 0
@@ -194,7 +198,7 @@ class AdmissionControl:
         return max(needed - free, self.store.num_short(token_blocks))
 
     def share_surely(self) -> bool:
-        """Return whether prompts admitted one after another are sure to share what they begin with in common."""
+        """Return whether prompts that are admitted one after another always share a common beginning."""
         return self.store.shares_at_once and self.token_blocks.index.num_pending == 0
 
     def _num_needed(self, prompt: Prompt, hit: Hit, is_later: bool) -> i64:
@@ -203,11 +207,11 @@ class AdmissionControl:
         return self.store.num_needed(hit, prompt.num_tokens)
 
     def _num_copies(self, prompt: Prompt, num_seqs: i64) -> i64:
-        """Copies on write: one of each partly filled block for each further sequence."""
+        """Return the blocks that forks copy: a partly filled one for each sequence but the first."""
         return (num_seqs - 1) * self.store.num_partial(prompt.num_tokens) if num_seqs > 1 else i64(0)
 
     def _num_needed_together(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> i64:
-        """The same for prompts that share their beginnings with one another: each distinct block is counted once."""
+        """Return the blocks that prompts need if common beginnings are counted once."""
         blocks: set[int] = set()
         for hit in hits:
             blocks.update(self.store.taken_by(hit))
@@ -216,7 +220,7 @@ class AdmissionControl:
         return self.num_distinct(prompts, num_seqs) - len(held)
 
     def num_distinct(self, prompts: list[Prompt], num_seqs: i64) -> i64:
-        """Blocks of prompts admitted one after another, each shared one counted once."""
+        """Return the blocks of all prompts, each shared one counted once."""
         trie: dict[object, int] = {}
         distinct: i64 = 0
         for prompt in prompts:
@@ -226,7 +230,7 @@ class AdmissionControl:
         return distinct
 
     def _add_to_trie(self, prompt: Prompt, last: i64, trie: dict[object, int]) -> i64:
-        """Walk blocks 0 to `last` of a prompt down `trie`: (node, block) → node. Returns how many nodes are new."""
+        """Insert the first `last` blocks of a prompt into `trie`, (node, block) → node. Return the new nodes."""
         words = self.token_blocks.index.rows.num_words
         rows = view_i64(prompt.words)
         node = trie.setdefault((prompt.keys, "root"), len(trie))

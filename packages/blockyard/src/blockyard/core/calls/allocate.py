@@ -1,4 +1,4 @@
-"""`allocate` and what belongs to it: a prompt is looked up, admitted, and given a row and blocks."""
+"""`allocate`: look up a prompt, admit it, and give it a request slot and blocks."""
 
 from typing import Final
 
@@ -20,7 +20,7 @@ REFUSED_FOREVER: Final[i64] = -1
 
 
 class AllocateCalls:
-    """All that can fail comes before the first change: arguments, lookup, admission, memory, the eviction policy."""
+    """Admits prompts. All that can fail comes first: arguments, lookup, admission, memory, eviction policy."""
 
     def __init__(self, parts: Parts, free_calls: FreeCalls, hints: HintCalls, counts: PromptCounts) -> None:
         self.parts = parts
@@ -41,11 +41,11 @@ class AllocateCalls:
     # Questions.
 
     def can_allocate(self, prompts: list[Prompt], num_seqs: i64) -> Admission:
-        """Return whether these prompts, each for `num_seqs` sequences, would be taken in together."""
+        """Return whether these prompts, each for `num_seqs` sequences, can be admitted together."""
         return self.admission.answer(prompts, self.admission.look_up_all(prompts, num_seqs), num_seqs)
 
     def num_cached_tokens(self, prompt: Prompt, num_seqs: i64) -> i64:
-        """Return how many leading tokens of a prompt, allocated for `num_seqs` sequences, would hit."""
+        """Return the length of the hit of a prompt that is allocated for `num_seqs` sequences."""
         hit = self.admission.look_up_all([prompt], num_seqs)[0]
         if self.partial_hits is not None:
             self.partial_hits.find(prompt, hit, True)
@@ -54,9 +54,18 @@ class AllocateCalls:
     # Admission.
 
     def allocate(self, prompt: Prompt, name: str, count: i64, again: bool, key: str | None, raises: bool) -> i64:
-        """The handle of the prompt's sequence; where it does not fit, an error or what stands for an `Admission`.
+        """Admit a prompt.
 
-        count: sequences that will come of it. again: it ran before. key: the name of its session.
+        Args:
+            prompt: the prompt.
+            name: its holder.
+            count: sequences that it will be forked into.
+            again: whether it ran before and was preempted.
+            key: name of its session, or None.
+            raises: whether to raise if it does not fit.
+
+        Returns:
+            The handle of its sequence, or `REFUSED_FOR_NOW` or `REFUSED_FOREVER`.
         """
         prompts = [prompt]
         hits = self.admission.look_up_all(prompts, count)
@@ -80,7 +89,7 @@ class AllocateCalls:
         return handle
 
     def allocate_batch(self, prompts: list[Prompt], names: list[str]) -> list[int]:
-        """Return the handles of the sequences of several prompts, all or none."""
+        """Admit several prompts, all or none. Return their handles."""
         hits = self.admission.look_up_all(prompts)
         self.admission.require(prompts, hits, 1)
         return self._admit(prompts, hits, names, 1, False)
@@ -88,7 +97,10 @@ class AllocateCalls:
     def _admit(
         self, prompts: list[Prompt], hits: list[Hit], holders: list[str], num_seqs: i64, resumed: bool
     ) -> list[int]:
-        """Take in prompts that fit. Each of a batch is looked up again: those before it may be what it begins with."""
+        """Admit prompts that fit.
+
+        Each prompt of a batch is looked up again, because an earlier one may have its beginning.
+        """
         for index, prompt in enumerate(prompts):
             self._prepare(prompt, hits[index])
         handles = [0] * len(prompts)
@@ -119,12 +131,12 @@ class AllocateCalls:
         return handles
 
     def _prepare(self, prompt: Prompt, hit: Hit) -> None:
-        """What needs memory comes before the first change."""
+        """Allocate memory before the first change."""
         hit.root = self.token_blocks.index.keep_root(prompt.keys, hit.root)
         self.token_blocks.index.make_room(prompt.num_tokens // self.block_size + 1)
 
     def _evict_ahead(self, prompts: list[Prompt], hits: list[Hit]) -> None:
-        """Let an eviction policy name the victims of a whole batch before the first change, because it might fail.
+        """Choose the blocks to evict for a whole batch before the first change, because an eviction policy may fail.
 
         What the prompts hit is held meanwhile. Raises `PolicyError`.
         """
@@ -147,11 +159,17 @@ class AllocateCalls:
         self.interruption.raise_now()
 
     def _admit_one(self, prompt: Prompt, hit: Hit, holder: str, num_seqs: i64, resumed: bool, alone: bool) -> i64:
-        """Give a prompt that fits its row and blocks. O(tokens).
+        """Give a prompt that fits its request slot and blocks. O(tokens).
 
-        Raises `PolicyError`, or what interrupted a policy's callback, and takes nothing then.
+        Raises `PolicyError`, or what interrupted a policy's callback; then nothing has changed.
 
-        alone: whether no other prompt counts on the free blocks that this one leaves.
+        Args:
+            prompt: the prompt.
+            hit: its hit.
+            holder: its holder.
+            num_seqs: sequences that it will be forked into.
+            resumed: whether it ran before and was preempted.
+            alone: whether no other prompt of a batch needs the remaining free blocks.
         """
         if self.partial_hits is not None:
             self.partial_hits.find(prompt, hit, alone)
@@ -184,7 +202,7 @@ class AllocateCalls:
         return row
 
     def _fill_row(self, row: i64, prompt: Prompt, hit: Hit) -> None:
-        """Hits first, so that no new block is taken from among them; then new blocks."""
+        """Hold the blocks of the hit first, so that none of them is evicted for the new blocks."""
         sequences = self.sequences
         found = hit.num_usable
         first = row * sequences.width
@@ -202,7 +220,7 @@ class AllocateCalls:
         self.store.take_prompt(row, prompt.num_tokens)
 
     def _undo(self, row: i64, hit: Hit) -> None:
-        """The policy failed: nothing but hits was taken, and each is put back where it was, the last one first."""
+        """Release the hit after the policy has failed; each block returns to its position in the queue."""
         sequences = self.sequences
         self.joins.settle(row)
         self.store.unhold_hits(row)
@@ -212,9 +230,9 @@ class AllocateCalls:
         sequences.close(row)
 
     def _publish(self, row: i64, prompt: Prompt, hit: Hit) -> None:
-        """Index the full blocks of a prompt as owned by `row`, before they are computed (see `joins`).
+        """Index the full blocks of a prompt for in-flight prefix sharing, before they are computed (`joins`).
 
-        With layer groups token blocks are indexed when they are computed: there is nothing to join before.
+        With layer groups token blocks are indexed when they are computed.
         """
         sequences = self.sequences
         start = row * sequences.width
@@ -241,7 +259,7 @@ class AllocateCalls:
         )
 
     def _keep_causes(self, row: i64, prompt: Prompt, hit: Hit, causes: list[int]) -> None:
-        """The prompt is taken in, and its first block is known from here on."""
+        """Record the causes of misses of an admitted prompt, and its first block, for later prompts."""
         if self.misses is not None:
             self.misses.keep(row, causes)
             try:

@@ -1,4 +1,4 @@
-"""Holding what lookups find: whole blocks while a policy is asked for victims, and a block that begins alike."""
+"""Holding what lookups find: hits that end inside a block, and hits held while a policy chooses evictions."""
 
 from mypy_extensions import i64
 
@@ -9,7 +9,7 @@ from ..store.base import Store
 
 
 class PartialHits:
-    """Finds the source of such a copy, one block for each layer group, and holds it until the next step copies."""
+    """Finds a block that begins like the first missed block, and holds it until the next step copies from it."""
 
     def __init__(self, parts: Parts) -> None:
         self.index = parts.token_blocks.index
@@ -19,10 +19,14 @@ class PartialHits:
         self.block_size: i64 = parts.block_size
 
     def find(self, prompt: Prompt, hit: Hit, alone: bool) -> None:
-        """Note in `hit` which blocks begin like the first block behind it, and for how many tokens.
+        """Set `hit.sources` to blocks that begin like the block after the hit, one for each layer group.
 
-        The last token of the prompt is left to compute. alone: whether no other prompt counts on the free blocks that
-        this one leaves. O(candidates * tokens of a block), at most 32 candidates.
+        The last token of the prompt is never hit. O(candidates * tokens of a block), at most 32 candidates.
+
+        Args:
+            prompt: the prompt.
+            hit: its hit.
+            alone: whether no other prompt of a batch needs the remaining free blocks.
         """
         continuations = self.index.continuations
         found = hit.num_usable
@@ -40,7 +44,7 @@ class PartialHits:
             hit.num_alike = 0
 
     def _compare(self, prompt: Prompt, hit: Hit, parent: i64, block: i64, limit: i64) -> None:
-        """Take `block` as the source if it begins with more of the prompt's tokens than the one found before."""
+        """Use `block` as the source if it shares more tokens with the prompt than the best one so far."""
         index = self.index
         row = index.rows.start_of(block)
         alike = common_tokens(prompt.words, hit.num_usable * index.rows.num_words, index.rows.words, row, limit)
@@ -51,14 +55,14 @@ class PartialHits:
                 hit.num_alike = alike
 
     def _can_hold(self, prompt: Prompt, hit: Hit, alone: bool) -> bool:
-        """Whether idle sources can be held besides all that the prompt needs; a hit is no reason to refuse it."""
+        """Return whether idle sources fit beside all that the prompt needs. They never cause a refusal."""
         idle = len([block for block in hit.sources if self.kv_pool.ref_cnt[i64(block)] == 0])
         if idle == 0 or not alone:
             return idle == 0
         return idle <= self.kv_pool.room(max(prompt.tenant, 0)) - self.store.num_needed(hit, prompt.num_tokens)
 
     def hold(self, row: i64, hit: Hit) -> None:
-        """Hold the sources for a sequence that was just opened, and count what they bring as computed."""
+        """Hold the sources for a new sequence, and count the tokens to copy as computed."""
         if hit.sources:
             for block in hit.sources:
                 self.kv_pool.share_one(block)
@@ -68,7 +72,7 @@ class PartialHits:
 
 
 class HeldHits:
-    """Holds what lookups find, block after block, until `release` frees all of it, or `undo` puts it back."""
+    """Blocks of hits that are held until `release` frees them, or `undo` restores the queue."""
 
     def __init__(self, store: Store) -> None:
         self.pool = store.kv_pool
@@ -81,7 +85,7 @@ class HeldHits:
         self._held_on_cpu: list[int] = []
 
     def hold(self, hit: Hit) -> i64:
-        """Hold what can be taken of a hit. Returns how many of its blocks were idle."""
+        """Hold the usable blocks of a hit. Return how many of them were idle."""
         idle: i64 = 0
         for block in self.store.taken_by(hit):
             if block > 0:
@@ -98,11 +102,11 @@ class HeldHits:
         return idle
 
     def num_distinct(self) -> int:
-        """Different blocks of the pool that are held."""
+        """Return how many different blocks of the pool are held."""
         return len(set(self._held))
 
     def release(self) -> None:
-        """Free all, the last first; the counters are as if nothing had been held."""
+        """Free all blocks, the last one first, and restore the counters."""
         for block in reversed(self._held):
             self.pool.release_one(block)
         if self.cpu_pool is not None:
@@ -114,7 +118,7 @@ class HeldHits:
         self.pool.num_freed_blocks -= self.num_revived
 
     def undo(self) -> None:
-        """Put every block back where it was in the queue, if no other was taken since."""
+        """Return every block to its position in the queue, provided that no other block was taken since."""
         for block in reversed(self._held):
             self.pool.unshare_one(block)
         if self.cpu_pool is not None:

@@ -1,4 +1,4 @@
-"""Holding what is cached without a sequence: a lease on what a prompt would hit."""
+"""`hold_cached`: a lease of the blocks that a prompt would hit."""
 
 from librt.vecs import vec
 from mypy_extensions import i32, i64
@@ -11,7 +11,7 @@ from ..parts import Parts
 
 
 class HoldCalls:
-    """Looks a prompt up as `allocate` does, and holds what a sequence would take of the pool, by a lease."""
+    """Looks prompts up as `allocate` does, and holds their hits by leases."""
 
     def __init__(self, parts: Parts) -> None:
         self.interruption = parts.gate.interruption
@@ -20,7 +20,7 @@ class HoldCalls:
         self.token_blocks = parts.token_blocks
 
     def hold_cached(self, prompt: Prompt, holder: str) -> BlockLease:
-        """Hold the full, computed blocks that a prompt would hit: all of it, where it is cached as a whole."""
+        """Hold the full, computed blocks that a prompt would hit, all of the prompt included."""
         index = self.token_blocks.index
         root = index.known_root(prompt.keys)
         hit = Hit(root, index.find_under(root, prompt, prompt.num_tokens // i64(self.token_blocks.block_size)))
@@ -37,7 +37,7 @@ class HoldCalls:
         return lease
 
     def _require_room(self, prompt: Prompt, blocks: vec[i32]) -> None:
-        """Raise `OutOfBlocks` if holding these would break the share of another tenant, or the prompt's own."""
+        """Raise `OutOfBlocks` if the lease would break a tenant's limit or guarantee."""
         ledger = self.leases.ledger
         if ledger.tenants is None:
             return
@@ -51,7 +51,7 @@ class HoldCalls:
             )
 
     def _taken(self, hit: Hit) -> vec[i32]:
-        """Return the blocks of the pool that it takes; those of the CPU pool are told below 0."""
+        """Return the blocks of the pool among those of a hit; blocks of the CPU pool are negative."""
         taken = [block for block in self.store.taken_by(hit) if block > 0]
         blocks = zeros_i32(len(taken))
         for position in range(i64(len(taken))):

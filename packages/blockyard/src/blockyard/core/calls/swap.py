@@ -1,4 +1,4 @@
-"""Sequences to the CPU pool and back, whole batches, all or nothing."""
+"""`swap_out` and `swap_in`: move sequences to the CPU pool and back, a whole batch or nothing."""
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -18,14 +18,12 @@ from .in_flight import require_nothing_reserved
 
 
 class SwapCalls:
-    """Decides where each block of a sequence goes; the plan says what to move.
+    """Chooses where each block of a sequence goes; the plan lists the moves.
 
-    A block that sequences share is moved once if they go together. What is cached already on the other side
-    under the same content is shared there and not moved at all.
-
-    A sequence whose first step has not run yet may have a hit that this step is to copy or load. The beginning of a
-    block is given up. A state is released, and looked up again when the sequence is brought back; if it was evicted
-    meanwhile, the sequence computes its prompt from the beginning.
+    A block that several sequences share is moved once. A block whose content the other pool caches is shared there and
+    not moved. If the first step of a sequence has not run yet, a hit inside a block is dropped; a state that the step
+    would have loaded is released and looked up again by `swap_in`. If it was evicted meanwhile, the prompt is computed
+    from the beginning.
     """
 
     def __init__(self, parts: Parts, store: GroupedStore, cpu: ContentLedger) -> None:
@@ -37,11 +35,11 @@ class SwapCalls:
         self._no_sources: list[int] = []
 
     def can_swap_out(self, rows: vec[i64]) -> bool:
-        """Return whether `swap_out` would move them."""
+        """Return whether `swap_out` would move all of `rows`."""
         return self._are_ready(rows, False) and self._plan_out(rows).num_taken(self.cpu) <= self.cpu.queue.num_free
 
     def can_swap_in(self, rows: vec[i64]) -> bool:
-        """Return whether `swap_in` would bring them back."""
+        """Return whether `swap_in` would bring all of `rows` back."""
         if not self._are_ready(rows, True):
             return False
         states = self._find_states(rows)
@@ -49,7 +47,7 @@ class SwapCalls:
         return needed <= self.pool.queue.num_free and not self._short(rows, states)
 
     def _are_ready(self, rows: vec[i64], swapped: bool) -> bool:
-        """Return whether nothing of `_require_at` would be raised."""
+        """Return whether `_require_at` would raise for none of `rows`."""
         sequences = self.sequences
         for index in range(i64(len(rows))):
             row = rows[index]
@@ -80,7 +78,7 @@ class SwapCalls:
         require_nothing_reserved(sequences, row, action)
 
     def _plan_out(self, rows: vec[i64]) -> "Targets":
-        """Find what the CPU pool has of the blocks, in the order in which `_move_out` comes to them."""
+        """Look the blocks up in the CPU pool, in the order of `_move_out`."""
         targets = Targets(self._num_places(rows))
         for index in range(i64(len(rows))):
             row = rows[index]
@@ -96,7 +94,7 @@ class SwapCalls:
         return targets
 
     def _num_places(self, rows: vec[i64]) -> i64:
-        """Return how many blocks the rows have, those that they share counted for each."""
+        """Return the blocks of all rows; shared ones count for each row."""
         count: i64 = 0
         for index in range(i64(len(rows))):
             for group in self.store.groups:
@@ -104,11 +102,11 @@ class SwapCalls:
         return count
 
     def _num_worth(self, group: GroupTable, row: i64) -> i64:
-        """Places that hold computed tokens; what lies behind them is not worth keeping."""
+        """Return how many blocks of a row have computed tokens. The others are freed."""
         return min(group.num_blocks[row], group.num_places(self._num_written(row)))
 
     def _num_written(self, row: i64) -> i64:
-        """Return the computed tokens of a row without those that its next step was to copy."""
+        """Return the computed tokens of a row, without those that its next step was to copy."""
         if self.sequences.copy_from[row] and not self.store.has_states:
             return self.sequences.num_published[row] * self.sequences.block_size
         return self.sequences.num_computed[row]
@@ -134,7 +132,7 @@ class SwapCalls:
         return plan
 
     def _give_back_sources(self, row: i64) -> None:
-        """The row is swapped out; what its first step was to copy or load is held no longer."""
+        """Mark a row as swapped out, and release what its first step was to copy or load."""
         sequences = self.sequences
         sequences.is_swapped[row] = SWAPPED
         sources = sequences.copy_from[row]
@@ -145,7 +143,7 @@ class SwapCalls:
             self.pool.release_sources(sources)
 
     def _room_for(self, targets: "Targets", num_held: i64) -> Transfers:
-        """Take all the memory that moving blocks needs. Each new block may evict one that is saved."""
+        """Allocate all memory for the moves. Each new block may evict one that has to be saved."""
         num_moves = targets.num_new
         if self.store.tier is not None:
             num_moves += self.store.tier.num_waiting()
@@ -154,9 +152,9 @@ class SwapCalls:
         return transfers
 
     def _move_out(self, group: GroupTable, row: i64, transfers: Transfers, targets: "Targets") -> None:
-        """Each target is held once by the call and once for each row that comes to it.
+        """Move the blocks of a row in one group. The call holds each target once, and each row that uses it once more.
 
-        What was to be loaded from a CPU block stays there, held by the row already.
+        Blocks that were to be loaded from the CPU pool stay there, held by the row already.
         """
         worth = self._num_worth(group, row)
         place = group.num_blocks[row] - 1
@@ -176,7 +174,7 @@ class SwapCalls:
             group.cut_row(row, keep)
 
     def _send(self, group: GroupTable, block: i64, transfers: Transfers, targets: "Targets", move: i64) -> i64:
-        """Return the CPU block that `block` goes to, or is found in."""
+        """Return the CPU block to which `block` is moved, or that has its content already."""
         target = targets.target[move]
         if target == NULL_BLOCK:
             target = self._new_on_cpu(block)
@@ -210,7 +208,7 @@ class SwapCalls:
         return self._carry_in(rows, targets, states)
 
     def _find_states(self, rows: vec[i64]) -> "States":
-        """Look up the states that sequences gave back when they were swapped out."""
+        """Look up the states that sequences released when they were swapped out."""
         found = States()
         for index in range(i64(len(rows))):
             if self.sequences.is_swapped[rows[index]] == SWAPPED_WITHOUT_STATE and self.store.states is not None:
@@ -218,13 +216,13 @@ class SwapCalls:
         return found
 
     def _state_behind(self, row: i64, states: StateGroup) -> list[int]:
-        """Return the blocks of the state behind the computed tokens of a row; none unless all of them are cached."""
+        """Return the blocks of the state after the computed tokens of a row; empty if it was evicted."""
         place = self.sequences.num_computed[row] // self.sequences.block_size - 1
         content = self.store.token_blocks.index.content_of(self.sequences.block_at(row, place))
         return [] if content == NO_CONTENT else states.parts_of(content)
 
     def _short(self, rows: vec[i64], states: "States") -> str:
-        """Say which tenant has no room for what `_plan_in` found missing of its sequences; "" if all have."""
+        """Return which tenant has no room for the missing blocks of its sequences; "" if all have."""
         tenants = self.pool.tenants
         if tenants is None:
             return ""
@@ -243,7 +241,13 @@ class SwapCalls:
         return problem
 
     def _needed_in(self, rows: vec[i64], with_finds: bool, states: "States") -> list[int]:
-        """Return by row the free blocks that bringing it back takes; with_finds: idle finds included."""
+        """Return for each row how many free blocks it takes to bring it back.
+
+        Args:
+            rows: the rows.
+            with_finds: whether idle blocks of the pool that have the content count too.
+            states: the states of the rows.
+        """
         counted: set[int] = set()
         needed = [0] * len(rows)
         for index in range(i64(len(rows))):
@@ -263,11 +267,11 @@ class SwapCalls:
         return needed
 
     def _last(self, group: GroupTable, row: i64, states: "States") -> i64:
-        """Return behind which place nothing is brought back; a row whose state was evicted brings nothing."""
+        """Return the end of the blocks to bring back; the start, if the state of the row was evicted."""
         return group.num_null[row] if states.is_lost(row) else group.num_blocks[row]
 
     def _plan_in(self, rows: vec[i64], states: "States") -> "Targets":
-        """Find what the pool still has of the blocks, in the order in which `_move_in` comes to them."""
+        """Look the blocks up in the pool, in the order of `_move_in`."""
         targets = Targets(self._num_places(rows))
         for index in range(i64(len(rows))):
             for group in self.store.groups:
@@ -303,7 +307,7 @@ class SwapCalls:
         return plan
 
     def _ask(self, rows: vec[i64], states: "States") -> None:
-        """Say for whom victims are chosen."""
+        """Charge the coming evictions to the tenants of the rows."""
         tenants = self.pool.tenants
         if tenants is not None:
             tenants.ask_none()
@@ -311,7 +315,7 @@ class SwapCalls:
                 tenants.ask(tenants.of_row[rows[index]], needed)
 
     def _evict_ahead(self, targets: "Targets", states: "States") -> None:
-        """Hold what was found, and let an eviction policy name all victims before the first change: it might fail."""
+        """Hold what was found, and choose all evictions before the first change: a policy might fail."""
         peak = self.pool.peak_used_blocks
         targets.share_found(self.pool)
         states.share(self.pool)
@@ -347,33 +351,33 @@ class SwapCalls:
 
 
 class States:
-    """The states that the sequences of a swap gave back before: the blocks of each, none if it was evicted."""
+    """States that sequences of a swap released before: the blocks of each, or none if it was evicted."""
 
     def __init__(self) -> None:
         self._parts: dict[int, list[int]] = {}
         self._nothing: list[int] = []
 
     def add(self, row: i64, parts: list[int]) -> None:
-        """Note the blocks that were found for a row."""
+        """Record the blocks of the state of a row."""
         self._parts[int(row)] = parts
 
     def of(self, row: i64) -> list[int]:
-        """Return the blocks of the state of a row; none for one that gave none back."""
+        """Return the blocks of the state of a row; empty if it released none."""
         return self._parts.get(int(row), self._nothing)
 
     def is_lost(self, row: i64) -> bool:
-        """Return whether a row gave back a state that was evicted since."""
+        """Return whether a row released a state that was evicted since."""
         return len(self._parts) > 0 and int(row) in self._parts and not self._parts[int(row)]
 
     def num_idle(self, pool: ContentLedger) -> i64:
-        """Count the free blocks of `pool` that holding all of them takes."""
+        """Return how many free blocks of `pool` it takes to hold all states."""
         idle: set[int] = set()
         for parts in self._parts.values():
             idle.update([block for block in parts if pool.ref_cnt[i64(block)] == 0])
         return len(idle)
 
     def share(self, pool: ContentLedger) -> None:
-        """Hold them, once for each row."""
+        """Hold the blocks, once for each row."""
         for parts in self._parts.values():
             for block in parts:
                 pool.share_one(block)
@@ -386,12 +390,13 @@ class States:
 
 
 class Targets:
-    """Says where the blocks of a swap go: one decision, a *move*, for all places that share a block.
+    """Target blocks of a swap. Each *move* is one decision, for all positions that share a block.
 
-    It is made by looking, which takes memory, and read while blocks move, which takes none: `next_move` gives the moves
-    of the places in the order in which `is_new` and `pass_by` were told of them.
+    Lookups come first and allocate memory; then blocks move without allocating. `next_move` returns the moves in the
+    order in which `is_new` and `pass_by` saw the positions.
 
-    num_places: how many places there are at most.
+    Args:
+        num_places: most positions that there can be.
     """
 
     def __init__(self, num_places: i64) -> None:
@@ -406,11 +411,11 @@ class Targets:
         self.num_new: i64 = 0
 
     def pass_by(self) -> None:
-        """Nothing is moved at the next place."""
+        """Record that the block at the next position is not moved."""
         self.num_places += 1
 
     def is_new(self, block: i64) -> bool:
-        """Note that `block` stands at the next place; return whether it is the first one, and `set_found` follows."""
+        """Record the block at the next position. Return True if it is new; then call `set_found`."""
         move = self._move_of.get(int(block), self.num_moves)
         self._moves[self.num_places] = move
         self.num_places += 1
@@ -418,14 +423,14 @@ class Targets:
         return move == self.num_moves
 
     def set_found(self, block: i64) -> None:
-        """The other pool has the same content in `block`; 0 if it has not."""
+        """Record the block of the other pool that has the same content; 0 for none."""
         self.target[self.num_moves] = block
         self.num_moves += 1
         if block == NULL_BLOCK:
             self.num_new += 1
 
     def num_taken(self, pool: ContentLedger) -> i64:
-        """Count the free blocks of `pool` that the moves take: new ones, and each idle find once."""
+        """Return how many free blocks of `pool` the moves take: new ones, and each idle one found."""
         idle: set[int] = set()
         for move in range(self.num_moves):
             if self.target[move] != NULL_BLOCK and pool.ref_cnt[self.target[move]] == 0:
@@ -433,12 +438,12 @@ class Targets:
         return self.num_new + i64(len(idle))
 
     def next_move(self) -> i64:
-        """Return the move of the next place."""
+        """Return the move of the next position."""
         self._num_read += 1
         return self._moves[self._num_read - 1]
 
     def share_found(self, pool: ContentLedger) -> None:
-        """Hold what was found, so that no new block is taken from among it."""
+        """Hold the blocks that were found, so that none of them is evicted."""
         for move in range(self.num_moves):
             if self.target[move] != NULL_BLOCK:
                 pool.share_one(self.target[move])
@@ -452,13 +457,13 @@ class Targets:
             move -= 1
 
     def release(self, pool: ContentLedger) -> None:
-        """Release all targets, each held once by the call."""
+        """Release all targets, each of which the call holds once."""
         for move in range(self.num_moves):
             pool.release_one(self.target[move])
 
 
 def swap_calls(parts: Parts) -> SwapCalls | None:
-    """Make the swaps of a cache with a CPU pool."""
+    """Return the swap calls of a cache; None without a CPU pool."""
     if parts.grouped is None or parts.grouped.cpu is None:
         return None
     return SwapCalls(parts, parts.grouped, parts.grouped.cpu)

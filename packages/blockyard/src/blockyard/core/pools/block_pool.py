@@ -291,7 +291,7 @@ class BlockPool(StandalonePool):
             idle = int(self._ledger.count_idle(found._blocks, count))
             if more > self.num_free_blocks - idle:
                 raise OutOfBlocks(
-                    f"extend_by is {more}; besides {idle} that are hit, only {self.num_free_blocks - idle} of "
+                    f"extend_by is {more}; besides the {idle} idle ones found, only {self.num_free_blocks - idle} of "
                     f"{self.num_usable_blocks} blocks are free",
                     more + idle,
                     self.num_free_blocks,
@@ -467,7 +467,7 @@ class BlockPool(StandalonePool):
         try:
             if self._events is None:
                 raise InvalidArgument(
-                    "enable_kv_cache_events is False; events are noted with enable_kv_cache_events=True"
+                    "enable_kv_cache_events is False; make the pool with enable_kv_cache_events=True to take events"
                 )
             return self._events.take()
         finally:

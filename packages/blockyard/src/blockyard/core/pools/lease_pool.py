@@ -171,7 +171,7 @@ class LeasePool:
     def _free_or_null(self, block_id: object) -> i64:
         block = i64(read_int("block_id", block_id, 0, self._ledger.num_blocks - 1))
         if self._ledger.ref_cnt[block] > 0:
-            raise InvalidArgument(f"block_id is {block}, which is held; only free blocks have a place in the queue")
+            raise InvalidArgument(f"block_id is {block}, which is held; only free blocks are in the queue")
         return block
 
     def leases(self) -> list[BlockLease]:
@@ -327,7 +327,7 @@ class LeasePool:
             place = read_int("position", position, -MAX_BLOCKS, MAX_BLOCKS)
             held = self._book.require_live(lease)
             if not 0 <= place < len(held):
-                raise InvalidArgument(f"position is {place}; the lease has {len(held)} blocks")
+                raise InvalidArgument(f"position is {place}; the lease has {len(held)} blocks, numbered from 0")
             self._ledger.act("copy_on_write", held._holder)
             return self._book.make_own(held, place)
         finally:
@@ -366,7 +366,9 @@ class LeasePool:
     def _require_part(self, lease: BlockLease, first: int, last: int | None) -> int:
         end = len(lease) if last is None else last
         if not first <= end <= len(lease):
-            raise InvalidArgument(f"start is {first}, stop {end}; the lease has {len(lease)} blocks")
+            raise InvalidArgument(
+                f"start is {first} and stop is {end}; both must be from 0 to the {len(lease)} blocks of the lease"
+            )
         return end
 
     def split(self, lease: object, at: object, *, holder: object = "") -> BlockLease:
@@ -390,7 +392,7 @@ class LeasePool:
             position = read_int("at", at, 0, MAX_BLOCKS)
             held = self._book.require_live(lease)
             if position > len(held):
-                raise InvalidArgument(f"at is {position}; the lease has {len(held)} blocks")
+                raise InvalidArgument(f"at is {position}; it must be from 0 to the {len(held)} blocks of the lease")
             return cut_off(self._book, held, position, name)
         finally:
             self._gate.leave_with_result()

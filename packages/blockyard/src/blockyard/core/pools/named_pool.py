@@ -360,7 +360,7 @@ class NamedPool(StandalonePool):
             ids = self._leased_or_ids(blocks)
             count = i64(len(words)) // NAME_WORDS
             if len(ids) != count:
-                raise InvalidArgument(f"there are {count} names for {len(ids)} blocks")
+                raise InvalidArgument(f"names has {count} items for {len(ids)} blocks; give one name for each block")
             self._require_no_null(ids)
             self._named.make_room_for_names(count)
             return self._name_all(ids, words)
@@ -540,7 +540,7 @@ class NamedPool(StandalonePool):
             if i64(self._ledger.ref_cnt[block]) > room:
                 raise InvalidArgument(
                     f"{argument}[{position}] is block {block}, which is held {self._ledger.ref_cnt[block]} times; with "
-                    f"{len(blocks)} holds more it could be held more often than {MAX_HOLDS} times, the limit"
+                    f"{len(blocks)} more it could exceed the limit of {MAX_HOLDS} times"
                 )
 
     def _require_content(self, blocks: vec[i32]) -> None:
@@ -561,7 +561,7 @@ class NamedPool(StandalonePool):
     def _require_no_null(self, blocks: vec[i32]) -> None:
         for position in range(i64(len(blocks))):
             if blocks[position] == 0:
-                raise InvalidArgument(f"position {position} of the lease is the null block, which has no content")
+                raise InvalidArgument(f"blocks[{position}] is 0, the null block, which cannot have a name")
 
 
 def _leading(blocks: vec[i32]) -> i64:

@@ -39,7 +39,9 @@ class StandalonePool(LeasePool):
         self._gate.enter("residency")
         try:
             if self._residency is None:
-                raise InvalidArgument("residency_sample is 0; blocks are followed with residency_sample=1 or more")
+                raise InvalidArgument(
+                    "residency_sample is 0; make the pool with residency_sample=1 or more to follow blocks"
+                )
             return self._residency.residency()
         finally:
             self._gate.leave()
