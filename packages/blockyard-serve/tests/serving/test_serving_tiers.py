@@ -116,7 +116,7 @@ def test_the_page_has_a_line_for_each_tier(tmp_path: Path, tmp_path_factory: pyt
         (["--tier", "disk:/x"], "--tier is 'disk:/x'; it must begin with file:"),
         (["--tier", "file:/x,write=late"], "--tier's write is 'late'; it must be one of through, selective, "),
         (["--tier", "file:"], "a folder must follow file:"),
-        (["--tier", "file:/x,size=3"], "size is no option of a file tier"),
+        (["--tier", "file:/x,size=3"], "size is not an option of a file tier"),
         (["--tier", "file:/x", "--tier-buffer", "much"], "--tier-buffer is 'much'"),
     ],
 )

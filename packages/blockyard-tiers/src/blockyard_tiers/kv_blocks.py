@@ -30,9 +30,7 @@ def object_bytes_of(kv_cache: KVCache) -> int:
 def num_rows_in(buffer_bytes: int, object_bytes: int) -> int:
     """Return how many objects fit into buffers. Raises `InvalidArgument` unless two do."""
     if buffer_bytes < 2 * object_bytes:
-        raise InvalidArgument(
-            f"buffer_bytes is {buffer_bytes}; it must hold at least two objects of {object_bytes} bytes"
-        )
+        raise InvalidArgument(f"buffer_bytes is {buffer_bytes}; it must hold two objects of {object_bytes} bytes")
     return min(buffer_bytes // object_bytes, _MAX_ROWS)
 
 

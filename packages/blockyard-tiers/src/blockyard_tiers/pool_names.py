@@ -25,7 +25,7 @@ def require_offloadable(cache: KVCacheManager, shards: int) -> None:
     """Raise `InvalidArgument` for a cache that an offload does not support. shards: context shards of an object."""
     config = cache.config
     if not config.enable_prefix_caching:
-        raise InvalidArgument("enable_prefix_caching is False; tiers load prefixes and need it: set it to True")
+        raise InvalidArgument("enable_prefix_caching is False; tiers need it: set it to True")
     for number, group in enumerate(config.layer_groups):
         if group.shards != shards:
             raise InvalidArgument(
