@@ -373,7 +373,7 @@ def _add_plan_model(group: Any) -> None:
     group.add_argument(
         "--mtp", action="store_true", help="with the model's own layers that predict further tokens, as drafts"
     )
-    group.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in a block; default: 16")
+    add_cache_field(group, "block_size", default=16)
 
 
 def _add_plan_memory(group: Any) -> None:
