@@ -278,7 +278,7 @@ def test_what_one_listener_does_is_told_to_another_before_the_call_returns() -> 
     """The pools of a manager share a gate: the second's listener makes the first lose a block."""
     gate = Gate()
     first, second = LossTeller(gate), LossTeller(gate)
-    gate.told += [first, second]
+    gate.listeners += [first, second]
     told: list[Any] = []
 
     def hear_second(block_ids: np.ndarray) -> None:

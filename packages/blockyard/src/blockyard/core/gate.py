@@ -1,8 +1,8 @@
-"""One call at a time: what a cache and its pools do with calls that arrive while one of them runs.
+"""One call at a time: what a cache and its pools do with calls that arrive during another call.
 
-A finaliser, a policy written in Python, an argument with `__index__` or `__array__`, a signal handler and another
-thread can all call the cache in the middle of a call. A `free` that arrives then is queued and carried out when the
-running call ends; any other call is refused. Without this, the running call would go on with what it had read before.
+A finaliser, a policy written in Python, an argument with `__index__` or `__array__`, a signal handler or another thread
+can call the cache during a call. A `free` is then queued and carried out when the running call ends; any other call is
+refused. Otherwise the running call would continue with values that are no longer true.
 """
 
 from typing import Final
@@ -13,7 +13,7 @@ from ..errors import ConcurrentCall
 
 OPEN: Final[i64] = 0
 ENTERED: Final[i64] = 1
-#: Entered, and frees, or something to tell, are waiting for the call to end.
+#: Entered; frees or notifications wait for the call to end.
 FREES_WAIT: Final[i64] = 2
 
 
@@ -24,12 +24,12 @@ class Interruption:
         self.error: BaseException | None = None
 
     def note(self, error: BaseException) -> None:
-        """Keep the first one until it can be raised."""
+        """Keep the first error until it can be raised."""
         if self.error is None:
             self.error = error
 
     def raise_now(self) -> None:
-        """Raise what was kept, if anything was."""
+        """Raise the error that was kept, if there is one."""
         error = self.error
         if error is not None:
             self.error = None
@@ -37,34 +37,34 @@ class Interruption:
 
 
 class Deferred:
-    """Frees that arrived inside another call."""
+    """Frees that arrived during another call."""
 
     def carry_out(self) -> None:
-        """Do what was queued, as long as there is some."""
+        """Carry out all queued frees."""
         raise NotImplementedError("Deferred must have carry_out()")
 
 
-class Told:
-    """Something that is told of what calls did, once they are over."""
+class Listener:
+    """The caller's code that is notified after calls."""
 
-    def tell(self) -> bool:
-        """Pass on what there is to tell, if there is something: it runs the caller's own code."""
-        raise NotImplementedError("Told must have tell()")
+    def notify(self) -> bool:
+        """Notify the caller if there is something to report. Return whether there was."""
+        raise NotImplementedError("Listener must have notify()")
 
 
 class Gate:
-    """Shared by a manager and its pools. Every public call that reads or changes more than one number enters it.
+    """The gate that a manager shares with its pools.
 
-        gate.enter("reserve")      refuses when a call runs already
+    Every public call that reads or changes more than one number enters it:
+
+        gate.enter("reserve")      # raises if another call runs
         try: ...
-        finally: gate.leave()      carries out the frees that arrived meanwhile, and tells listeners
+        finally: gate.leave()      # carries out queued frees and notifies listeners
 
-    A listener is the caller's own code, so it is told when the gate is open again.
-
-    An interruption is raised by the call it came up in, once that call is finished or undone. Where the result of a
-    finished call would be lost with it (`leave_with_result`), the next call raises it, before it does anything.
-
-    Entering and leaving cost a compare each (docs/benchmarks.md).
+    Listeners run the caller's code, so the gate is open while they are notified. An interruption is raised by the call
+    in which it occurred, once that call is finished or undone. If that would lose the call's result
+    (`leave_with_result`), the next call raises it before it does anything. Entering and leaving cost a compare each
+    (docs/benchmarks.md).
     """
 
     def __init__(self) -> None:
@@ -72,10 +72,10 @@ class Gate:
         self.running = ""
         self.interruption = Interruption()
         self.deferred: list[Deferred] = []
-        self.told: list[Told] = []
+        self.listeners: list[Listener] = []
         #: Whether the running call changes what is cached though it is no step's: a listener resets it.
         self.has_changed = False
-        self._is_telling = False
+        self._is_notifying = False
 
     def enter(self, call: str) -> None:
         """Begin a call. Raises `ConcurrentCall` while another runs."""
@@ -87,7 +87,7 @@ class Gate:
         self.running = call
 
     def enter_free(self, call: str) -> bool:
-        """Begin a call that frees; False says that another one runs, and the free is to be queued."""
+        """Begin a call that frees. Returns False if another call runs: queue the free."""
         if self.state != OPEN:
             return False
         self.state = ENTERED
@@ -95,7 +95,7 @@ class Gate:
         return True
 
     def wait(self) -> None:
-        """A free was queued: the running call is to carry it out."""
+        """Let the running call carry out a free that was queued."""
         if self.state == OPEN:
             # In the interpreted build another thread's call may have ended meanwhile.
             self.state = ENTERED
@@ -113,39 +113,39 @@ class Gate:
             self.interruption.raise_now()
 
     def leave_with_result(self) -> None:
-        """End a call whose result must not be lost: what interrupted it is raised by the next one."""
+        """End a call whose result must not be lost: the next call raises what interrupted it."""
         if self.state == ENTERED:
             self.state = OPEN
         else:
             self._end()
 
-    def tell_later(self) -> None:
-        """The running call has something to tell when it is over."""
+    def notify_later(self) -> None:
+        """Notify listeners when the running call ends."""
         self.state = FREES_WAIT
 
     def note_change(self) -> None:
-        """The running call, which is no step's, changes what is cached."""
-        if len(self.told) > 0:
+        """Record that the running call, which belongs to no step, changes what is cached."""
+        if len(self.listeners) > 0:
             self.has_changed = True
             self.state = FREES_WAIT
 
     def _end(self) -> None:
         self._carry_out()
-        if not self._is_telling:
-            self._is_telling = True
+        if not self._is_notifying:
+            self._is_notifying = True
             try:
                 # What one listener does may be the next thing to tell another.
-                while self._tell_all():
+                while self._notify_all():
                     pass
             finally:
-                self._is_telling = False
+                self._is_notifying = False
 
-    def _tell_all(self) -> bool:
-        has_told = False
-        for told in self.told:
-            if told.tell():
-                has_told = True
-        return has_told
+    def _notify_all(self) -> bool:
+        has_notified = False
+        for listener in self.listeners:
+            if listener.notify():
+                has_notified = True
+        return has_notified
 
     def _carry_out(self) -> None:
         try:

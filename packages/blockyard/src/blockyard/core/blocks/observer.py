@@ -7,7 +7,7 @@ import numpy as np
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-from ..gate import Gate, Told
+from ..gate import Gate, Listener
 from ..policies.stack import text_of
 
 
@@ -94,7 +94,7 @@ class Clock:
         self.now: float = 0.0
 
 
-class Teller(Told):
+class Teller(Listener):
     """Calls a callback of the caller's when the gate is open again; it may call the pool.
 
     An exception of the callback becomes a RuntimeWarning, because the call that it follows is done; an interruption is
@@ -123,7 +123,7 @@ class ChangeTeller(Teller):
         super().__init__(gate, "on_events")
         self.callback: Callable[[], object] | None = None
 
-    def tell(self) -> bool:
+    def notify(self) -> bool:
         """Call the callback if something has changed."""
         has_changed = self._gate.has_changed
         self._gate.has_changed = False
@@ -148,13 +148,13 @@ class LossTeller(Teller):
         """This block is one of them."""
         if self.callback is not None:
             self._lost.append(int(block))
-            self._gate.tell_later()
+            self._gate.notify_later()
 
-    def tell(self) -> bool:
+    def notify(self) -> bool:
         """Call the callback with what was lost, until nothing more is."""
-        has_told = False
+        has_notified = False
         while self._lost:
-            has_told = True
+            has_notified = True
             lost = self._lost
             self._lost = []
             callback = self.callback
@@ -163,7 +163,7 @@ class LossTeller(Teller):
                     callback(np.array(lost, dtype=np.int32))
                 except BaseException as error:
                     self._report(error)
-        return has_told
+        return has_notified
 
 
 class LossListener(PoolObserver):

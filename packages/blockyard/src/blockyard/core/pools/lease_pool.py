@@ -453,7 +453,7 @@ class LeasePool:
                 raise InvalidArgument(f"on_evict is {shown(callback)}; it must be a callable that takes ids, or None")
             if self._teller is None:
                 self._teller = LossTeller(self._gate)
-                self._gate.told.append(self._teller)
+                self._gate.listeners.append(self._teller)
                 self._ledger.watch(LossListener(self._teller))
             self._teller.callback = callback
         finally:
@@ -476,7 +476,7 @@ class LeasePool:
                 raise InvalidArgument(f"on_events is {shown(listener)}; it must be a callable, or None")
             if self._changes is None:
                 self._changes = ChangeTeller(self._gate)
-                self._gate.told.append(self._changes)
+                self._gate.listeners.append(self._changes)
             self._changes.callback = listener
         finally:
             self._gate.leave()
