@@ -20,7 +20,7 @@ ALLOWED = {
     "blockyard": 823,
     "blockyard-engine": 251,
     "blockyard-lab": 141,
-    "blockyard-serve": 187,
+    "blockyard-serve": 0,
     "blockyard-sglang": 14,
     "blockyard-tiers": 0,
     "blockyard-vllm": 57,

@@ -59,7 +59,7 @@ def run_jobs(
             await mailbox.take()
 
     thread.start()
-    thread.ask(lambda _: all_are_there.wait(60))  # or it would begin a step with the first of them
+    thread.call(lambda _: all_are_there.wait(60))  # or it would begin a step with the first of them
     try:
         asyncio.run(asyncio.wait_for(run_all(), 60))
     finally:
