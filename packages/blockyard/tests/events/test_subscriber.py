@@ -120,7 +120,7 @@ except PublisherError as error:
 else:
     sys.exit("followed without a file")
 source = subscriber._sources["worker"]
-subscriber.mirror.live("worker", 10**6, b"what cannot be read")
+subscriber.mirror.receive_live("worker", 10**6, b"what cannot be read")
 for _ in range(20):
     subscriber.poll(0.05)
 assert subscriber.mirror.trust("worker") is not Trust.LIVE
@@ -138,7 +138,7 @@ def test_without_a_file_for_a_socket_a_worker_is_asked_later() -> None:
         [sys.executable, "-c", WITHOUT_FILES], capture_output=True, text=True, timeout=4 * PATIENCE_SECONDS
     )
     assert found.returncode == 0, found.stderr
-    assert "cannot be asked for a replay yet" in found.stderr
+    assert "no replay can be requested from worker" in found.stderr
 
 
 def test_a_publisher_that_ended_is_silent(publishing: Publishing) -> None:
