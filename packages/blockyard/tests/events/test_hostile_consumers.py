@@ -18,7 +18,7 @@ from blockyard_testing.patience import PATIENCE_SECONDS
 from .published import PROMPT, compute, follow, make_cache, tokens_of, until
 
 
-def test_subscriber_of_many_topics_is_disconnected_and_others_continue(
+def test_subscriber_of_many_topics_is_disconnected(
     publishing: Callable[..., KVEventPublisher],
 ) -> None:
     """ZeroMQ would keep them all: a kilobyte and more for each."""
