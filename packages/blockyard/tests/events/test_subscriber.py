@@ -101,12 +101,12 @@ def test_a_thousand_workers_are_followed_by_one() -> None:
 
 WITHOUT_FILES = """
 import resource, sys
-from blockyard import CacheConfig, KVCacheManager
+from blockyard import CacheConfig, KVCacheManager, ObserveConfig
 from blockyard.errors import PublisherError
 from blockyard.events import KVEventPublisher, Mirror, Subscriber, Trust
 from blockyard_testing.patience import PATIENCE_SECONDS
 
-cache = KVCacheManager(CacheConfig(num_blocks=100, enable_kv_cache_events=True))
+cache = KVCacheManager(CacheConfig(num_blocks=100, observe=ObserveConfig(enable_kv_cache_events=True)))
 publisher = KVEventPublisher(cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=0.05)
 subscriber = Subscriber(Mirror())
 subscriber.follow("worker", publisher.endpoint, publisher.replay_endpoint)
