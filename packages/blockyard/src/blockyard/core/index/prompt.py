@@ -167,7 +167,7 @@ def _no_span(index: int, number: int, position: int) -> InvalidArgument:
 def make_chunk(token_ids: object, extra_keys: object, block_size: int, checks_later: bool = False) -> Chunk:
     """Check and pack tokens from anywhere in a prompt, placeholders below 0 included. Raises `InvalidArgument`.
 
-    With `checks_later` the check is left to `Prompt.require_tokens`, which only has to check what was not hit.
+    With `checks_later` the check is left to `Prompt.require_tokens`, which only checks tokens that were not hit.
     """
     has_keys = has_items(extra_keys)
     packed = pack_tokens(token_ids, block_size, True, checks_later and not has_keys)

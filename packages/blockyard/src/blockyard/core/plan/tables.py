@@ -1,4 +1,4 @@
-"""Block tables as arrays, and what a reader has seen of them, so that reading again costs only the changes."""
+"""Block tables as arrays, and the rows that a reader has seen, so that reading again costs only the changes."""
 
 import numpy as np
 import numpy.typing as npt

@@ -137,7 +137,7 @@ class Joins:
         sequences.num_computed[heir] = min(sequences.num_computed[heir], computed)
 
     def _end_reservations(self, row: i64, freed: i64) -> None:
-        """End the reservations of a row that waited for the freed sequence, and of its own waiters."""
+        """End the reservations of a row that waited for the freed sequence, and of the row's waiters."""
         sequences = self.sequences
         sequences.end_with(row, freed)
         if sequences.num_waiters[row] == 0:

@@ -1,4 +1,4 @@
-"""A cache of named blocks under an eviction policy, the loop behind every hit-rate curve."""
+"""A cache of named blocks under an eviction policy: the loop of every hit-rate curve."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,4 +1,4 @@
-"""A cache of states and of keys and values in one budget, the loop behind every result about states."""
+"""A cache of states and of keys and values in one budget: the loop of every result about states."""
 
 import numpy as np
 import numpy.typing as npt

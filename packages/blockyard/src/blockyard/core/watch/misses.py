@@ -177,7 +177,7 @@ class MissLog(PoolObserver):
             self._of_rows[row * NUM_CAUSES + position] = causes[position]
 
     def clear(self, row: i64) -> None:
-        """Clear the causes of a row, which was forked and has no prompt of its own."""
+        """Clear the causes of a row, which was forked and therefore has no prompt."""
         for position in range(NUM_CAUSES):
             self._of_rows[row * NUM_CAUSES + position] = 0
         self._of_rows[row * NUM_CAUSES + YOUNGEST] = -1

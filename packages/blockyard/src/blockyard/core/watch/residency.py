@@ -69,7 +69,7 @@ class ResidencySampler(PoolObserver):
                 self._used[place] = now
 
     def make_room(self, num_blocks: int) -> None:
-        """Sample ids up to `num_blocks - 1`, of which some may be used before they are allocated."""
+        """Sample ids up to `num_blocks - 1`; some of them may be used before they are allocated."""
         place = i64(num_blocks) // self.sample
         if place >= len(self._born):
             self._grow(place)

@@ -323,8 +323,8 @@ class Mirror:
             token_ids: tokens of the prompt.
             extra_keys: its extra keys.
             num_tokens: how many of its tokens may match; None for all. A cache always computes the last token of a
-                prompt, so pass `len(token_ids) - 1` for what it can reuse. Truncating the result instead may give a
-                length at which a sliding window or a state cannot be resumed.
+                prompt, so pass `len(token_ids) - 1` for the tokens it can reuse. Truncating the result instead may give
+                a length at which a sliding window or a state cannot be resumed.
 
         Raises:
             InvalidArgument: bad tokens or keys.
@@ -466,7 +466,7 @@ def _untagged_form(
 
 
 def _untagged_request(adapter: str | None) -> tuple[Any, ...]:
-    """Return the keys of a request of which only the adapter is known: salt and images are in the blocks' keys."""
+    """Return the keys of a request with only an adapter; salt and images are in the blocks' keys."""
     return () if adapter is None else (("untagged", adapter),)
 
 

@@ -102,7 +102,7 @@ class Subscriber:
         self._behind: dict[str, _Source] = {}
 
     def follow(self, worker: str, endpoint: str, replay_endpoint: str, topic: str = "") -> None:
-        """Subscribe to a publisher and request what it already holds.
+        """Subscribe to a publisher and request its present contents.
 
         Args:
             worker: name for the publisher.

@@ -169,7 +169,7 @@ class BlockTrie:
         request: tuple[object, ...],
         block_keys: list[tuple[object, ...]],
     ) -> i64:
-        """Store blocks of which only the first may have spans; return the last one's node. O(blocks).
+        """Store blocks, only the first of which may have spans; return the last one's node. O(blocks).
 
         At a block with an ambiguous name, return -1 minus its position.
         """

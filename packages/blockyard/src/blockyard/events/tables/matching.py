@@ -1,4 +1,4 @@
-"""Prompts in the form in which they are compared with stored blocks, and the resulting lengths."""
+"""Prompts prepared for comparison with stored blocks, and the lengths of matches."""
 
 import numpy as np
 import numpy.typing as npt
