@@ -109,7 +109,8 @@ def test_kv_events_at_the_servers_own_port(capsys: pytest.CaptureFixture[str], h
     events = f"tcp://{host}:{port - below}"
     assert main(["serve", "--port", str(port), "--kv-events", events, "--model", "no/such/model"]) == 2
     said = capsys.readouterr().err
-    assert f"--kv-events is {events}; that and the next port, for replays, must not be {port}" in said
+    assert f"--kv-events is {events}; neither this port nor the next one (for replays) may be the server" in said
+    assert f" port {port}\n" in said
 
 
 @pytest.mark.parametrize(
