@@ -1,4 +1,4 @@
-"""The commands that blockyard-serve adds to `blockyard`."""
+"""The commands of `blockyard` that blockyard-serve brings."""
 
 from blockyard.cli import Command
 

@@ -1,4 +1,4 @@
-"""The command `blockyard watch`: find the page of a running server and open it."""
+"""`blockyard watch` finds the page of a running server, and opens it; its options stand here too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from blockyard.cli import add_command
 from blockyard.errors import InvalidArgument
 
 _DESCRIPTION = """\
-Open the page of a running server, which shows its blocks: print its address and open it in a browser.
+Open the page of a running server, which shows its blocks. It prints the page's address, and opens a browser
+where there is one.
 """
 
 _EPILOG = """\
@@ -24,7 +25,7 @@ examples:
   blockyard watch                                  a server on this machine: http://127.0.0.1:8000
   blockyard watch http://127.0.0.1:8001 --no-open
 
-If the server has an API key, the page asks for it; the address never contains it.
+A server with an API key lets the page ask for it: it is never part of the address.
 """
 
 
@@ -34,20 +35,20 @@ def add_watch_options(commands: Any) -> None:
     parser.add_argument(
         "url", nargs="?", default="http://127.0.0.1:8000", metavar="URL", help="default: http://127.0.0.1:8000"
     )
-    parser.add_argument("--no-open", action="store_true", help="only print the address")
+    parser.add_argument("--no-open", action="store_true", help="print the address, and open nothing")
 
 
-#: Timeouts of one read and of the whole response.
+#: For each of its pieces, and for all of an answer.
 _SECONDS = 10
-_TOTAL_SECONDS = 20
+_SECONDS_IN_ALL = 20
 _MAX_BYTES = 2**16
 _MAX_WHY = 200
-#: Part of the page that identifies it.
+#: What only this page says of itself.
 _MARK = b'<meta name="application-name" content="Blockyard">'
 
 
 def run_watch(options: argparse.Namespace) -> int:
-    """Print the page's address, and open it unless `--no-open` is given."""
+    """Print the page's address, and open it unless told not to."""
     address = page_address(options.url)
     print(address, flush=True)
     if not options.no_open:
@@ -56,14 +57,14 @@ def run_watch(options: argparse.Namespace) -> int:
 
 
 def page_address(url: str) -> str:
-    """Return the address of a server's page, at /ui/ or at the URL itself. Sends at most two requests.
+    """Finds the page of a server under /ui/, or at the address itself, by two requests at most.
 
-    Raises `InvalidArgument` if `url` is not a URL, or there is no page.
+    Raises `InvalidArgument`, in one sentence, for what is no address, and where there is no such page.
     """
     _require_address(url)
     bare = url.rstrip("/")
     bare = bare.removesuffix("/v1") if urlsplit(bare).path == "/v1" else bare
-    why = "there is no page; check that it is a blockyard server without --ui off"
+    why = "it has no page; is it a blockyard server, started without --ui off?"
     for address in (f"{bare}/ui/", f"{bare}/"):
         try:
             if _has_mark(address):
@@ -71,9 +72,7 @@ def page_address(url: str) -> str:
         except urllib.error.HTTPError:
             continue
         except (OSError, HTTPException, ValueError) as error:
-            # The text is the server's: remove what could be escape sequences of a terminal.
-            reason = str(getattr(error, "reason", error))[:_MAX_WHY]
-            why = "".join(each if each.isprintable() else "?" for each in reason)
+            why = _printable(str(getattr(error, "reason", error)))
             break
     raise InvalidArgument(f"url is {shown(url)}; {why}")
 
@@ -83,15 +82,15 @@ def _require_address(url: str) -> None:
         parts = urlsplit(url)
         is_one = parts.scheme in ("http", "https") and bool(parts.hostname)
         is_one = is_one and not (parts.username or parts.query or parts.fragment) and url.isprintable()
-        is_one = is_one and parts.port != 0  # raises if it is above 65535
+        is_one = is_one and parts.port != 0  # which raises where it is above 65535
     except ValueError:
         is_one = False
     if not is_one:
-        raise InvalidArgument(f"url is {shown(url)}; it must be a URL such as http://127.0.0.1:8000, without a key")
+        raise InvalidArgument(f"url is {shown(url)}; it must be an address like http://127.0.0.1:8000, without a key")
 
 
 def _has_mark(address: str) -> bool:
-    """Return whether the page is at `address`. Uses a thread, because socket timeouts restart with every byte."""
+    """Says whether it answers with the page. A socket's timeout begins anew with each byte, so another thread asks."""
     answers: list[bytes] = []
     errors: list[Exception] = []
 
@@ -104,9 +103,14 @@ def _has_mark(address: str) -> bool:
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(_TOTAL_SECONDS)
+    asking.join(_SECONDS_IN_ALL)
     if errors:
         raise errors[0]
     if not answers:
-        raise OSError(f"it did not answer within {_TOTAL_SECONDS} seconds")
+        raise OSError(f"it has not answered within {_SECONDS_IN_ALL} seconds")
     return _MARK in answers[0]
+
+
+def _printable(text: str) -> str:
+    """Returns a server's own words without what could be escape sequences for a terminal."""
+    return "".join(each if each.isprintable() else "?" for each in text[:_MAX_WHY])

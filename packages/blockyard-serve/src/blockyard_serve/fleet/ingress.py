@@ -1,7 +1,6 @@
-"""An ingress in a replica of Ray Serve, reached through Ray's HTTP proxy. Ray replaces it if it dies.
+"""An ingress in a replica of Ray Serve, behind Ray's HTTP proxy: there may be several, and Ray replaces one that dies.
 
-Each ingress has its own mirror of the replicas and its own bookings. GET /fleet merges the views of all ingresses;
-metrics are those of the ingress that answers.
+Each has a mirror and a book of its own. What it shows of the fleet is what all of them know; its metrics are its own.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from starlette.types import ASGIApp
 from blockyard.errors import MissingExtra
 from blockyard_engine.model import load_tokenizer
 
-from ..http.server import wrap_app
-from .app import FleetBackend, IngressApp, IngressPlan
+from ..http.server import guarded
+from .app import Fleetwork, Front, IngressPlan
 from .replica import listen_on_loopback
 
 try:
@@ -23,13 +22,13 @@ try:
 except ImportError as error:
     raise MissingExtra(f"a fleet needs {error.name}: pip install 'blockyard[fleet,serve]'") from error
 
-#: Timeout of a call of all ingresses.
-_CALL_SECONDS = 30.0
+#: Seconds that a look at the other ingresses may take.
+_LOOK_SECONDS = 30.0
 
 
 @serve.ingress()
 class Ingress:
-    """A Ray Serve deployment of an `IngressApp`."""
+    """Is an application of `app` as Ray Serve makes it."""
 
     async def __init__(self, engines: Any, plan: IngressPlan) -> None:  # type: ignore[misc]
         if plan.is_local:
@@ -39,33 +38,35 @@ class Ingress:
         self._name = context.replica_id.unique_id
         model = await engines.model.remote()
         self._options = plan.options
-        self._app = IngressApp(
-            FleetBackend(
+        self._front = Front(
+            Fleetwork(
                 engines,
                 model,
                 load_tokenizer(Path(plan.folder)),
                 plan.num_replicas,
-                plan.policy,
+                plan.cost,
+                plan.silence,
+                plan.endurance,
                 name=f"fleet-{self._name}",
             ),
             plan.options,
-            self._view_all,
+            self._ask_all,
         )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return wrap_app(self._app.app, self._options)
+        return guarded(self._front.app, self._options)
 
-    async def view(self, what: str) -> tuple[str, dict[str, Any]]:
-        """Return this ingress's name and view of the fleet (`IngressApp.view`)."""
-        return self._name, await self._app.view(what)
+    async def look(self, what: str) -> tuple[str, dict[str, Any]]:
+        """Return this one's name, and what it knows (`Front.look`)."""
+        return self._name, await self._front.look(what)
 
-    async def _view_all(self, what: str) -> list[dict[str, Any]]:
+    async def _ask_all(self, what: str) -> list[dict[str, Any]]:
         try:
-            found = await self._others.broadcast("view", what).results_async(timeout_s=_CALL_SECONDS)
-        except Exception as error:  # one has just died, or Ray does not know this one yet
+            told = await self._others.broadcast("look", what).results_async(timeout_s=_LOOK_SECONDS)
+        except Exception as error:  # one has just died, or this one is not known yet
             if what != "state":
                 return [{"ok": False, "error": f"an ingress does not answer: {error}"[:500]}]
-            found = []
-        views = dict(found)
-        own = views.pop(self._name, None) or await self._app.view(what)
-        return [own, *views.values()]
+            told = []
+        looks = dict(told)
+        own = looks.pop(self._name, None) or await self._front.look(what)
+        return [own, *looks.values()]

@@ -1,4 +1,4 @@
-"""Sizes of a model that planning needs, as a value: the engine may be in another process."""
+"""Plans of requests ask this of an engine, as values: the engine may be in another process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from blockyard_engine.scheduling import CacheLimits
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Sizes of a model and of the cache that serves it.
+    """The sizes of a model and of the cache it is served from.
 
-    Attributes:
-        context: tokens of the longest sequence that the model supports.
-        hash_block_size: tokens of a block that can be hit.
-        limits: sequences that an empty cache can hold to their end.
+    context: tokens of the longest sequence that the model knows. num_blocks: of the pool. max_num_seqs: sequences that
+    run at once. hash_block_size: tokens of a block that can be hit. limits: what an empty cache can carry to its end.
     """
 
     context: int
@@ -27,7 +25,7 @@ class ServedModel:
 
     @classmethod
     def of(cls, engine: Engine) -> ServedModel:
-        """Read the sizes of an engine. O(1)."""
+        """Read an engine. O(1)."""
         config = engine.cache.config
         return cls(
             context=engine.shape.max_model_len,
@@ -40,5 +38,5 @@ class ServedModel:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of the longest sequence that the context and the pool allow."""
+        """Return the tokens of the longest sequence that is served: the model's limit, or what the pool can hold."""
         return self.limits.max_model_len

@@ -1,4 +1,4 @@
-"""Details on request: one block, or a run of blocks."""
+"""What is asked for when the reader points at a thing: one block, a run of blocks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from blockyard import KVCacheManager
 from blockyard.extending import KVCacheBlock
 
-from .call_queue import EngineStatus
+from .desk import Surroundings
 from .frames import Frame
 
-#: Decodes lists of token ids, each to one text.
+#: Lists of token ids to their texts, one each.
 Texts = Callable[[Sequence[Sequence[int]]], Awaitable[list[str]]]
-#: Maximum of blocks in a run, and of holders and tokens shown of a block.
+#: Blocks of a run, holders and tokens of a block that are told.
 MAX_RUN = 1024
 _MAX_HOLDERS = 64
 _MAX_SHOWN_TOKENS = 4096
@@ -26,13 +26,8 @@ _MAX_SHOWN_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class SeenBlock:
-    """A block between two steps.
-
-    Attributes:
-        names: display names of its holders.
-        step: number of steps so far.
-        is_plain: whether its tokens identify its content: one layer group without a window, and no CPU pool.
-    """
+    """A block between two steps. names: of its holders, as the page shows them. is_plain: token blocks hold the keys
+    and values themselves: one layer group without a window, and no CPU pool."""
 
     block: KVCacheBlock
     names: list[str]
@@ -40,8 +35,8 @@ class SeenBlock:
     is_plain: bool
 
 
-def read_config(cache: KVCacheManager, status: EngineStatus) -> dict[str, Any]:  # noqa: ARG001
-    """Return the constant settings of a cache. Only in its thread. O(groups)."""
+def see_config(cache: KVCacheManager, around: Surroundings) -> dict[str, Any]:  # noqa: ARG001
+    """Return what does not change, in the cache's thread. O(groups)."""
     config = cache.config
     return {
         "block_size": cache.block_size,
@@ -50,18 +45,18 @@ def read_config(cache: KVCacheManager, status: EngineStatus) -> dict[str, Any]: 
     }
 
 
-def read_block(block_id: int, cache: KVCacheManager, status: EngineStatus) -> SeenBlock | None:
-    """Return a block, or None if the id does not exist. Only in the cache's thread. O(held blocks)."""
+def see_block(block_id: int, cache: KVCacheManager, around: Surroundings) -> SeenBlock | None:
+    """One block, in the cache's thread; None where there is none of this id. O(running sequences * their blocks)."""
     if not 1 <= block_id < len(cache.pool.ref_counts()):
         return None
     block = cache.block(block_id)
-    known = status.names
+    known = around.names
     names = [_named(holder, known) for holder in block.holders[:_MAX_HOLDERS]]
-    return SeenBlock(block, names, status.step, not cache.config.is_mapped)
+    return SeenBlock(block, names, around.step, not cache.config.is_mapped)
 
 
 async def block_answer(seen: SeenBlock, texts: Texts | None, shows_text: bool) -> dict[str, Any]:
-    """Return a block for the page. `texts` is None without a tokenizer; `shows_text` allows prompts."""
+    """Return a block for the page. texts: None where there is no tokenizer. shows_text: whether prompts may be seen."""
     block = seen.block
     answer: dict[str, Any] = {
         "id": block.block_id,
@@ -88,7 +83,7 @@ async def block_answer(seen: SeenBlock, texts: Texts | None, shows_text: bool) -
 
 
 def run_answer(frame: Frame, ref_counts: NDArray[np.int32], first: int, count: int) -> dict[str, Any]:
-    """Return the states (base64, a byte each) and reference counts of `count` blocks from `first` on. O(count)."""
+    """The states of blocks `first` and following at a frame, base64 of a byte each, and their counts. O(count)."""
     end = min(first - 1 + min(count, MAX_RUN), len(frame.states))
     states = frame.states[first - 1 : end]
     return {
@@ -100,7 +95,7 @@ def run_answer(frame: Frame, ref_counts: NDArray[np.int32], first: int, count: i
 
 
 def _named(holder: str, names: Mapping[str, str]) -> str:
-    """Return a holder's display name: its inner name and the name that the client gave."""
+    """ "sequence 12 'request 3'" is "request 3" on the page, and what its client called it."""
     start = holder.find("'")
     inner = holder[start + 1 : -1] if start >= 0 and holder.endswith("'") else holder
     name = names.get(inner, "")

@@ -1,6 +1,7 @@
-"""KV events: publish the contents of a cache to routers and other consumers, and follow them.
+"""KV events: what a cache holds, published to routers and other consumers, and followed by them.
 
-Publishing and following need the extra `events`, imported on first use. `blockyard.events.tables` only needs numpy.
+`blockyard.events.tables` needs numpy alone. Publishing and following need the extra `events`, and import it when one of
+their names is first used.
 """
 
 from importlib import import_module
@@ -45,7 +46,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a name that needs the extra `events` on first use."""
+    """Import a name that needs the extra when it is first used."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LATER[name], __name__), name)

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets. Errors name the argument."""
+"""ZeroMQ sockets: bound or connected, or an error that names the argument."""
 
 from __future__ import annotations
 
@@ -13,30 +13,23 @@ try:
 except ImportError as error:
     raise MissingExtra(f"KV events need {error.name}: pip install 'blockyard[events]'") from error
 
-__all__ = ["SENT_FROM_PLACE", "bind_socket", "connect_socket", "require_endpoint", "zmq"]
+__all__ = ["SENT_FROM_PLACE", "bound", "connected", "require_endpoint", "zmq"]
 
 LAST_PORT = 65535
-#: Largest request or topic; the connection of a larger one is closed.
+#: Largest request, or topic, that is read; a sender of more is cut off.
 MAX_REQUEST_BYTES = 2**16
-#: Frames of at least this many bytes are sent without a copy, and released by a thread of pyzmq.
+#: Frames of at least this many bytes are sent from where they are, and a thread of pyzmq's own lets go of them; others
+#: are copied.
 SENT_FROM_PLACE = 2**18
 
 
-def bind_socket(
+def bound(
     context: Any, kind: int, name: str, endpoint: str, linger: int, options: Mapping[int, int] | None = None
 ) -> Any:
-    """Return a bound socket.
+    """A socket that others connect to. linger: milliseconds that last messages get to leave at the end. options: of
+    ZeroMQ, besides.
 
-    Args:
-        context: ZeroMQ context.
-        kind: type of the socket.
-        name: argument, for errors.
-        endpoint: where to bind it.
-        linger: milliseconds to send the last messages when it is closed.
-        options: further options of ZeroMQ.
-
-    Raises:
-        PublisherError: the endpoint cannot be bound, or the process may not open more sockets.
+    Raises `PublisherError` for an endpoint that cannot be bound, and where the process may open no more sockets.
     """
     socket = _made(context, kind, name, endpoint)
     socket.setsockopt(zmq.LINGER, linger)
@@ -47,10 +40,10 @@ def bind_socket(
     return _opened(socket, socket.bind, "bound", name, endpoint)
 
 
-def connect_socket(context: Any, kind: int, name: str, endpoint: str, max_message_bytes: int) -> Any:
-    """Return a connected socket. A peer that sends more than `max_message_bytes` in a message is disconnected.
+def connected(context: Any, kind: int, name: str, endpoint: str, max_message_bytes: int) -> Any:
+    """A socket of one who listens or asks; a sender of a larger message is cut off.
 
-    Raises `PublisherError` if the endpoint is malformed, or the process may not open more sockets.
+    Raises `PublisherError` for an endpoint of bad form, and where the process may open no more sockets.
     """
     socket = _made(context, kind, name, endpoint)
     socket.setsockopt(zmq.LINGER, 0)
@@ -59,7 +52,7 @@ def connect_socket(context: Any, kind: int, name: str, endpoint: str, max_messag
 
 
 def require_endpoint(name: str, endpoint: object) -> str:
-    """Return `endpoint` if it looks like an address. Raises `InvalidArgument` otherwise."""
+    """An address that sockets take, as far as that can be told without one. Raises `InvalidArgument`."""
     given = require_unicode(name, require_str(name, endpoint))
     if "://" not in given:
         raise InvalidArgument(f"{name} is {shown(given)}; it must begin with tcp://, as tcp://127.0.0.1:5557 does")
@@ -81,7 +74,7 @@ def _made(context: Any, kind: int, name: str, endpoint: object) -> Any:
     try:
         return context.socket(kind)
     except zmq.ZMQError as error:
-        raise PublisherError(f"{name} is {shown(endpoint)}; no socket can be opened: {error} (ulimit -n)") from error
+        raise PublisherError(f"{name} is {shown(endpoint)}; there is no socket for it: {error} (ulimit -n)") from error
 
 
 def _opened(socket: Any, act: Callable[[str], None], verb: str, name: str, endpoint: str) -> Any:

@@ -1,8 +1,8 @@
-// Untrusted text, made safe to show. It only becomes the text of a node, never markup.
+// Text that others wrote, made safe to look at: it only ever becomes the text of a node, never markup.
 
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 
-// Show control characters as pictures, and characters that reverse or hide text as numbers.
+// Control characters as their pictures, and those that turn or hide text by their numbers.
 export function visible(text) {
   return text.replace(UNSEEN, (sign) => {
     const code = sign.charCodeAt(0);
@@ -12,10 +12,10 @@ export function visible(text) {
   });
 }
 
-// Visible text on one line.
+// The same on one line, as a token is shown.
 export const onOneLine = (text) => visible(text).replace(/\n/g, "\u21b5").replace(/\t/g, "\u21e5");
 
-// Whether the server made this request name, so that it need not be shown.
+// A name of a request that the server made, and of no interest.
 export const isMade = (name) => /^req-[0-9a-f]{24}$/.test(name);
 
 export function make(tag, className = "", text = "", ...children) {

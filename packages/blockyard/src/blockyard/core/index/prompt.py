@@ -1,4 +1,4 @@
-"""Input and result of a lookup: a prompt (tokens, extra keys, spans), and its cached prefix."""
+"""What a lookup is asked and answers: a prompt (tokens, keys, what stands at spans), and what of it was found."""
 
 from bisect import bisect_right
 from typing import Final
@@ -20,22 +20,17 @@ from ...keys import (
 )
 from ..tokens import MAX_TOKEN, PackedTokens, first_below_zero, pack_tokens
 
-#: Greater than any block number.
+#: Behind every block of a prompt.
 NO_MORE: Final[i64] = 1099511627776
-#: The empty list of positions; never modified.
+#: No positions; never changed.
 NOWHERE: Final[list[int]] = []
 
 
 class Prompt:
-    """A prompt in packed form.
+    """words: the tokens, packed in blocks. keys: extra keys that hold for every block, in one order, as plain tuples.
 
-    Attributes:
-        words: packed tokens, in blocks.
-        num_tokens: number of tokens.
-        keys: extra keys of the whole request, in canonical order, as plain tuples.
-        spans: spans by block.
-        span_blocks: these blocks, ascending.
-        is_checked: whether all tokens are known to be valid.
+    spans: for each block that a span overlaps, what stands there, in a form that is compared whole; `span_blocks`
+    are these blocks, ascending. is_checked: False while it is not known that all numbers are tokens.
     """
 
     def __init__(
@@ -61,9 +56,9 @@ class Prompt:
         self.tenant: i64 = -1
 
     def require_tokens(self, first_word: i64) -> None:
-        """Raise `InvalidArgument` for an invalid token from a word on, unless already checked. O(tokens).
+        """Raise `InvalidArgument` for a number from a word on that is no token, which no call has looked at. O(tokens).
 
-        Earlier tokens equal cached ones without spans, which are valid.
+        Numbers before it equal what is cached without spans, which are tokens.
         """
         if self.is_checked:
             return
@@ -73,28 +68,27 @@ class Prompt:
             raise _no_span(place, number, place)
 
     def next_span_block(self, position: i64) -> i64:
-        """Return the first block after `position` with a span, or `NO_MORE`. O(log spans)."""
+        """The first block behind `position` that a span overlaps, or one behind all. O(log spans)."""
         index = bisect_right(self.span_blocks, int(position))
         return self.span_blocks[index] if index < len(self.span_blocks) else NO_MORE
 
 
 class Hit:
-    """The cached prefix of a prompt. It holds no blocks, and is valid until the cache changes.
+    """The cached beginning of a prompt. It holds nothing: it is true until the cache changes.
 
-    Attributes:
-        root: root of the prompt's keys (`PrefixIndex.root`); 0 if nothing was cached under them.
-        blocks: ids of the leading indexed blocks (`PrefixIndex.find_under`).
-        num_usable: how many of them can be taken: computed ones and those of one producer (`joins`), or, with layer
-            groups, those that every group holds (`store.grouped`).
-        num_known: how many of them count as cached when a miss is explained; later ones are looked up in evictions.
-        first_pending: the first of them that is still being computed; `num_usable` if none is.
-        places: with layer groups, for each group and position a block, minus a CPU block, or 0 for none.
-        state: with a state group, the blocks of the state at the end of the hit, which the first step loads.
-        num_served: how many of the blocks could be taken if every position had a state; `num_usable` without states.
-        external_state_tokens: that of the prompt.
-        lacks_state: whether the hit ends without a cached state, because the caller supplies one further on.
-        sources: if the hit ends inside the next block, one block per group that begins with the same tokens.
-        num_alike: number of these tokens.
+    root: what stands before the prompt's first block (`PrefixIndex.root`); 0 while nothing was cached under its keys.
+    blocks: ids of the leading blocks that the index knows, as `PrefixIndex.find_under` returned them.
+    num_usable: how many of them can be taken: computed ones and those of one owner (`joins`), or, with layer groups,
+        those of which every group has its blocks (`store.grouped`).
+    num_known: how many of them count as cached where a miss is explained; what is behind is looked for in evictions.
+    first_pending: the first of them that is still being computed; `num_usable` where none is.
+    places: with layer groups, for each group a block at each place, minus a CPU block, or 0 for none.
+    state: with a state group, the blocks of the state at the end of the hit, which the first step loads.
+    num_served: how many of the blocks could be taken if there were a state behind each; `num_usable` without a group.
+    external_state_tokens: of the prompt. lacks_state: whether the hit ends where no state is cached, because the
+        caller supplies one further on.
+    sources, num_alike: where the hit goes on inside the next block: blocks, one for each group, that begin with the
+        same `num_alike` tokens.
     """
 
     def __init__(self, root: i64, blocks: vec[i32], external_state_tokens: i64 = 0) -> None:
@@ -114,7 +108,7 @@ class Hit:
 
 
 def make_prompt(token_ids: object, extra_keys: object, block_size: int) -> Prompt:
-    """Check and pack a caller's prompt. O(tokens + blocks under spans). Raises `InvalidArgument`."""
+    """Check and pack what a caller calls a prompt. Raises `InvalidArgument`. O(tokens + blocks under spans)."""
     packed = pack_tokens(token_ids, block_size)
     keys = canonical_keys(extra_keys) if has_items(extra_keys) else ()
     if not keys:
@@ -128,17 +122,17 @@ def make_prompt(token_ids: object, extra_keys: object, block_size: int) -> Promp
 
 
 class Chunk:
-    """Checked tokens and keys whose position in the prompt is not known yet."""
+    """Tokens and keys that were read and checked, before it is known where in a prompt they stand."""
 
     def __init__(self, packed: PackedTokens, keys: tuple[ExtraKey, ...]) -> None:
         self.packed = packed
         self.keys = keys
 
     def at(self, first_block: i64, block_size: int) -> Prompt:
-        """Return the tokens as blocks of a prompt from `first_block` on; spans and blocks count from there.
+        """The tokens as blocks of a prompt from `first_block` on; spans and blocks count from there.
 
-        Spans may extend past the tokens on both sides. O(spans + blocks under them + placeholders). Raises
-        `InvalidArgument` for a token below 0 without a span.
+        Spans may reach out of the tokens on both sides. Raises `InvalidArgument` for a token below 0 where no span
+        stands: nothing would tell what it stands for. O(spans + blocks under them + placeholders).
         """
         packed = self.packed
         if packed.placeholders is not None:
@@ -167,7 +161,7 @@ def _no_span(index: int, number: int, position: int) -> InvalidArgument:
 def make_chunk(token_ids: object, extra_keys: object, block_size: int, checks_later: bool = False) -> Chunk:
     """Check and pack tokens from anywhere in a prompt, placeholders below 0 included. Raises `InvalidArgument`.
 
-    With `checks_later` the check is left to `Prompt.require_tokens`, which only checks tokens that were not hit.
+    checks_later: whether `Prompt.require_tokens` may check them, which is less work behind a hit.
     """
     has_keys = has_items(extra_keys)
     packed = pack_tokens(token_ids, block_size, True, checks_later and not has_keys)
@@ -175,12 +169,12 @@ def make_chunk(token_ids: object, extra_keys: object, block_size: int, checks_la
 
 
 def has_tokens(token_ids: object) -> bool:
-    """Return False for an empty list or array."""
+    """False for an empty list or array."""
     if isinstance(token_ids, (list, tuple)):
         return len(token_ids) > 0
     return not isinstance(token_ids, np.ndarray) or token_ids.size > 0
 
 
 def has_items(extra_keys: object) -> bool:
-    """Return False for an empty tuple, the most common case, without a call of interpreted code."""
+    """False for an empty tuple, the most common case, without a call into interpreted code."""
     return not isinstance(extra_keys, tuple) or len(extra_keys) > 0

@@ -1,7 +1,7 @@
-"""Changes of the block tables from step to step as arrays, read from a cache and applied to a copy.
+"""What changes in the block tables from step to step, as arrays: read where the cache is, repeated where a copy is.
 
-A change of a row is four numbers: its position in the batch, the first new block, the row's number of blocks, and how
-many of these are null. If the first new block is 0, the whole row is new.
+A change of a row is four numbers: its place in the batch, the first block that is new, how many blocks the row has now,
+and how many of these are null. 0 for the first new block says that all of the row is new.
 """
 
 from typing import Final
@@ -19,12 +19,12 @@ from .batch import Batch, GivenTokens
 from .plans import StepPlan, SwapPlan
 from .tables import SeenRows
 
-#: Numbers per changed row.
+#: Numbers of a changed row.
 CHANGE: Final[i64] = 4
 
 
 class TableReader:
-    """Reads the changes of a cache's block tables since it last read them."""
+    """Reads what has changed in the block tables of one cache since it read them last."""
 
     def __init__(self, config: CacheConfig) -> None:
         self._seen = [
@@ -33,10 +33,7 @@ class TableReader:
         self._words = zeros_i64(0)
 
     def read(self, plan: StepPlan, group: int) -> list[npt.NDArray[np.int64]]:
-        """Return the changed rows of a step in one layer group, int64 (4n,), and their new block ids.
-
-        O(B + new blocks).
-        """
+        """The changed rows of a step in one layer group, int64 (4n,), and their new block ids. O(B + new blocks)."""
         table = plan._tables[group]
         rows = plan._batch.rows
         seen = self._seen[group]
@@ -57,7 +54,7 @@ class TableReader:
         return [whole[: int(CHANGE * num_changes)].copy(), whole[int(CHANGE * num_changes) : int(end)].copy()]
 
     def _note_changes(self, seen: SeenRows, table: BlockTable, rows: vec[i64]) -> i64:
-        """Write the changed rows to the beginning of the buffer; return their number."""
+        """Write the changed rows to the beginning of the words; how many there are."""
         words = self._room(CHANGE * i64(len(rows)))
         num_words: i64 = 0
         for index in range(i64(len(rows))):
@@ -77,13 +74,13 @@ class TableReader:
         return self._words
 
     def forget(self) -> None:
-        """Treat everything as new at the next reading."""
+        """Let everything be new at the next reading."""
         for seen in self._seen:
             seen.forget()
 
 
 class TableCopy:
-    """Copies of another process's block tables, and plans over them. It does not check its input."""
+    """Copies of another process's block tables, and plans over them. It trusts what it is told."""
 
     def __init__(self, config: CacheConfig) -> None:
         self.tables = [
@@ -92,15 +89,15 @@ class TableCopy:
         ]
 
     def num_blocks(self, group: int) -> npt.NDArray[np.int64]:
-        """Return the number of blocks of each row of a layer group, as a read-only live view."""
+        """Return how many blocks each row of a layer group has, read-only, live."""
         return view_i64(self.tables[group].num_blocks)
 
     def num_null(self, group: int) -> npt.NDArray[np.int64]:
-        """Return the number of leading null blocks of each row of a layer group, as a read-only live view."""
+        """Return how many null blocks each row of a layer group begins with, read-only, live."""
         return view_i64(self.tables[group].num_null)
 
     def swap_plan(self, moves: list[list[int]]) -> SwapPlan:
-        """Return a plan of swaps. `moves` has swap_outs, swap_ins and copies, each as flat (from, to, group)."""
+        """Return a plan of swaps. moves: swap_outs, swap_ins and copies, each (from, to, group) one after another."""
         return SwapPlan(self.tables, _transfers(moves))
 
     def step_plan(
@@ -110,10 +107,9 @@ class TableCopy:
         changes: list[list[npt.NDArray[np.int64]]],
         moves: list[list[int]],
     ) -> StepPlan:
-        """Apply a step's changes and return its plan. O(B + T + new blocks).
+        """The plan of a step, once its changes are made. O(B + T + new blocks).
 
-        `batch` has rows, starts, scheduled tokens and statuses; `changes` the results of `TableReader.read` by layer
-        group.
+        batch: rows, starts, scheduled tokens and statuses. changes: of each layer group, as `TableReader.read` gave.
         """
         rows = vec[i64](batch[0])
         clock = self.tables[0]
@@ -125,7 +121,7 @@ class TableCopy:
         return StepPlan(self.tables, made, zeros_i64(0), _transfers(moves))
 
     def tell_states(self, plan: StepPlan, state_blocks: int, lists: list[list[int]]) -> None:
-        """Set a plan's state operations: copies, clears, loads, saves and refusals, each flat."""
+        """Let a plan say of states what another did: its copies, clears, loads, saves and refusals, each flat."""
         told = plan._transfers
         told.state_blocks = state_blocks
         told.state_copies, told.state_clears, told.state_loads = [numbers_of(each) for each in lists[:3]]

@@ -1,1 +1,1 @@
-"""Records of past events: allocation history, residency, causes of misses."""
+"""What is remembered of what happened: history, residency, causes of misses."""

@@ -1,4 +1,4 @@
-"""The latest events of a pool's blocks, for debugging an engine."""
+"""The last things that happened to a pool's blocks, for debugging an engine."""
 
 from librt.vecs import vec
 from mypy_extensions import i32, i64
@@ -9,7 +9,7 @@ from ..blocks.observer import Clock, PoolObserver
 
 
 class Entry:
-    """A recorded event."""
+    """One remembered event."""
 
     def __init__(self, number: int, time: float, action: str, actor: str, blocks: vec[i32], num_free: int) -> None:
         self.number = number
@@ -20,47 +20,47 @@ class Entry:
         self.num_free = num_free
 
     def event(self) -> AllocationEvent:
-        """Return the event as an `AllocationEvent`."""
+        """Return the event as people see it."""
         blocks = [int(block) for block in self.blocks]
         return AllocationEvent(self.number, self.time, self.action, self.actor, blocks, self.num_free)
 
 
 class AllocationHistory(PoolObserver):
-    """The latest `size` events of a pool, in a ring. An event costs a copy of its block ids; nothing if size is 0."""
+    """The latest `size` events of a pool, in a ring. An event costs a copy of its block ids, and nothing when off."""
 
     def __init__(self, size: int, queue: FreeQueue, clock: Clock) -> None:
         self.size = size
         self.queue = queue
         self.clock = clock
-        #: The running call and its holder.
+        #: Which call is running, and for whom.
         self.actor = ""
         self.num_events = 0
-        #: Number of events not recorded because memory was short.
+        #: Events that there was no memory to remember.
         self._num_lost = 0
         self._entries: list[Entry] = []
 
     def acting(self, actor: str) -> None:
-        """Set the call that the following events belong to."""
+        """Whatever comes next, this call does it."""
         self.actor = actor
 
     def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Record that blocks were taken."""
+        """Note that blocks were taken."""
         self._note("take", blocks, start, count)
 
     def shared(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Record that blocks got another holder."""
+        """Note that blocks are held once more."""
         self._note("share", blocks, start, count)
 
     def released(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Record that a holder released blocks."""
+        """Note that blocks are held once less."""
         self._note("release", blocks, start, count)
 
     def evicting(self, block: i64) -> None:
-        """Record the eviction of a cached block."""
+        """Note that a cached block is taken for something else."""
         self._note("evict", vec[i32]([i32(block)]), 0, 1)
 
     def unretained(self, block: i64, action: str) -> None:
-        """Record the end of a block's retention, and its cause."""
+        """Note that a wish keeps a block no longer, and why."""
         self._note(action, vec[i32]([i32(block)]), 0, 1)
 
     def _note(self, action: str, blocks: vec[i32], start: i64, count: i64) -> None:
@@ -81,5 +81,5 @@ class AllocationHistory(PoolObserver):
             self._entries[(self.num_events - self._num_lost) % self.size] = entry
 
     def events(self) -> list[AllocationEvent]:
-        """Return the recorded events, oldest first. O(size)."""
+        """Return what is remembered, oldest first. O(size)."""
         return [entry.event() for entry in sorted(self._entries, key=lambda entry: entry.number)]

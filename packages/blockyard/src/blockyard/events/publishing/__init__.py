@@ -1,1 +1,1 @@
-"""Publishing the contents of a cache as KV events."""
+"""From a cache to the wire: what it told, as numbered messages, from a thread of its own."""

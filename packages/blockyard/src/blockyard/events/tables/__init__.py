@@ -1,1 +1,1 @@
-"""Compiled tables of published contents, and of many workers' blocks."""
+"""What many caches hold, as one trie of blocks: compiled, arrays alone."""

@@ -1,6 +1,6 @@
-"""Makes events from changes of single blocks: consecutive blocks of a chain, or removals from a place, share an event.
+"""Makes events of single blocks: neighbours of one chain share one, and so do removals from one place.
 
-Lists of numbers are encoded in msgpack with numpy, without a Python object per number.
+Its lists of numbers are written in msgpack with numpy, without a Python object for each number.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from ..wire import (
     Event,
     PlainKey,
     lora_name,
-    pack_keys,
-    pack_list,
-    tag_keys,
-    untag_keys,
+    packed_keys,
+    packed_list,
+    tagged,
+    untagged,
 )
 
 FEWEST_ITEMS: Final = 64
@@ -40,16 +40,16 @@ SPAN_32: Final[i64] = 2**32
 
 
 class WordList:
-    """A growing list of words. `clear` keeps its memory."""
+    """Words, one behind another, in memory that is used again after `clear`."""
 
     def __init__(self) -> None:
         self._items = zeros_i64(FEWEST_ITEMS)
         self.count: i64 = 0
-        #: Union of their bits.
+        #: The bits that any of them has.
         self.bits: i64 = 0
 
     def add(self, word: i64) -> None:
-        """Append a word. O(1), amortized."""
+        """O(1), amortized."""
         if self.count == i64(len(self._items)):
             self._items = grown_i64(self._items, 2 * len(self._items))
         self._items[self.count] = word
@@ -57,7 +57,7 @@ class WordList:
         self.count += 1
 
     def add_run(self, words: vec[i64], start: i64, size: i64) -> None:
-        """Append `size` words from `start` on. O(size), amortized."""
+        """Adds `size` words from `start` on. O(size), amortized."""
         at = self.count
         if at + size > i64(len(self._items)):
             self._items = grown_i64(self._items, 2 * int(at + size))
@@ -70,18 +70,18 @@ class WordList:
         self.count = at + size
 
     def clear(self) -> None:
-        """Remove all words."""
+        """Begins anew."""
         self.count = self.bits = 0
 
     def view(self) -> npt.NDArray[np.int64]:
-        """Return the words as a view, valid until others are added. O(1)."""
+        """Return the words, until some are added. O(1)."""
         return view_i64(self._items)[: int(self.count)]
 
 
 class _Rows:
-    """Encoded numbers of one width, each after its tag. The memory is reused.
+    """Numbers of one width, each behind its tag. Their memory is used again for the next ones.
 
-    A number is written as the signed integer of the same bits.
+    A number is written as the signed one of the same bits, which is what remains of it in fewer bits.
     """
 
     def __init__(self, tag: int, width: str) -> None:
@@ -98,7 +98,7 @@ class _Rows:
         self.bytes = rows.view(np.uint8).data
 
     def write(self, numbers: npt.NDArray[Any]) -> None:
-        """Encode numbers in place of those before. O(numbers)."""
+        """O(numbers)."""
         count = len(numbers)
         if count > len(self._numbers):
             self._make(2 * count)
@@ -106,9 +106,9 @@ class _Rows:
 
 
 class NumberWriter:
-    """Encodes numbers from 0 to 2**63 - 1, all as wide as the largest, so that any range of them can be a list.
+    """Writes numbers from 0 to 2**63 - 1, each as wide as the largest needs, so that any run of them can be a list.
 
-    msgpack allows wider encodings than necessary, and numbers of one width are rows of an array.
+    msgpack allows a number to be wider than it has to be, and numbers of one width are rows of an array.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class NumberWriter:
         self._rows = self._narrow
 
     def write(self, numbers: npt.NDArray[Any], bits: i64) -> None:
-        """Encode numbers in place of those before. O(numbers). `bits` is the union of their bits."""
+        """Numbers in place of those before. bits: those that any of them has. O(numbers)."""
         self._rows = self._narrow if bits < SPAN_16 else self._middle if bits < SPAN_32 else self._wide
         self._rows.write(numbers)
 
@@ -127,22 +127,22 @@ class NumberWriter:
 
 
 def _head(count: int) -> bytes:
-    """Return the header of a list of `count` items."""
+    """Return how a list of `count` items begins."""
     if count <= LAST_FIXARRAY:
         return bytes((FIXARRAY + count,))
     return ARRAY_16 + count.to_bytes(2, "big") if count < SPAN_16 else ARRAY_32 + count.to_bytes(4, "big")
 
 
-#: Most blocks per event; a longer chain becomes several events.
+#: Blocks of one event; a longer chain becomes several events.
 MOST_BLOCKS_AN_EVENT: Final[i64] = 512
-#: Chains are encoded together once they have `MOST_BLOCKS_AN_EVENT` blocks or are `MOST_CHAINS`.
+#: Chains are written together as soon as they have as many blocks as an event may have, or are `MOST_CHAINS`.
 MOST_CHAINS: Final = 64
 
 
 class _Chain:
-    """Blocks of one event, stored or removed: the writer's names from `first` up to `last`, and likewise its tokens.
+    """Blocks of one event, stored or removed: the writer's names from `first` up to `last`, its tokens likewise.
 
-    `before` is the name of the block before them. `spans` has the spans of blocks by position.
+    before: the name of the block before them. spans: by position, what stands in a block besides text.
     """
 
     def __init__(
@@ -164,9 +164,9 @@ class _Chain:
 
 
 class EventWriter:
-    """Collects changes, in order. A place is 2 * layer group + medium (`wire.MEDIA`).
+    """Collects what happened, in order. A place is 2 * layer group + medium (`wire.MEDIA`).
 
-    Several chains are encoded together, because numpy takes as long for a few numbers as for hundreds.
+    The numbers of some chains are written together, because to write few takes numpy as long as hundreds.
     """
 
     def __init__(self, config: CacheConfig) -> None:
@@ -185,25 +185,22 @@ class EventWriter:
         self._written_names = NumberWriter()
         self._written_tokens = NumberWriter()
         self._events: list[Event] = []
-        #: Chains that are complete but not encoded, and the open one.
+        #: Chains that are ended and not yet written, and the one that is not.
         self._ended: list[_Chain] = []
         self._open: _Chain | None = None
         self._last: i64 = 0
 
     def clear(self) -> None:
-        """Record that all blocks were removed."""
+        """Nothing is cached any more."""
         self._close()
         self._write()
         self._events.append(AllBlocksCleared())
 
-    def add_stored(
+    def stored(
         self, name: i64, before: i64, place: i64, request: tuple[PlainKey, ...], spans: tuple[PlainKey, ...]
     ) -> None:
-        """Record a stored block; its `tokens` follow.
-
-        `before` is the name of the block before it, 0 at the beginning.
-        """
-        if not self.extend_chain(name, before, place):
+        """A block is there; its `tokens` follow. before: the name of the block before it, 0 at the beginning."""
+        if not self.goes_on(name, before, place):
             self._begin(place, True, before, request)
             self._names.add(name)
             self._last = name
@@ -211,8 +208,8 @@ class EventWriter:
         if spans and chain is not None:
             chain.spans[int(self._names.count - chain.first) - 1] = spans
 
-    def extend_chain(self, name: i64, before: i64, place: i64) -> bool:
-        """Record a stored block without spans if it follows the last one; return False if it does not."""
+    def goes_on(self, name: i64, before: i64, place: i64) -> bool:
+        """A block is there which nothing but text decides, behind the one that was stored last; False if it is not."""
         chain = self._open
         if chain is None or not chain.is_stored or self._last != before or chain.place != place or before == 0:
             return False
@@ -222,12 +219,12 @@ class EventWriter:
         self._last = name
         return True
 
-    def add_tokens(self, words: vec[i64], start: i64) -> None:
-        """Record packed tokens of the block stored last, or of its next part, from word `start` on."""
+    def tokens(self, words: vec[i64], start: i64) -> None:
+        """Packed tokens of the block that was stored last, or of its next part, from word `start` on."""
         self._tokens.add_run(words, start, self._num_words)
 
-    def add_removed(self, name: i64, place: i64) -> None:
-        """Record a removed block."""
+    def removed(self, name: i64, place: i64) -> None:
+        """A block is gone."""
         chain = self._open
         if chain is None or chain.is_stored or chain.place != place:
             self._begin(place, False, 0, ())
@@ -235,22 +232,22 @@ class EventWriter:
 
     @property
     def has_events(self) -> bool:
-        """Return whether any event is encoded."""
+        """Returns whether some events are written."""
         return len(self._events) > 0
 
     def take(self) -> list[Event]:
-        """Return the encoded events, once."""
+        """Returns the events that are written, once."""
         events, self._events = self._events, []
         return events
 
     def finish(self) -> list[Event]:
-        """Complete the last event; return all events that were not taken."""
+        """Ends the last event, and returns all that were not taken."""
         self._close()
         self._write()
         return self.take()
 
     def abandon(self) -> None:
-        """Discard all changes and events."""
+        """Forget what is begun."""
         self._open = None
         self._forget_chains()
         self._events = []
@@ -278,7 +275,7 @@ class EventWriter:
         self._tokens.clear()
 
     def _write(self) -> None:
-        """Encode the complete chains, while none is open."""
+        """Makes events of the chains that are ended, while none is open."""
         if not self._ended:
             return
         rows = self._tokens.view().view(np.int32).reshape(-1, 2 * int(self._num_words))
@@ -288,9 +285,9 @@ class EventWriter:
         for chain in self._ended:
             blocks = self._written_names.part(int(chain.first), int(chain.last))
             if not chain.is_stored:
-                self._events.append(BlockRemoved(pack_list(blocks), MEDIA[chain.place & 1], int(chain.place >> 1)))
+                self._events.append(BlockRemoved(packed_list(blocks), MEDIA[chain.place & 1], int(chain.place >> 1)))
                 continue
-            with contextlib.suppress(ValueError):  # keys that cannot be encoded: these blocks are not published
+            with contextlib.suppress(ValueError):  # keys that cannot be written: consumers are not told of these blocks
                 self._events.append(self._stored_event(chain, blocks))
         self._forget_chains()
 
@@ -301,14 +298,14 @@ class EventWriter:
         if chain.request or chain.spans:
             is_first = chain.before == 0
             rows = [chain.spans.get(place, ()) for place in range(int(chain.last - chain.first))]
-            extra_keys = pack_keys(
-                [untag_keys(chain.request, row, is_first and place == 0) for place, row in enumerate(rows)]
+            extra_keys = packed_keys(
+                [untagged(chain.request, row, is_first and place == 0) for place, row in enumerate(rows)]
             )
-            keys = pack_keys([tag_keys(chain.request, row) for row in rows])
+            keys = packed_keys([tagged(chain.request, row) for row in rows])
         return BlockStored(
-            pack_list(names),
+            packed_list(names),
             int(chain.before) or None,
-            pack_list(self._written_tokens.part(chain.first_token, chain.last_token)),
+            packed_list(self._written_tokens.part(chain.first_token, chain.last_token)),
             self._block_sizes[group],
             None,
             MEDIA[chain.place & 1],
