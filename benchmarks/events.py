@@ -103,18 +103,18 @@ def other_threads(vocabulary: int) -> None:
     draw = np.random.default_rng(2)
     publish, own, ingest, own_ingest = [], [], [], []
     mirror = Mirror(hash_seed=1)
-    mirror.replayed("worker", *feed.beat())
+    mirror.receive_replayed("worker", *feed.heartbeat())
     for message in feed.replay(0):
-        mirror.replayed("worker", *message)
-    mirror.end_of_replay("worker")
+        mirror.receive_replayed("worker", *message)
+    mirror.end_replay("worker")
     for number in range(2 * KEPT + 2 * ROUNDS):
         run_prompt(cache, draw, vocabulary)
         changes = cache.take_events()
         begin, busy = time.perf_counter(), time.thread_time()
-        message = feed.changed(changes)
+        message = feed.make_message(changes)
         middle, half = time.perf_counter(), time.thread_time()
         assert message is not None
-        mirror.live("worker", *message)
+        mirror.receive_live("worker", *message)
         end, done = time.perf_counter(), time.thread_time()
         if number >= 2 * KEPT:
             publish.append(middle - begin)
@@ -162,7 +162,7 @@ def snapshot(num_blocks: int) -> None:
     """All of a pool in one message."""
     cache, _ = filled(num_blocks, 3)
     feed = Feed(ContentTable(cache.config), True, 100, None, time.time)
-    feed.changed(cache.take_events())
+    feed.make_message(cache.take_events())
     feed.turns = held = Held()
     for _ in range(SNAPSHOTS):
         begin, own = time.perf_counter(), time.thread_time()
@@ -289,11 +289,11 @@ def match() -> None:
         seq = cache.allocate(tokens[:length])
         cache.reserve([seq], length)
         cache.commit([seq], length)
-        feed.changed(cache.take_events())
+        feed.make_message(cache.take_events())
         cache.free(seq)
         for message in feed.replay(0):
-            mirror.replayed(f"worker-{number}", *message)
-        mirror.end_of_replay(f"worker-{number}")
+            mirror.receive_replayed(f"worker-{number}", *message)
+        mirror.end_replay(f"worker-{number}")
     seconds = [timed(lambda: mirror.match(tokens)) for _ in range(200)]
     found = mirror.match(tokens)
     assert sorted(one.num_tokens for one in found.values()) == [BLOCK_SIZE * (750 - n) for n in range(63, -1, -1)]

@@ -24,8 +24,8 @@ import numpy as np
 from blockyard.routing import COSTS
 from blockyard_engine import GenerationResult, NewToken, SamplingParams
 from blockyard_serve.fleet import cluster
-from blockyard_serve.fleet.asks import ReplicaAsk
 from blockyard_serve.fleet.replica import ReplicaPlan
+from blockyard_serve.fleet.replica_request import ReplicaRequest
 from blockyard_testing.tiny_models import NUM_TOKENS, tiny_folder
 
 AFFINITY = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router.PrefixCacheAffinityRouter"
@@ -57,7 +57,7 @@ class Asked:
     first: float
 
 
-class TextAsk(ReplicaAsk):
+class TextAsk(ReplicaRequest):
     """As Ray's affinity wants it: with a text as prompt. The replica gets the plain one."""
 
     __slots__ = ()
@@ -106,7 +106,7 @@ class Dynamo:
             )
         assert len(self._names) == num_replicas, self._names
 
-    async def choose(self, ask: ReplicaAsk) -> str:
+    async def choose(self, ask: ReplicaRequest) -> str:
         """Keep a request from all replicas but one; returns the number of the reservation."""
         self._number += 1
         number = f"selection-{self._number}"
@@ -141,7 +141,7 @@ class Run:
     handle: Any
     first_token: Callable[[str], None]
     dynamo: Dynamo | None
-    ask_type: type[ReplicaAsk]
+    ask_type: type[ReplicaRequest]
     ended: list[Asked] = field(default_factory=list)
     taken: dict[str, int] = field(default_factory=dict)
 
@@ -234,9 +234,9 @@ async def play(handle: Any, router: str, shape: Shape, seed: int, num_replicas: 
     service = Dynamo(dynamo) if router == "Dynamo" and dynamo else None
     run = Run(
         handle.options(stream=True, method_name="generate"),
-        shared_fleet(str(handle.deployment_id), cost_of(router)).first_token,
+        shared_fleet(str(handle.deployment_id), cost_of(router)).record_first_token,
         None,
-        TextAsk if router == "affinity" else ReplicaAsk,
+        TextAsk if router == "affinity" else ReplicaRequest,
     )
     await run.answer([1] * 40)  # the handle's router is made at the first call
     if service is not None:
@@ -287,7 +287,7 @@ def main() -> None:
     options = parser.parse_args()
     routers = [name for name in options.routers.split(",") if name != "Dynamo" or options.dynamo]
     assert NUM_TOKENS >= 256
-    with tempfile.TemporaryDirectory() as work, cluster.ray_here(0) as is_ready:
+    with tempfile.TemporaryDirectory() as work, cluster.local_ray(0) as is_ready:
         from ray import serve
 
         folder = tiny_folder(Path(work), MAX_LEN)

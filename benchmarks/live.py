@@ -13,10 +13,10 @@ import threading
 import time
 
 from blockyard import CacheConfig, KVCacheManager
-from blockyard_serve.live import Desk, Surroundings
+from blockyard_serve.live import CallQueue, EngineStatus
 from blockyard_serve.live.feed import MAX_SHARE, PageFeed
 from blockyard_serve.live.frames import Frame
-from blockyard_serve.live.prompts import PromptLog
+from blockyard_serve.live.prompt_log import PromptLog
 from blockyard_serve.live.snapshot import take_snapshot
 
 _NUM_SEQS = 32
@@ -55,15 +55,15 @@ class Load:
 class Watching:
     """A reader in a thread of its own; counts what is sent to it."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, calls: CallQueue) -> None:
         self.num_bytes = self.num_frames = 0
-        self._desk = desk
+        self._calls = calls
         self._is_over = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._read()))
         self._thread.start()
 
     async def _read(self) -> None:
-        feed = PageFeed(self._desk, PromptLog(), is_ending=lambda: self._is_over)
+        feed = PageFeed(self._calls, PromptLog(), is_ending=lambda: self._is_over)
         async for sent in feed.events():
             self.num_bytes += len(sent)
             self.num_frames += sent.startswith((b"event: frame", b"event: change"))
@@ -72,18 +72,18 @@ class Watching:
         """End it; what it asked last is answered."""
         self._is_over = True
         while self._thread.is_alive():
-            self._desk.answer()
+            self._calls.run()
             load.step()
 
 
-def steps_a_second(load: Load, desk: Desk, seconds: float, step_seconds: float) -> tuple[float, float]:
+def steps_a_second(load: Load, calls: CallQueue, seconds: float, step_seconds: float) -> tuple[float, float]:
     """Steps a second, and the share of the time in which questions were answered.
 
     step_seconds: what a step takes beside the cache, in which the thread sleeps, as it waits for a device.
     """
     start, num_before, answering = time.perf_counter(), load.num_steps, 0.0
     while (now := time.perf_counter()) < start + seconds:
-        desk.answer(Surroundings(step=load.num_steps))
+        calls.run(EngineStatus(step=load.num_steps))
         answering += time.perf_counter() - now
         load.step()
         time.sleep(step_seconds)
@@ -103,7 +103,7 @@ def measure(num_blocks: int, seconds: float, step_seconds: float) -> None:
     copies, frames = [], []
     for number in range(1, _ROUNDS + 1):
         load.step()
-        snapshot = take_snapshot(load.cache, Surroundings())
+        snapshot = take_snapshot(load.cache, EngineStatus())
         start = time.perf_counter()
         frame = Frame.of(snapshot, number)
         frames.append(time.perf_counter() - start)
@@ -114,13 +114,13 @@ def measure(num_blocks: int, seconds: float, step_seconds: float) -> None:
         end=" ",
         flush=True,
     )
-    desk = Desk(load.cache)
+    calls = CallQueue(load.cache)
     alone, watched, shares = [], [], []
     num_bytes = num_frames = 0
     for _ in range(3):
-        alone.append(steps_a_second(load, desk, seconds, step_seconds)[0])
-        reader = Watching(desk)
-        rate, share = steps_a_second(load, desk, seconds, step_seconds)
+        alone.append(steps_a_second(load, calls, seconds, step_seconds)[0])
+        reader = Watching(calls)
+        rate, share = steps_a_second(load, calls, seconds, step_seconds)
         num_bytes, num_frames = num_bytes + reader.num_bytes, num_frames + reader.num_frames
         reader.stop(load)
         watched.append(rate)

@@ -16,7 +16,7 @@ from pathlib import Path
 import uvicorn
 from benchmarks.live import Load
 
-from blockyard_serve.live import Desk, LivePage, Surroundings
+from blockyard_serve.live import CallQueue, EngineStatus, LivePage
 from blockyard_testing.browser import Browser, browser
 
 MEASURE = """(async () => {
@@ -38,8 +38,8 @@ MEASURE = """(async () => {
 def measured(num_blocks: int, seconds: float, folder: Path) -> str:
     """A row of the table."""
     load = Load(num_blocks)
-    desk = Desk(load.cache)
-    config = uvicorn.Config(LivePage(desk), port=0, log_level="error", lifespan="off")
+    calls = CallQueue(load.cache)
+    config = uvicorn.Config(LivePage(calls), port=0, log_level="error", lifespan="off")
     server = uvicorn.Server(config)
     threading.Thread(target=server.run, daemon=True).start()
     found: list[list[float]] = []
@@ -57,7 +57,7 @@ def measured(num_blocks: int, seconds: float, folder: Path) -> str:
         looking = threading.Thread(target=look, args=(page,))
         looking.start()
         while looking.is_alive():
-            desk.answer(Surroundings(step=load.num_steps))
+            calls.run(EngineStatus(step=load.num_steps))
             load.step()
             time.sleep(0.01)
     server.should_exit = True

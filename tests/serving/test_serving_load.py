@@ -16,7 +16,7 @@ from benchmarks.serving.__main__ import percentiles
 from benchmarks.serving.client import Work, run_clients
 
 from blockyard_serve import ServerLimits
-from blockyard_serve.jobs.prompts import PromptEncoder
+from blockyard_serve.jobs.prompt_encoder import PromptEncoder
 from blockyard_testing.patience import PATIENCE_SECONDS
 from blockyard_testing.servers import MODEL, running_server, tiny_engine
 from blockyard_testing.tiny_models import NUM_TOKENS, byte_tokenizer
@@ -65,7 +65,7 @@ def test_a_short_prompt_does_not_wait_for_the_long_ones_of_others() -> None:
             await encoder.encode("prompt", prompt)
             answered.append(size)
 
-        tasks = [asyncio.ensure_future(encoder.ask(lambda _: goes_on.wait(PATIENCE_SECONDS)))]
+        tasks = [asyncio.ensure_future(encoder.call(lambda _: goes_on.wait(PATIENCE_SECONDS)))]
         for size in (5000, 4000, 3, 1000, 2, 1):
             tasks.append(asyncio.ensure_future(encode("x" * size, size)))
         tasks.append(asyncio.ensure_future(encode([{"role": "user", "content": "y" * 4500}], 4500)))
@@ -83,7 +83,7 @@ def test_a_short_prompt_does_not_wait_for_the_long_ones_of_others() -> None:
 def test_what_waits_for_the_tokenizer_is_cancelled_when_it_ends() -> None:
     async def end() -> list[object]:
         encoder, goes_on = PromptEncoder(byte_tokenizer(), NUM_TOKENS), threading.Event()
-        tasks = [asyncio.ensure_future(encoder.ask(lambda _: goes_on.wait(PATIENCE_SECONDS)))]
+        tasks = [asyncio.ensure_future(encoder.call(lambda _: goes_on.wait(PATIENCE_SECONDS)))]
         tasks += [asyncio.ensure_future(encoder.encode("prompt", "x")) for _ in range(3)]
         await asyncio.sleep(0.05)
         encoder.close()

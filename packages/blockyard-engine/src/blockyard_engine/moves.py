@@ -1,4 +1,4 @@
-"""Queue of block moves, carried out in the order of their plans before the next step writes anything."""
+"""Whole blocks to move before the next step writes anything: noted as plans are made, carried out in that order."""
 
 from __future__ import annotations
 
@@ -12,40 +12,43 @@ from blockyard.storage import KVCache, MoveLists, SlotLists, StateSlots
 
 
 class MoveQueue:
-    """Block moves of plans that are not carried out yet."""
+    """Moves that were decided and not yet carried out."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[SwapPlan, MoveLists | SlotLists]] = []
         self._is_broken = False
-        #: Blocks that swap-ins fill since the moves were last carried out, and whether these are carried out.
+        #: What swap_ins fill since moves were last carried out, and whether they have been.
         self._loads: list[npt.NDArray[np.int32]] = []
         self._is_carried = False
 
     @property
     def plans(self) -> list[SwapPlan]:
-        """Plans with pending moves, in order."""
+        """Return those whose moves wait, in order."""
         return list({id(plan): plan for plan, _ in self._waiting}.values())
 
     def note(self, plan: SwapPlan) -> None:
-        """Add the moves of a plan. The plan's arrays are not copied."""
+        """Remember what a plan moves. The arrays are the plan's own, made for its caller."""
         if self._is_carried:
             self._loads, self._is_carried = [], False
-        for lists in move_lists(plan):
+        for lists in lists_of(plan):
             self._waiting.append((plan, lists))
             if isinstance(lists, MoveLists):
                 self._loads.append(plan.swap_ins[:, 1])
 
     def loading(self) -> npt.NDArray[np.int32]:
-        """Return the blocks that swap-ins of the latest or next step fill, int32 (n,). O(n)."""
+        """Return the blocks that the latest step's swap_ins fill, or those of the next one, int32 (n,). O(n)."""
         return np.concatenate(self._loads) if self._loads else np.empty(0, np.int32)
 
     def carry_out(self, kv_cache: KVCache, slots: StateSlots | None = None) -> None:
-        """Carry out all pending moves, blocks before states; on CUDA they overlap with computation. O(blocks).
+        """Move all that waits, on CUDA beside the computing (`KVCache.start_moves`). O(blocks).
 
-        If a move fails halfway, this raises until `clear`: repeating it could save new data in place of the old block.
+        slots: the states of a hybrid model, which plans move behind blocks.
+
+        Once that broke half-way it is not tried again, and raises until `clear`: the same moves a second time could
+        save, as an old block, what the first time has put in its place.
         """
         if self._is_broken:
-            raise ModelError("block moves failed halfway, so the blocks' contents are unknown; call clear first")
+            raise ModelError("block moves broke half-way; what they moved is not known")
         while self._waiting:
             self._is_broken = True
             _, moves = self._waiting[0]
@@ -55,14 +58,14 @@ class MoveQueue:
         self._is_carried = True
 
     def clear(self) -> None:
-        """Drop all pending moves."""
+        """Forget what waits."""
         self._waiting.clear()
         self._loads = []
         self._is_broken = False
 
 
-def move_lists(plan: SwapPlan) -> list[MoveLists | SlotLists]:
-    """Return the moves of a plan, blocks before states; empty if there are none."""
+def lists_of(plan: SwapPlan) -> list[MoveLists | SlotLists]:
+    """Return what a plan moves, blocks first; empty if nothing."""
     lists = [plan.swap_outs, plan.swap_ins, *([plan.copies] if isinstance(plan, StepPlan) else [])]
     moves: list[MoveLists | SlotLists] = [MoveLists(*lists)] if any(len(pairs) for pairs in lists) else []
     if isinstance(plan, StepPlan):

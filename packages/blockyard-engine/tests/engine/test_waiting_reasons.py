@@ -1,4 +1,4 @@
-"""Reasons for waiting: no room, or another request that computes the same prefix."""
+"""Why requests wait: for room, or for another request that computes the same beginning."""
 
 from __future__ import annotations
 

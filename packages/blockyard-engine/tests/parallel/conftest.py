@@ -1,4 +1,4 @@
-"""Fixtures of the hand-over tests."""
+"""What the tests of hand-overs share."""
 
 from __future__ import annotations
 

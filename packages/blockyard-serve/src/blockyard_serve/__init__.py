@@ -1,18 +1,18 @@
-"""An OpenAI-compatible server over the engine: FastAPI and uvicorn in front, one thread that owns the engine behind.
+"""An OpenAI-compatible server: FastAPI and uvicorn in front of one thread that owns the engine.
 
     from blockyard_engine import Engine
     from blockyard_serve import Server, ServerOptions
 
     Server(Engine.from_pretrained("path/to/model"), ServerOptions(model_name="my-model", port=8000)).run()
 
-Read it in this order; a folder imports only from those before it:
+Reading order; each folder imports only from those above it:
 
-    errors, limits    what clients are told, and what they may ask for
-    otlp              where spans of requests go
-    openai/           requests and answers in OpenAI's words
-    jobs/             the engine's side: prompts encoded, jobs queued, the thread that steps the engine, its metrics
-    http/             the clients' side: uvicorn, paths, keys, deadlines, streams
-    fleet/            the same over several engines, processes of Ray Serve, one of which may die
+    errors, limits    error responses and the limits on requests
+    otlp              export of request spans
+    openai/           requests and responses of OpenAI's API
+    jobs/             the engine's side: prompt encoding, the queue, the engine thread, its metrics
+    http/             the clients' side: uvicorn, routes, keys, deadlines, streams
+    fleet/            the same API over several engines, each a Ray Serve process that may fail
 
 Needs fastapi, uvicorn and prometheus-client: `pip install 'blockyard[serve]'`.
 """
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ApiError", "EngineThread", "Server", "ServerLimits", "ServerOptions", "create_app"]
 
-#: What takes seconds to import is imported when it is first asked for, so that wrong options are told at once.
-_PLACES = {
+#: Imported on first use: these imports take seconds, and wrong options should be reported at once.
+_MODULES = {
     "EngineThread": ".jobs.engine_thread",
     "Server": ".http.server",
     "ServerOptions": ".http.server",
@@ -43,9 +43,9 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for needed in ("fastapi", "prometheus_client", "uvicorn"):
         if find_spec(needed) is None:
             raise MissingExtra(f"blockyard_serve needs {needed}: pip install 'blockyard[serve]'")
-    return getattr(import_module(_PLACES[name], __name__), name)
+    return getattr(import_module(_MODULES[name], __name__), name)

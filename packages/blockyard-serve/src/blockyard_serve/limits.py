@@ -1,4 +1,4 @@
-"""What one client, and all of them together, may ask of the server."""
+"""Limits on the requests of one client and of all clients together."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ from blockyard.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Bounds of everything that a client could make large or slow.
+    """Limits on everything that a client could make large or slow.
 
-    max_body_bytes: of a request; counted while it is read.
-    max_waiting: completions that may wait beyond those that run at once; more are answered with 429.
-    max_completions: of one request: prompts times `n`.
-    max_tokens: new tokens of a completion; the room in the context if None.
-    default_max_tokens: of a chat that does not say; the room in the context, within max_tokens, if None.
-    max_connections: open at once; uvicorn answers more with 503.
-    header_seconds, body_seconds: until a client has sent them. client_seconds: until it has taken what was sent.
-    request_seconds: until an answer is complete. drain_seconds: for running requests when the server stops.
-    retry_after_seconds: what a refused client is told to wait.
+    Attributes:
+        max_body_bytes: size of a request body, counted while it is read.
+        max_waiting: completions that may wait in addition to those that run; further ones get 429.
+        max_completions: completions of one request, prompts times `n`.
+        max_tokens: new tokens of a completion; None allows all that fit into the context.
+        default_max_tokens: new tokens of a chat that sets no limit; None uses `max_tokens`.
+        max_connections: open connections; uvicorn answers further ones with 503.
+        header_seconds: time for a client to send its headers.
+        body_seconds: time for a client to send its body.
+        client_seconds: time for a client to receive a response.
+        request_seconds: time until a response is complete.
+        drain_seconds: time for running requests to end when the server stops.
+        retry_after_seconds: `Retry-After` of refused requests.
 
-    Raises `InvalidArgument` for a value outside its limits.
+    Raises:
+        InvalidArgument: for a value outside its limits.
     """
 
     max_body_bytes: int = 2**20

@@ -1,4 +1,4 @@
-"""A tracer that sends its spans to a collector of OpenTelemetry."""
+"""A tracer that exports spans to an OpenTelemetry collector."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ if TYPE_CHECKING:
 
 
 def otlp_tracer(endpoint: str) -> Tracer:
-    """Spans go to `endpoint` by OTLP over HTTP (http://localhost:4318/v1/traces, say), in the background, in batches.
+    """Return a tracer that sends spans to `endpoint` by OTLP over HTTP, in batches from a background thread.
 
-    What is left is sent when the process ends. The environment's OTEL_SERVICE_NAME and its like hold; the service is
-    called "blockyard" where nothing else is said. Raises `InvalidArgument` for what is no http address, `MissingExtra`
-    without opentelemetry's SDK and exporter.
+    Pending spans are sent when the process exits. Environment variables such as OTEL_SERVICE_NAME apply; the default
+    service name is "blockyard".
+
+    Args:
+        endpoint: URL of the collector, for example http://localhost:4318/v1/traces.
+
+    Raises:
+        InvalidArgument: if `endpoint` is not an http or https URL.
+        MissingExtra: if opentelemetry's SDK or exporter is not installed.
     """
     if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
-        raise InvalidArgument(f"otlp_traces_endpoint is {endpoint!r}; it must begin with http:// or https://")
+        raise InvalidArgument(f"otlp_traces_endpoint is {endpoint!r}; it must be a URL with http:// or https://")
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource

@@ -67,7 +67,7 @@ def test_a_warning_of_the_engine_is_a_line(asked: dict[str, Any], monkeypatch: p
     assert asked == {}
 
 
-def test_what_is_not_asked_is_the_engines_default(asked: dict[str, Any]) -> None:
+def test_options_that_are_not_given_keep_the_engines_defaults(asked: dict[str, Any]) -> None:
     assert main(["generate", "Hi", "--max-tokens", "1", "--model", "."]) == 0
     assert (asked["gpu_memory_utilization"], asked["swap_space_bytes"], asked["num_cpu_blocks"]) == (0.9, 0, 0)
     assert asked["cache_options"] == {"track_misses": False}
@@ -81,7 +81,7 @@ def test_what_is_not_asked_is_the_engines_default(asked: dict[str, Any]) -> None
         ("--num-blocks 90 --kv-cache-memory-bytes 4GiB", "not allowed with argument --num-blocks"),
     ],
 )
-def test_a_memory_size_that_is_none(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_memory_size_is_refused(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         status = main(["generate", "Hi", *arguments.split()])
     except SystemExit as end:  # argparse's own

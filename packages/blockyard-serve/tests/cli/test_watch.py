@@ -21,7 +21,7 @@ pytest.importorskip("fastapi")
 from blockyard_testing.servers import running_server, tiny_engine
 
 
-def test_it_prints_the_page_and_opens_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_opens_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
     with running_server(tiny_engine(num_blocks=20), api_key="secret") as server:
@@ -46,14 +46,14 @@ def test_it_prints_the_page_and_opens_it(monkeypatch: pytest.MonkeyPatch, capsys
         "http://a/?key=1",
     ],
 )
-def test_what_is_no_address_is_named(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_url_is_named(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", url, "--no-open"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("blockyard: url is ")
     assert said.count("\n") == 1
 
 
-def test_a_server_without_the_page_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_without_a_page_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -68,7 +68,7 @@ def test_a_server_without_the_page_is_told(capsys: pytest.CaptureFixture[str]) -
     thread.start()
     try:
         assert main(["watch", f"http://127.0.0.1:{server.server_port}", "--no-open"]) == 2
-        assert "it has no page" in capsys.readouterr().err
+        assert "there is no page" in capsys.readouterr().err
     finally:
         server.shutdown()
         server.server_close()
@@ -93,7 +93,7 @@ def answering(pieces: list[bytes], pause: float = 0.0) -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def test_a_servers_own_words_are_no_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+def test_escape_sequences_of_a_server_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with answering([b"\x1b]0;title\x07\x1b[2J" + b"x" * 5000 + b"\r\n\r\n"]) as address:
         assert main(["watch", address, "--no-open"]) == 2
     said = capsys.readouterr().err
@@ -102,16 +102,16 @@ def test_a_servers_own_words_are_no_escape_sequences(capsys: pytest.CaptureFixtu
     assert len(said) < 400
 
 
-def test_a_server_that_drips_is_not_waited_for(
+def test_slow_server_hits_the_total_timeout(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A byte now and then keeps a socket from timing out forever."""
-    monkeypatch.setattr(watch, "_SECONDS_IN_ALL", 0.5)
+    monkeypatch.setattr(watch, "_TOTAL_SECONDS", 0.5)
     began = time.monotonic()
     with answering([b"HTTP/1.1 200 OK\r\n\r\n", *[b"x"] * 200], 0.05) as address:
         assert main(["watch", address, "--no-open"]) == 2
         assert time.monotonic() - began < 5
-    assert "it has not answered within 0.5 seconds" in capsys.readouterr().err
+    assert "it did not answer within 0.5 seconds" in capsys.readouterr().err
 
 
 def test_without_a_stdout_a_command_ends_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:

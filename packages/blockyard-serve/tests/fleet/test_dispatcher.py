@@ -20,16 +20,16 @@ pytest.importorskip("openai")
 pytest.importorskip("zmq")
 
 from blockyard_engine import Engine, GenerationResult, NewToken, SamplingParams
-from blockyard_engine.prompt_encoding import EncodedPrompt
+from blockyard_engine.prompts import EncodedPrompt
 from blockyard_serve import ApiError
 from blockyard_serve.errors import unavailable
-from blockyard_serve.fleet.asks import ReplicaAsk
-from blockyard_serve.fleet.dispatcher import Dispatcher, Endurance
-from blockyard_serve.fleet.figures import FleetFigures
+from blockyard_serve.fleet.dispatcher import Dispatcher, RoutingPolicy
+from blockyard_serve.fleet.fleet_metrics import FleetMetrics
 from blockyard_serve.fleet.replica import Replica
+from blockyard_serve.fleet.replica_request import ReplicaRequest
 from blockyard_serve.fleet.shared import SharedFleet
 from blockyard_serve.jobs.job import Event, Job, Mailbox
-from blockyard_serve.jobs.request_figures import RequestFigures
+from blockyard_serve.jobs.request_metrics import RequestMetrics
 from blockyard_testing.exact_draws import exact, same_tokens
 from blockyard_testing.patience import PATIENCE_SECONDS
 from blockyard_testing.seeds import draws, run_seed
@@ -59,11 +59,11 @@ class Link:
         self.replicas = replicas
         self.fleet = fleet
         self.faults: dict[int, tuple[int, str]] = {}
-        self.asks: list[ReplicaAsk] = []
+        self.asks: list[ReplicaRequest] = []
         self.chosen: list[str] = []
         self._numbers = count()
 
-    def __call__(self, ask: ReplicaAsk) -> Stream:
+    def __call__(self, ask: ReplicaRequest) -> Stream:
         number = next(self._numbers)
         self.asks.append(ask)
         names = [name for name in self.replicas if name not in ask.avoid] or list(self.replicas)
@@ -75,7 +75,7 @@ class Link:
         fault = self.faults.pop(0, None)
         self.faults = {attempt - 1: what for attempt, what in self.faults.items()}
         there = pickle.loads(pickle.dumps(ask))
-        return Stream(self.replicas[choice.replica].generate(there), fault, lambda: self.fleet.done(str(number)))
+        return Stream(self.replicas[choice.replica].generate(there), fault, lambda: self.fleet.finish(str(number)))
 
 
 class Stream:
@@ -129,11 +129,11 @@ class World:
         self.fleet = SharedFleet("robust", 3.0)
         self.fleet.sync(dict.fromkeys(self.replicas))
         self.link = Link(self.replicas, self.fleet)
-        self.figures = FleetFigures()
+        self.figures = FleetMetrics()
 
-    def dispatcher(self, capacity: int = 16, **endurance: Any) -> Dispatcher:
-        requests = RequestFigures({"engine": "fleet", "model_name": "tiny"}, 512)
-        return Dispatcher(self.link, self.fleet, self.figures, requests, capacity, Endurance(**endurance))
+    def dispatcher(self, capacity: int = 16, **policy: Any) -> Dispatcher:
+        requests = RequestMetrics({"engine": "fleet", "model_name": "tiny"}, 512)
+        return Dispatcher(self.link, self.fleet, self.figures, requests, capacity, RoutingPolicy(**policy))
 
     def close(self) -> None:
         for replica in self.replicas.values():
@@ -145,10 +145,10 @@ class World:
         assert not any(each.requests for each in self.fleet.status())
         deadline = time.monotonic() + PATIENCE_SECONDS
         for replica in self.replicas.values():
-            while replica.thread.ask(lambda engine: engine.has_unfinished).result(PATIENCE_SECONDS):
+            while replica.thread.call(lambda engine: engine.has_unfinished).result(PATIENCE_SECONDS):
                 assert time.monotonic() < deadline
-            assert replica.thread.ask(lambda engine: engine.cache.num_used_blocks).result(PATIENCE_SECONDS) == 0
-            replica.thread.ask(lambda engine: engine.cache.check()).result(PATIENCE_SECONDS)
+            assert replica.thread.call(lambda engine: engine.cache.num_used_blocks).result(PATIENCE_SECONDS) == 0
+            replica.thread.call(lambda engine: engine.cache.check()).result(PATIENCE_SECONDS)
 
 
 @pytest.fixture
@@ -208,10 +208,10 @@ def left_idle(world: World) -> Iterator[None]:
 
 @pytest.mark.parametrize("fault", ["cut", "stall", "end", "refuse"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_answer_goes_on_behind_what_its_client_has(world: World, kind: str, fault: str) -> None:
+def test_answer_continues_after_the_clients_tokens(world: World, kind: str, fault: str) -> None:
     async def play() -> None:
-        stall = 2.0 if fault == "stall" else PATIENCE_SECONDS  # a slow machine is no fault
-        dispatcher, job = world.dispatcher(stall=stall), job_of(KINDS[kind])
+        progress_timeout = 2.0 if fault == "stall" else PATIENCE_SECONDS  # a slow machine is no fault
+        dispatcher, job = world.dispatcher(progress_timeout=progress_timeout), job_of(KINDS[kind])
         world.link.faults = {0: (2, fault), 1: (1, "cut")}
         require_equal(world, job, *await run(dispatcher, job))
         await asyncio.sleep(0)
@@ -222,10 +222,10 @@ def test_an_answer_goes_on_behind_what_its_client_has(world: World, kind: str, f
     assert world.link.chosen[0] != world.link.chosen[1]  # the lost one is avoided
     assert world.figures.num_resumed == 2
     goes_on = kind in ("greedy", "sampled")
-    assert (len(world.link.asks[1].given) > 0) == goes_on
+    assert (len(world.link.asks[1].answer_prefix) > 0) == goes_on
 
 
-def test_before_the_first_token_it_begins_anew(world: World) -> None:
+def test_request_without_tokens_starts_again(world: World) -> None:
     async def play() -> None:
         dispatcher, job = world.dispatcher(), job_of(KINDS["sampled"])
         world.link.faults = {0: (0, "cut")}
@@ -250,7 +250,7 @@ def test_retries_are_bounded(world: World) -> None:
 
 
 @pytest.mark.parametrize("off", [{"resumes": False}, {}])
-def test_it_ends_with_an_error_where_it_is_not_to_go_on(world: World, off: dict[str, bool]) -> None:
+def test_request_that_may_not_resume_ends_with_an_error(world: World, off: dict[str, bool]) -> None:
     async def play() -> GenerationResult | ApiError:
         world.link.faults = {0: (1, "cut")}
         dispatcher = world.dispatcher(resumes=3 if off else 0)
@@ -259,28 +259,28 @@ def test_it_ends_with_an_error_where_it_is_not_to_go_on(world: World, off: dict[
     with left_idle(world):
         end = asyncio.run(play())
     assert isinstance(end, ApiError)
-    assert "not to go on" in end.message
+    assert "resuming is off" in end.message
     assert len(world.link.asks) == 1
 
 
-def test_a_client_that_leaves_frees_its_blocks_and_its_place(world: World) -> None:
+def test_client_that_leaves_frees_blocks_and_slot(world: World) -> None:
     async def play() -> None:
         dispatcher = world.dispatcher()
         jobs = [job_of(SamplingParams(max_tokens=400, ignore_eos=True), PROMPT[:20]) for _ in range(16)]
         for job in jobs:
             dispatcher.submit([job])
-        with pytest.raises(ApiError, match="as many requests as it can queue"):
+        with pytest.raises(ApiError, match="the queue is full"):
             dispatcher.submit([job_of(KINDS["greedy"])])
         await jobs[0].mailbox.take()
         dispatcher.cancel(jobs)
         await asyncio.sleep(0.1)
-        dispatcher.require_place(16)
+        dispatcher.require_capacity(16)
 
     with left_idle(world):
         asyncio.run(play())
 
 
-def test_the_engines_own_refusal_is_the_clients(world: World) -> None:
+def test_refusal_of_the_engine_reaches_the_client(world: World) -> None:
     """Its error is no loss: another replica would say the same."""
 
     async def play() -> GenerationResult | ApiError:
@@ -292,7 +292,7 @@ def test_the_engines_own_refusal_is_the_clients(world: World) -> None:
     assert len(world.link.asks) == 1
 
 
-def test_claims_are_compared_with_what_came_true(world: World) -> None:
+def test_claims_are_compared_with_true_hits(world: World) -> None:
     """These replicas send no events, so nothing is claimed of them; the second request hits all the same."""
 
     async def play() -> None:
@@ -307,7 +307,7 @@ def test_claims_are_compared_with_what_came_true(world: World) -> None:
     assert sum(each.under for each in claims) == sum(each.true for each in claims) > 0
 
 
-def test_choices_are_shown_with_their_why_also_where_one_is_shunned(world: World) -> None:
+def test_choices_are_shown_with_their_reasons(world: World) -> None:
     async def play() -> None:
         await run(world.dispatcher(), job_of(KINDS["greedy"], name="mine"))
 
@@ -333,7 +333,7 @@ def test_random_faults(world: World, seed: int) -> None:
         require_equal(world, job, *await run(dispatcher, job))
 
     async def play() -> None:
-        dispatcher = world.dispatcher(24, stall=0.5, resumes=20)
+        dispatcher = world.dispatcher(24, progress_timeout=0.5, resumes=20)
         world.link.faults = {
             number: (rng.randrange(4), rng.choice(["cut", "cut", "stall", "end", "refuse"]))
             for number in range(12)

@@ -180,7 +180,7 @@ def test_an_adapter_has_its_own_hits(fleet: Fleet, engines: list[Engine]) -> Non
     assert links_of(PROMPT) != links_of(PROMPT, keys)
 
 
-def test_a_replica_that_fell_silent_is_not_believed_and_takes_one_request(engines: list[Engine]) -> None:
+def test_silent_replica_is_not_trusted_and_gets_one_request(engines: list[Engine]) -> None:
     with Fleet(heartbeat_timeout=0.4) as fleet:
         for number, engine in enumerate(engines):
             fleet.follow(f"engine-{number}", *engine.addresses)
@@ -197,7 +197,7 @@ def test_a_replica_that_fell_silent_is_not_believed_and_takes_one_request(engine
         fleet.check()
 
 
-def test_who_sends_no_events_takes_requests_by_load() -> None:
+def test_replica_without_events_gets_requests_by_load() -> None:
     with Fleet() as fleet:
         for name in ("a", "b"):
             fleet.follow(name)
@@ -259,7 +259,7 @@ def test_a_restart_under_a_new_name_begins_with_nothing(fleet: Fleet, engines: l
         ([1], {"extra_keys": [3]}),
     ],
 )
-def test_bad_input_is_a_problem_and_no_error(tokens: Any, more: dict[str, Any]) -> None:
+def test_bad_input_is_a_problem_not_an_exception(tokens: Any, more: dict[str, Any]) -> None:
     with Fleet() as fleet:
         fleet.follow("a")
         choice = fleet.choose("bad", tokens, **more)
@@ -281,7 +281,7 @@ class Unhashable:
 
 
 @pytest.mark.parametrize("name", [[], {}, Unhashable(), ([],)])
-def test_what_cannot_be_a_name_is_an_unknown_one(name: Any) -> None:
+def test_invalid_request_name_is_unknown(name: Any) -> None:
     with Fleet() as fleet:
         fleet.follow("a")
         assert fleet.choose("request", PROMPT).replica == "a"
@@ -345,7 +345,7 @@ def test_bad_set_ups_are_refused(engines: list[Engine]) -> None:
     assert fleet.choose("late", PROMPT).num_tokens == 0
 
 
-def test_a_choice_reads_again_only_what_is_old() -> None:
+def test_choice_polls_only_after_5_ms() -> None:
     clock = Clock()
     with Fleet(clock=clock) as fleet:
         fleet.follow("a")
@@ -407,7 +407,7 @@ def test_every_choice_of_a_load_claims_what_the_engine_has(fleet: Fleet, engines
     assert any(engine.cache.stats().num_evicted_blocks for engine in engines)
 
 
-def test_a_fleet_that_starts_late_is_never_blind_once_it_knows_all(engines: list[Engine]) -> None:
+def test_late_fleet_knows_everything_once_it_trusts(engines: list[Engine]) -> None:
     """While the engines compute and evict: until then it takes nothing for granted, and from then on it knows all."""
     rng = np.random.default_rng(5)
     kept = [rng.integers(0, 999, 200, dtype=np.int32) for _ in engines]
@@ -439,7 +439,7 @@ def test_a_fleet_that_starts_late_is_never_blind_once_it_knows_all(engines: list
                 until(late, knows(late, f"engine-{number}", engine.cache.num_cached_tokens(prompt), prompt))
 
 
-def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
     source = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
     exec(compile(source, str(PAGE), "exec"), {})
     assert capsys.readouterr().out == "engine-1 320 of 330\n"

@@ -26,13 +26,13 @@ from blockyard.tenants import Tenant, TenantGroup
 from blockyard_engine import GenerationResult, SamplingParams
 from blockyard_engine.scheduling.limits import CacheLimits
 from blockyard_serve import ApiError, ServerOptions
-from blockyard_serve.fleet.app import Fleetwork, Front
-from blockyard_serve.fleet.dispatcher import Dispatcher, Endurance
+from blockyard_serve.fleet.app import FleetBackend, IngressApp
+from blockyard_serve.fleet.dispatcher import Dispatcher, RoutingPolicy
 from blockyard_serve.fleet.replica import Replica
 from blockyard_serve.fleet.shared import shared_fleet
 from blockyard_serve.http.server import AppServer
 from blockyard_serve.jobs.job import Job
-from blockyard_serve.jobs.request_figures import RequestFigures
+from blockyard_serve.jobs.request_metrics import RequestMetrics
 from blockyard_testing.fleet_asks import ask, choose
 from blockyard_testing.patience import PATIENCE_SECONDS, wait_until
 from blockyard_testing.seeds import draws, run_seed
@@ -50,7 +50,7 @@ def limits_of(num_blocks: int, tenants: tuple[Tenant | TenantGroup, ...]) -> Cac
     return CacheLimits(CacheConfig(num_blocks, max_model_len=10_000, watermark=0.0, tenants=tenants), 64)
 
 
-def test_a_request_waits_beyond_floor_share_and_limit() -> None:
+def test_request_waits_for_guarantee_quota_and_limit() -> None:
     shares = Shares(limits_of(101, TENANTS), 100)
     acme, small = (shares.tenant_of((CacheSalt(name),)) for name in ("acme", "small"))
     assert [shares.roster.names[number] for number in (acme, small)] == ["acme", "small"]
@@ -140,9 +140,9 @@ class TenantWorld(World):
         (replica,) = (each for each in self.replicas.values() if each.thread._thread is threading.current_thread())
         self.steps[job.name] = replica.thread.num_steps - self.link.sent_at[job.name]
 
-    def dispatcher(self, capacity: int = 200, **endurance: Any) -> Dispatcher:
-        requests, roster = RequestFigures({"engine": "fleet", "model_name": "tiny"}, 512), self.model.limits.roster
-        return Dispatcher(self.link, self.fleet, self.figures, requests, capacity, Endurance(**endurance), 7, roster)
+    def dispatcher(self, capacity: int = 200, **policy: Any) -> Dispatcher:
+        requests, roster = RequestMetrics({"engine": "fleet", "model_name": "tiny"}, 512), self.model.limits.roster
+        return Dispatcher(self.link, self.fleet, self.figures, requests, capacity, RoutingPolicy(**policy), 7, roster)
 
     def tenant(self, name: str) -> int:
         return self.model.limits.roster.names.index(name)
@@ -159,7 +159,7 @@ class StepLink(Link):
         return stream
 
 
-def test_a_floor_holds_beside_a_flood() -> None:
+def test_guarantee_holds_during_a_flood() -> None:
     """The flood fills both queues and never ends; each answer within a floor takes the steps of its own tokens."""
     world = TenantWorld()
     draw = random.Random(run_seed())
@@ -173,7 +173,7 @@ def test_a_floor_holds_beside_a_flood() -> None:
             await run(dispatcher, job_of(wanted, prompt, extra_keys=keys, tenant=tenant, name=f"flood {number}"))
 
     async def play() -> None:
-        dispatcher = world.dispatcher(stall=PATIENCE_SECONDS)
+        dispatcher = world.dispatcher(progress_timeout=PATIENCE_SECONDS)
         floods = [asyncio.ensure_future(flood(dispatcher, number)) for number in range(40)]
         await asyncio.sleep(0.5)
         wanted = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -201,7 +201,7 @@ def test_a_floor_holds_beside_a_flood() -> None:
     world.close()
 
 
-def test_a_replica_without_a_place_is_passed_over() -> None:
+def test_full_replica_is_skipped() -> None:
     """Where all say that a tenant has its places there, the client gets 429; until then the next one is asked."""
     world = TenantWorld(300, capacity=6, tenants=(Tenant("x", 3), Tenant("y")))
 
@@ -215,7 +215,7 @@ def test_a_replica_without_a_place_is_passed_over() -> None:
         before, (_, end) = len(world.link.asks), await run(dispatcher, job_of(wanted, [9] * 40, **told, name="late"))
         assert isinstance(end, ApiError)
         assert (end.status, end.retry_after) == (429, 1)
-        assert "tenant 'x' has 4 of 6 completions that the server can queue and asks for 1; 2 are kept" in end.message
+        assert "tenant 'x' has 4 of 6 queue slots and needs 1 more; 2 are reserved" in end.message
         assert sorted(world.link.chosen[before:]) == ["a", "b"]
         other = await run(dispatcher, job_of(KINDS["greedy"], extra_keys=(CacheSalt("y"),), tenant=2, name="y"))
         assert isinstance(other[1], GenerationResult)
@@ -228,7 +228,7 @@ def test_a_replica_without_a_place_is_passed_over() -> None:
     world.close()
 
 
-def test_a_tenants_part_of_the_queue_is_kept_at_the_front() -> None:
+def test_ingress_reserves_queue_slots_by_tenant() -> None:
     world = TenantWorld()
 
     async def play() -> None:
@@ -236,29 +236,29 @@ def test_a_tenants_part_of_the_queue_is_kept_at_the_front() -> None:
         wanted = SamplingParams(max_tokens=300, ignore_eos=True)
         taken = [job_of(wanted, [number] * 9, **told, name=f"{number}") for number in range(13)]
         dispatcher.submit(taken)
-        with pytest.raises(ApiError, match="tenant 'x' has 13 of 20 completions") as refused:
+        with pytest.raises(ApiError, match="tenant 'x' has 13 of 20 queue slots") as refused:
             dispatcher.submit([job_of(wanted, [99] * 9, **told, name="late")])
         assert (refused.value.status, refused.value.retry_after) == (429, 7)
         own = {"tenant": world.tenant("acme"), "extra_keys": ACME}
         assert isinstance((await run(dispatcher, job_of(KINDS["greedy"], **own, name="own")))[1], GenerationResult)
         dispatcher.cancel(taken)
         await asyncio.sleep(0.1)
-        dispatcher.require_place(len(taken), world.tenant("x"))
+        dispatcher.require_capacity(len(taken), world.tenant("x"))
 
     with left_idle(world):
         asyncio.run(play())
     world.close()
 
 
-def test_a_prompt_that_is_handed_over_is_its_tenants_on_both_sides(tmp_path: Path) -> None:
+def test_handed_over_prompt_belongs_to_its_tenant_on_both_replicas(tmp_path: Path) -> None:
     world = HandingWorld(tmp_path / "kept", cache_options={"tenants": TENANTS})
 
     def held(replica: str) -> dict[str, tuple[int, int]]:
-        uses = world.replicas[replica].thread.ask(lambda engine: engine.cache.stats().tenants).result(PATIENCE_SECONDS)
+        uses = world.replicas[replica].thread.call(lambda engine: engine.cache.stats().tenants).result(PATIENCE_SECONDS)
         return {use.name: (use.num_held, use.num_idle) for use in uses if use.num_held or use.num_idle}
 
     async def play() -> dict[str, tuple[int, int]]:
-        dispatcher = world.dispatcher(prefill_tokens=32, stall=PATIENCE_SECONDS)
+        dispatcher = world.dispatcher(prefill_tokens=32, progress_timeout=PATIENCE_SECONDS)
         job = job_of(SamplingParams(max_tokens=400, ignore_eos=True), extra_keys=ACME, name="mine")
         dispatcher.submit([job])
         while len(world.link.chosen) < 2:
@@ -310,7 +310,11 @@ def running_front(world: TenantWorld, **options: Any) -> Iterator[Running]:
     front_fleet.sync(dict.fromkeys(world.replicas))
     handle = Handle(world.link, f"tests#front {id(world)}")
     asked = ServerOptions(model_name=MODEL, port=0, has_check=True, **options)
-    front, listening, where = Front(Fleetwork(handle, world.model, byte_tokenizer(), 2), asked), threading.Event(), []
+    front, listening, where = (
+        IngressApp(FleetBackend(handle, world.model, byte_tokenizer(), 2), asked),
+        threading.Event(),
+        [],
+    )
 
     def note(address: str) -> None:
         where.append(address)
@@ -351,7 +355,7 @@ def shares_of_page(running: Running) -> dict[str, dict[str, float]]:
     return found
 
 
-def test_the_front_door_knows_tenants_as_a_server_does() -> None:
+def test_ingress_identifies_tenants_like_a_server() -> None:
     keys = {"acme": "key of acme", "small": "key of small"}
     world = TenantWorld()
     with running_front(world, api_key="the server's", tenant_keys=keys) as running:
@@ -400,7 +404,7 @@ def test_the_front_door_knows_tenants_as_a_server_does() -> None:
         }
 
 
-def test_a_million_names_leave_nothing_behind() -> None:
+def test_unknown_names_use_no_memory() -> None:
     world = TenantWorld()
     with running_front(world) as running:
         for number in range(draws(400, 60)):
@@ -411,7 +415,7 @@ def test_a_million_names_leave_nothing_behind() -> None:
         assert shares_of_page(running)["held"].keys() == {"*", "acme", "small", "x", "y"}
 
 
-def test_without_tenants_the_header_is_not_the_fleets() -> None:
+def test_without_tenants_the_header_is_ignored() -> None:
     world = TenantWorld(tenants=())
     with running_front(world) as running:
         assert answer(running, "acme")[0] == 200
@@ -419,7 +423,7 @@ def test_without_tenants_the_header_is_not_the_fleets() -> None:
         assert json.loads(running.call("GET", "/fleet")[2])["tenants"] == []
 
 
-def test_keys_are_of_tenants() -> None:
+def test_tenant_keys_need_known_tenants() -> None:
     world = TenantWorld()
     message = "tenant is 'nobody'; none of the 5 tenants has that name"
     with pytest.raises(InvalidArgument, match=message), running_front(world, tenant_keys={"nobody": "key"}):

@@ -47,7 +47,7 @@ class HandingWorld(World):
     def require_idle(self) -> None:
         super().require_idle()
         for replica in self.replicas.values():
-            replica.thread.ask(lambda engine: engine.offload.check()).result(PATIENCE_SECONDS)
+            replica.thread.call(lambda engine: engine.offload.check()).result(PATIENCE_SECONDS)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def answer(world: HandingWorld, sampling: SamplingParams, prompt: list[int] = PR
 
     async def play() -> GenerationResult:
         job = job_of(sampling, prompt, **more)
-        tokens, end = await run(world.dispatcher(prefill_tokens=LONG, stall=2.0), job)
+        tokens, end = await run(world.dispatcher(prefill_tokens=LONG, progress_timeout=2.0), job)
         require_equal(world, job, tokens, end)
         assert isinstance(end, GenerationResult)
         return end
@@ -72,7 +72,7 @@ def answer(world: HandingWorld, sampling: SamplingParams, prompt: list[int] = PR
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_long_prompt_is_computed_there_and_answered_elsewhere(world: HandingWorld, kind: str) -> None:
+def test_long_prompt_is_prefilled_and_handed_over(world: HandingWorld, kind: str) -> None:
     end = answer(world, KINDS[kind])
     if kind in ("greedy", "sampled"):
         first, second = world.link.chosen
@@ -80,7 +80,7 @@ def test_a_long_prompt_is_computed_there_and_answered_elsewhere(world: HandingWo
         assert second in ("a", "b")
         # More where "p" has gone on for some tokens before it was told to end.
         assert end.num_tier_cached_tokens >= len(PROMPT) // 16 * 16
-        assert 1 <= len(world.link.asks[1].given) < KINDS[kind].max_tokens
+        assert 1 <= len(world.link.asks[1].answer_prefix) < KINDS[kind].max_tokens
     else:  # several completions and logprobs cannot go on elsewhere
         assert world.link.chosen in (["a"], ["b"])
     assert world.figures.num_resumed == 0
@@ -106,7 +106,7 @@ def test_a_short_prompt_stays_where_it_is_answered(world: HandingWorld) -> None:
 
 @pytest.mark.parametrize("fault", ["cut", "stall", "end", "refuse"])
 @pytest.mark.parametrize("messages", [0, 1])
-def test_a_loss_while_it_computes_the_prompt_is_one(world: HandingWorld, fault: str, messages: int) -> None:
+def test_loss_of_the_prefilling_replica_counts_as_one(world: HandingWorld, fault: str, messages: int) -> None:
     world.link.faults = {0: (messages, fault)}
     answer(world, KINDS["sampled"])
     assert world.link.chosen[0] == "p"
@@ -114,14 +114,14 @@ def test_a_loss_while_it_computes_the_prompt_is_one(world: HandingWorld, fault: 
     assert len(world.link.chosen) == 2
 
 
-def test_where_only_it_is_left_it_answers_too(world: HandingWorld) -> None:
+def test_prefilling_replica_answers_if_it_is_the_only_one(world: HandingWorld) -> None:
     world.link.faults = {1: (1, "cut"), 2: (1, "cut")}
     answer(world, KINDS["greedy"])
     assert world.link.chosen[0] == "p"
     assert sorted(world.link.chosen[1:3]) == ["a", "b"]
 
 
-def test_without_it_others_compute(world: HandingWorld) -> None:
+def test_without_a_prefilling_replica_others_compute(world: HandingWorld) -> None:
     world.fleet.sync(dict.fromkeys(("a", "b")))
     del world.replicas["p"]
     answer(world, KINDS["greedy"])
@@ -134,7 +134,7 @@ def test_random_faults_between_them(world: HandingWorld, seed: int) -> None:
     prompts = mixed_prompts((20, 50, 90, 130), shared=16, seed=seed)
 
     async def play() -> None:
-        dispatcher = world.dispatcher(24, prefill_tokens=LONG, stall=0.5, resumes=20)
+        dispatcher = world.dispatcher(24, prefill_tokens=LONG, progress_timeout=0.5, resumes=20)
         world.link.faults = {
             number: (rng.randrange(3), rng.choice(["cut", "stall", "end", "refuse"]))
             for number in range(14)

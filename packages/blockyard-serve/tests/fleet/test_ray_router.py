@@ -62,7 +62,7 @@ def routed(engines: list[Engine], name: str, act: Callable[[Any, list[Replica]],
     async def run() -> None:
         where = DeploymentID(name=name, app_name="tests")
         router = ExactRouter(where, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=False)
-        router.initialize_state(silence=60.0)
+        router.initialize_state(heartbeat_timeout=60.0)
         replicas = [Replica(f"r{number}", {"kv": list(each.addresses)}) for number, each in enumerate(engines)]
         router.update_replicas(replicas)
         fleet = router._shared.fleet
@@ -103,7 +103,7 @@ def test_a_request_goes_where_its_tokens_are_and_is_freed(engines: list[Engine])
     routed(engines, "freed", act)
 
 
-def test_a_full_replica_passes_its_request_on(engines: list[Engine]) -> None:
+def test_request_of_a_full_replica_is_reassigned(engines: list[Engine]) -> None:
     async def act(router: Any, replicas: list[Replica]) -> None:
         fleet = router._shared.fleet
         engines[1].answer(PROMPT)
@@ -117,12 +117,12 @@ def test_a_full_replica_passes_its_request_on(engines: list[Engine]) -> None:
     routed(engines, "full", act)
 
 
-def test_a_request_says_whom_to_avoid_and_hears_where_it_goes(engines: list[Engine]) -> None:
+def test_request_avoids_replicas_and_gets_callbacks(engines: list[Engine]) -> None:
     async def act(router: Any, replicas: list[Replica]) -> None:
         told: list[Any] = []
         engines[1].answer(PROMPT)
         await arrives(lambda: bool(router._shared.fleet.mirror.match(PROMPT)))
-        hooks = {"on_choice": lambda *what: told.append(what), "on_moved": told.append}
+        hooks = {"on_choice": lambda *what: told.append(what), "on_reassigned": told.append}
         asked = SimpleNamespace(token_ids=PROMPT, max_tokens=20, avoid=["r1"], **hooks)
         assert await router._choose_replica_for_request(pending("a", asked)) is replicas[0]
         router.on_request_routed(pending("a", asked), replicas[0].replica_id, None)
@@ -162,7 +162,7 @@ def test_a_replica_that_died_is_dropped_with_its_load(engines: list[Engine]) -> 
 
 
 @pytest.mark.parametrize("asked", [b"a pickled scope", request("text"), request([-1]), request(None)])
-def test_what_has_no_tokens_goes_by_load_and_waits_for_nothing(engines: list[Engine], asked: Any) -> None:
+def test_call_without_tokens_is_routed_by_load(engines: list[Engine], asked: Any) -> None:
     async def act(router: Any, replicas: list[Replica]) -> None:
         took = [await router._choose_replica_for_request(pending(f"r{number}", asked)) for number in range(4)]
         assert sorted(took.count(replica) for replica in replicas) == [2, 2]
@@ -170,7 +170,7 @@ def test_what_has_no_tokens_goes_by_load_and_waits_for_nothing(engines: list[Eng
     routed(engines, f"no tokens {asked!r:.40}", act)
 
 
-def test_a_choice_that_fails_leaves_it_to_ray(engines: list[Engine]) -> None:
+def test_failed_choice_falls_back_to_ray(engines: list[Engine]) -> None:
     async def act(router: Any, replicas: list[Replica]) -> None:
         def fail(*_: Any, **__: Any) -> None:
             raise RuntimeError("no")
@@ -184,7 +184,7 @@ def test_a_choice_that_fails_leaves_it_to_ray(engines: list[Engine]) -> None:
 def test_two_routers_of_a_deployment_share_one_fleet(engines: list[Engine]) -> None:
     async def act(router: Any, replicas: list[Replica]) -> None:
         other = ExactRouter(DeploymentID(name="two", app_name="tests"), DeploymentHandleSource.REPLICA)
-        other.initialize_state(silence=60.0)
+        other.initialize_state(heartbeat_timeout=60.0)
         assert other._shared is router._shared
         prompts = [np.arange(9000 * number, 9000 * number + 300, dtype=np.int32) for number in range(1, 5)]
         other.update_replicas(replicas)

@@ -22,16 +22,16 @@ import numpy as np
 from blockyard.errors import InvalidArgument
 from blockyard_engine import Completion, FinishReason, GenerationResult, SamplingParams
 from blockyard_serve import ApiError
-from blockyard_serve.fleet.app import AllEngines
-from blockyard_serve.fleet.asks import ReplicaAsk
+from blockyard_serve.fleet.app import FleetEngines
 from blockyard_serve.fleet.dispatcher import TraceHeaders
-from blockyard_serve.fleet.figures import FleetFigures, fleet_state, one_state
+from blockyard_serve.fleet.fleet_metrics import FleetMetrics, fleet_state, one_state
 from blockyard_serve.fleet.replica import Replica
+from blockyard_serve.fleet.replica_request import ReplicaRequest
 from blockyard_serve.fleet.shared import SharedFleet, shared_fleet
 from blockyard_serve.fleet.token_load import TOKEN_LOAD, TokenLoad
-from blockyard_serve.http.routes import Wish
+from blockyard_serve.http.routes import RetainRequest
 from blockyard_serve.jobs.planner import session_name
-from blockyard_serve.openai.hints import parse_hints
+from blockyard_serve.openai.session_hints import parse_hints
 from blockyard_testing.patience import PATIENCE_SECONDS
 from blockyard_testing.servers import tiny_engine
 
@@ -41,7 +41,7 @@ def context(loads: list[float] | None, target: int = 2) -> Any:
     return SimpleNamespace(aggregated_metrics=metrics, target_num_replicas=target)
 
 
-def test_a_load_wants_as_many_replicas_as_keep_each_at_the_target() -> None:
+def test_number_of_replicas_keeps_each_at_the_target_load() -> None:
     wants = TokenLoad(0.5)
     assert wants(context([0.5, 0.5])) == (2.0, {})
     assert wants(context([2.0, 0.5]))[0] == 5.0
@@ -57,7 +57,7 @@ def test_a_replica_counts_the_tokens_of_its_requests_until_they_end() -> None:
         engine = tiny_engine(50)
         replica, pool = Replica(engine, 8, "tiny"), 50 * engine.cache.block_size
         sampling = SamplingParams(max_tokens=40, ignore_eos=True)
-        first, second = (ReplicaAsk(np.arange(20, dtype=np.int32), 20, 40, sampling) for _ in range(2))
+        first, second = (ReplicaRequest(np.arange(20, dtype=np.int32), 20, 40, sampling) for _ in range(2))
         one, two = replica.generate(first), replica.generate(second)
         await anext(one)
         assert replica.token_load == 60 / pool
@@ -73,13 +73,13 @@ def test_a_replica_counts_the_tokens_of_its_requests_until_they_end() -> None:
     asyncio.run(play())
 
 
-def test_the_first_who_names_a_cost_decides_until_there_are_replicas() -> None:
+def test_cost_is_fixed_once_there_are_replicas() -> None:
     name = "tests#named-later"
     early = shared_fleet(name)
     assert shared_fleet(name, "round-robin", 5.0) is early
     early.sync({"a": None, "b": None})
     assert {early.choose(f"r{number}", [1], ["a", "b"]).replica for number in range(2)} == {"a", "b"}
-    assert shared_fleet(name) is shared_fleet(name, "round-robin") is shared_fleet(name, silence=5.0) is early
+    assert shared_fleet(name) is shared_fleet(name, "round-robin") is shared_fleet(name, heartbeat_timeout=5.0) is early
     for cost, silence in (("robust", None), (None, 3.0), ("no such", None), (None, 0.0)):
         with pytest.raises(InvalidArgument):
             shared_fleet(name, cost, silence)
@@ -87,19 +87,19 @@ def test_the_first_who_names_a_cost_decides_until_there_are_replicas() -> None:
     with pytest.raises(InvalidArgument, match="no such"):
         shared_fleet("tests#never", "no such")
     with pytest.raises(InvalidArgument, match="heartbeat_timeout"):
-        shared_fleet("tests#never", silence=0.0)
+        shared_fleet("tests#never", heartbeat_timeout=0.0)
 
 
 def state_of(fleet: SharedFleet, replica: str, hits: int) -> dict[str, Any]:
-    figures = FleetFigures()
+    figures = FleetMetrics()
     figures.choices.append((replica, fleet.choose(f"to {replica}", list(range(200)), [replica], max_tokens=10)))
-    figures.claim(replica, hits, GenerationResult(1, [Completion(0, "", [1], FinishReason.LENGTH)], 200, 160, 0))
-    figures.lost(replica)
-    figures.resumed(5)
+    figures.count_claim(replica, hits, GenerationResult(1, [Completion(0, "", [1], FinishReason.LENGTH)], 200, 160, 0))
+    figures.count_loss(replica)
+    figures.count_resume(5)
     return fleet_state(fleet, figures, "tiny")
 
 
-def test_what_several_ingresses_know_is_shown_as_one() -> None:
+def test_views_of_ingresses_are_merged() -> None:
     one, two = SharedFleet("robust", 3.0), SharedFleet("robust", 3.0)
     one.sync({"a": None, "b": None})
     two.sync({"b": None, "c": None})
@@ -114,11 +114,11 @@ def test_what_several_ingresses_know_is_shown_as_one() -> None:
     assert len(both["choices"]) == 2
 
 
-def test_a_replica_is_trusted_as_far_as_the_ingress_that_trusts_it_least() -> None:
+def test_merged_trust_is_the_least() -> None:
     def knows(trust: str, silence: float) -> dict[str, Any]:
         fleet = SharedFleet("robust", 3.0)
         fleet.sync({"a": None})
-        state = fleet_state(fleet, FleetFigures(), "tiny")
+        state = fleet_state(fleet, FleetMetrics(), "tiny")
         state["replicas"][0] |= {"trust": trust, "silence": silence, "is_believed": trust == "live"}
         return state
 
@@ -134,12 +134,12 @@ class Two:
         self.replicas = [Replica(tiny_engine(50, **options), 8, "tiny") for _ in range(2)]
 
     async def ask(self, call: Callable[[Any], Any]) -> list[Any]:
-        told = [await replica.ask(pickle.loads(pickle.dumps(call))) for replica in self.replicas]
+        told = [await replica.call(pickle.loads(pickle.dumps(call))) for replica in self.replicas]
         return list(pickle.loads(pickle.dumps(told)))
 
     async def run(self, which: int, **more: Any) -> None:
         sampling = SamplingParams(max_tokens=2, ignore_eos=True)
-        ask = ReplicaAsk(np.arange(100, dtype=np.int32), 100, 2, sampling, **more)
+        ask = ReplicaRequest(np.arange(100, dtype=np.int32), 100, 2, sampling, **more)
         async for _ in self.replicas[which].generate(ask):
             pass
 
@@ -154,40 +154,40 @@ def test_a_hint_reaches_the_engine_that_has_the_session() -> None:
         said = parse_hints(
             json.dumps({"hints": [{"session_id": name, "action": "over"} for name in ("mine", "no")]}).encode()
         )
-        assert await AllEngines(two.ask).hint(said) == ["accepted", "unknown"]
+        assert await FleetEngines(two.ask).hint(said) == ["accepted", "unknown"]
 
     two = Two()
     asyncio.run(play(two))
     two.close()
 
 
-def test_each_engine_retains_what_it_has() -> None:
+def test_each_engine_retains_its_own_blocks() -> None:
     async def play(two: Two) -> None:
-        asker = AllEngines(two.ask)
-        wish = Wish(list(range(100)), (), 1, None)
-        assert await asker.retain(wish) == (0, 0)
+        client = FleetEngines(two.ask)
+        request = RetainRequest(list(range(100)), (), 1, None)
+        assert await client.retain_prompt(request) == (0, 0)
         await two.run(1)
-        assert await asker.retain(wish) == (0, 6)
-        assert await asker.retain(wish) == (6, 6)
-        assert await asker.retain(Wish(list(range(100)), (), 0, None)) == (6, 6)
-        assert await asker.retain(wish) == (0, 6)
+        assert await client.retain_prompt(request) == (0, 6)
+        assert await client.retain_prompt(request) == (6, 6)
+        assert await client.retain_prompt(RetainRequest(list(range(100)), (), 0, None)) == (6, 6)
+        assert await client.retain_prompt(request) == (0, 6)
 
     two = Two(cache_options={"retention_blocks": 8})
     asyncio.run(play(two))
     two.close()
 
 
-def test_what_no_engine_takes_is_the_clients_error() -> None:
+def test_error_of_all_engines_reaches_the_client() -> None:
     async def nobody(call: Callable[[Any], Any]) -> list[Any]:
         return []
 
     async def play(two: Two) -> None:
-        wish = Wish(list(range(100)), (), 1, None)
+        request = RetainRequest(list(range(100)), (), 1, None)
         with pytest.raises(ApiError, match="--retention-blocks") as found:
-            await AllEngines(two.ask).retain(wish)
+            await FleetEngines(two.ask).retain_prompt(request)
         assert found.value.status == 400
         with pytest.raises(ApiError, match="no replica is ready"):
-            await AllEngines(nobody).retain(wish)
+            await FleetEngines(nobody).retain_prompt(request)
 
     two = Two()
     asyncio.run(play(two))
@@ -200,7 +200,7 @@ def test_an_error_for_a_client_is_the_same_in_another_process() -> None:
     assert (there.body(), there.headers(), there.status) == (error.body(), error.headers(), 409)
 
 
-def test_a_callers_span_goes_with_its_request() -> None:
+def test_trace_context_reaches_the_replica() -> None:
     trace = pytest.importorskip("opentelemetry.sdk.trace")
     export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
     simple = pytest.importorskip("opentelemetry.sdk.trace.export")
@@ -213,7 +213,7 @@ def test_a_callers_span_goes_with_its_request() -> None:
         headers = TraceHeaders().context_of({"traceparent": parent, "authorization": "secret"})
         assert headers == {"traceparent": parent}
         sampling = SamplingParams(max_tokens=3, ignore_eos=True)
-        ask = ReplicaAsk(np.arange(40, dtype=np.int32), 40, 3, sampling, name="mine", trace=headers)
+        ask = ReplicaRequest(np.arange(40, dtype=np.int32), 40, 3, sampling, name="mine", trace=headers)
         async for _ in replica.generate(pickle.loads(pickle.dumps(ask))):
             pass
         assert replica.thread.stop(PATIENCE_SECONDS)

@@ -26,7 +26,7 @@ if not os.environ.get("RAY_FLEET"):
     pytest.skip("Ray's cluster runs in `make interop-ray`", allow_module_level=True)
 
 from blockyard_engine import SamplingParams
-from blockyard_serve.fleet.remains import MARK, end
+from blockyard_serve.fleet.leftovers import MARK, end
 from blockyard_testing.patience import PATIENCE_SECONDS, wait_until
 from blockyard_testing.places import ROOT, SOURCE_PATH
 from blockyard_testing.servers import tiny_engine
@@ -43,7 +43,7 @@ def started_by(process: psutil.Process) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def test_a_command_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+def test_killed_command_leaves_no_process(tmp_path: Path) -> None:
     with running_fleet(tiny_folder(tmp_path), "--num-blocks", "200") as fleet:
         ours, folder = started_by(fleet.process), fleet.folder()
         replicas = [each for each in ours if "ServeReplica" in " ".join(each.cmdline())]
@@ -69,7 +69,7 @@ def test_a_command_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("seconds", [3, 9])
-def test_one_that_ends_while_it_starts_leaves_nothing(tmp_path: Path, number: int, seconds: int) -> None:
+def test_fleet_that_is_ended_during_its_start_leaves_no_process(tmp_path: Path, number: int, seconds: int) -> None:
     folder = tiny_folder(tmp_path)
     arguments = ["fleet", "serve", str(folder), "--num-blocks", "200", "--port", "0"]
     with subprocess.Popen([sys.executable, "-m", "blockyard", *arguments], stdout=subprocess.PIPE) as command:
@@ -82,7 +82,7 @@ def test_one_that_ends_while_it_starts_leaves_nothing(tmp_path: Path, number: in
     wait_until(lambda: are_gone(ours))
 
 
-def test_a_new_replica_begins_warm_where_a_tier_is_named(tmp_path: Path) -> None:
+def test_new_replica_starts_warm_with_a_tier(tmp_path: Path) -> None:
     pytest.importorskip("xxhash")
     kept = tmp_path / "kept"
     options = ["--replicas", "1", "--num-blocks", "200", "--check-endpoint", "--tier", f"file:{kept},bytes=1GiB"]
@@ -131,7 +131,7 @@ def test_no_port_is_open_to_other_machines(tmp_path: Path) -> None:
         assert {address.ip for address in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, found
 
 
-def test_what_the_replicas_say_where_they_cannot_be_made(tmp_path: Path) -> None:
+def test_error_of_a_replica_that_cannot_start_is_shown(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path)
     command = [sys.executable, "-m", "blockyard", "fleet", "serve", str(folder), "--num-blocks", "100"]
     ended = subprocess.run(
@@ -163,7 +163,7 @@ def streamed(fleet: RunningFleet, seed: int, found: dict[int, str]) -> None:
     found[seed] = "".join(choice.text for piece in stream for choice in piece.choices)
 
 
-def test_a_fleet_grows_with_its_load_and_shrinks_when_its_answers_have_ended(tmp_path: Path) -> None:
+def test_fleet_scales_with_its_load(tmp_path: Path) -> None:
     options = ["--replicas", "1", "--max-replicas", "2", "--token-load", "0.3", "--idle-seconds", "3"]
     with running_fleet(tiny_folder(tmp_path), *options, "--num-blocks", "100", "--check-endpoint") as fleet:
         assert len(engines_of(fleet)) == 1
@@ -189,7 +189,7 @@ def test_a_fleet_grows_with_its_load_and_shrinks_when_its_answers_have_ended(tmp
         assert fleet.get("/fleet")["lost_attempts"] == 0
 
 
-def test_several_ingresses_know_the_same_and_one_that_dies_is_replaced(tmp_path: Path) -> None:
+def test_ingresses_agree_and_a_dead_one_is_replaced(tmp_path: Path) -> None:
     options = ["--ingresses", "2", "--num-blocks", "200", "--check-endpoint"]
     with running_fleet(tiny_folder(tmp_path), *options) as fleet:
 
@@ -217,7 +217,7 @@ def test_several_ingresses_know_the_same_and_one_that_dies_is_replaced(tmp_path:
         wait_until(lambda: are_gone(ours))
 
 
-def test_a_client_that_leaves_an_ingress_behind_ray_frees_its_request(tmp_path: Path) -> None:
+def test_client_that_leaves_an_ingress_process_frees_its_request(tmp_path: Path) -> None:
     with running_fleet(tiny_folder(tmp_path), "--ingresses", "1", "--num-blocks", "200", "--check-endpoint") as fleet:
         stream = fleet.client().completions.create(model="tiny", stream=True, extra_body={"ignore_eos": True}, **LONG)
         next(iter(stream))

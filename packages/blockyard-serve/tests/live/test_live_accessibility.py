@@ -97,7 +97,7 @@ def test_roles_and_names(width: int, tmp_path: Path) -> None:
     assert live <= {"status", "log"}
 
 
-def test_little_is_said_unasked(tmp_path: Path) -> None:
+def test_screen_reader_gets_few_announcements(tmp_path: Path) -> None:
     """Frames come ten times a second; a screen reader hears a summary each twenty seconds and no more."""
     engine = tiny_engine(num_blocks=60, max_num_seqs=4)
     with running_server(engine) as server, browser(tmp_path) as page, load(server):

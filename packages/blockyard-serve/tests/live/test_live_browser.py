@@ -20,7 +20,7 @@ from blockyard import KVCacheManager
 from blockyard.tenants import Tenant
 from blockyard_engine import SamplingParams
 from blockyard_serve.live import feed as feeds
-from blockyard_serve.live.desk import Surroundings
+from blockyard_serve.live.call_queue import EngineStatus
 from blockyard_serve.live.snapshot import Snapshot, take_snapshot
 from blockyard_testing.browser import CHROMIUM, Browser, asking, browser
 from blockyard_testing.live_caches import state_of
@@ -52,7 +52,7 @@ class Truth:
     def __init__(self) -> None:
         self.moments: dict[float, dict[str, Any]] = {}
 
-    def take(self, cache: KVCacheManager, around: Surroundings) -> Snapshot:
+    def take(self, cache: KVCacheManager, around: EngineStatus) -> Snapshot:
         """In the place of `take_snapshot`: in the engine's thread, between two steps."""
         blocks = range(1, cache.pool.num_blocks)
         rows = {
@@ -95,7 +95,7 @@ def require_quiet(page: Browser, server: Running) -> None:
     assert {address for address in page.requested if not address.startswith(server.address)} <= {"about:blank"}
 
 
-def test_what_is_shown_is_what_the_cache_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_page_shows_the_caches_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     truth = Truth()
     monkeypatch.setattr(feeds, "take_snapshot", truth.take)
     with running_server(tiny_engine(num_blocks=60, max_num_seqs=4)) as server, browser(tmp_path) as page:
@@ -142,7 +142,7 @@ DRAWN = """(() => {
 GROWN = "blockyard.chart.grown((totals) => totals.prompt)"
 
 
-def test_what_nobody_watched_is_not_drawn(tmp_path: Path) -> None:
+def test_unwatched_time_is_not_drawn(tmp_path: Path) -> None:
     with running_server(tiny_engine(num_blocks=60, max_num_seqs=4)) as server, browser(tmp_path) as page:
         with load(server):
             open_page(page, server, 10)
@@ -221,7 +221,7 @@ def test_hostile_prompts_are_text(tmp_path: Path) -> None:
         for wanted in ("<script>document.title='owned'</script>", "onerror=", "\u2400\u2407\u241b[31m", "</textarea>"):
             assert wanted in said
         assert "\u202e" not in said
-        assert page.evaluate("document.title") == "tiny: its blocks"
+        assert page.evaluate("document.title") == "tiny: blocks"
         assert page.evaluate("document.querySelectorAll('main script, main img, main b i script').length") == 0
         assert page.evaluate("import('./text.js').then((found) => found.visible('a\\u202eb\\u200bc\\u0000'))") == (
             "a\u27e8U+202E\u27e9b\u27e8U+200B\u27e9c\u2400"
@@ -234,7 +234,7 @@ def test_hostile_prompts_are_text(tmp_path: Path) -> None:
         turn = page.evaluate("document.querySelector('.turn.user').textContent")
         assert turn.startswith("<script>document.title='owned'</script><img src=x")
         assert page.evaluate("document.querySelector('.turn.user').children.length") == 0
-        assert page.evaluate("document.title") == "tiny: its blocks"
+        assert page.evaluate("document.title") == "tiny: blocks"
         require_quiet(page, server)
 
 
@@ -258,7 +258,7 @@ def test_a_chat_takes_blocks_and_hits(tmp_path: Path) -> None:
         require_quiet(page, server)
 
 
-def test_the_key_is_asked_for_and_sent_in_a_header_alone(tmp_path: Path) -> None:
+def test_page_asks_for_the_key_and_sends_it_only_in_a_header(tmp_path: Path) -> None:
     with running_server(tiny_engine(num_blocks=40), api_key="open-sesame") as server, browser(tmp_path) as page:
         page.open(f"{server.address}/ui/")
         page.wait("!document.getElementById('key-form').hidden")
@@ -298,7 +298,7 @@ def test_playback_steps_through_moments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_it_fits_and_every_control_is_reached_by_tab(width: int, tmp_path: Path) -> None:
+def test_page_fits_and_every_control_is_reached_by_tab(width: int, tmp_path: Path) -> None:
     with running_server(tiny_engine(num_blocks=60, max_num_seqs=4)) as server, browser(tmp_path) as page:
         with load(server):
             open_page(page, server, 5, width=width, height=844)
@@ -325,7 +325,7 @@ def test_it_fits_and_every_control_is_reached_by_tab(width: int, tmp_path: Path)
         require_quiet(page, server)
 
 
-def test_each_completion_has_a_row_of_its_own_name(tmp_path: Path) -> None:
+def test_each_completion_has_its_own_named_row(tmp_path: Path) -> None:
     body = json.dumps({"model": MODEL, "prompt": "three answers", "max_tokens": 80, "n": 3}).encode()
 
     def ask(_: int, stop: threading.Event) -> None:
@@ -390,7 +390,7 @@ def test_pictures_can_be_taken(tmp_path: Path) -> None:
         assert (tmp_path / "dark.png").read_bytes().startswith(base64.b64decode("iVBORw0KGgo="))
 
 
-def test_tenants_stand_in_a_table_and_their_names_are_text(tmp_path: Path) -> None:
+def test_tenants_are_a_table_and_their_names_are_text(tmp_path: Path) -> None:
     hostile = "<b onclick=alert(1)>\u202e" + "w" * 150
     tenants = (Tenant("acme", min_blocks=30), Tenant(hostile, max_held=9))
     engine = tiny_engine(num_blocks=100, cache_options={"tenants": tenants})

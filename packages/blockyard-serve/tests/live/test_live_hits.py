@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 
 from blockyard import CacheConfig, CacheSalt, KVCacheManager
-from blockyard_serve.live.desk import Surroundings
-from blockyard_serve.live.prompts import (
+from blockyard_serve.live.call_queue import EngineStatus
+from blockyard_serve.live.prompt_log import (
     MAX_BEGINNINGS,
     MAX_PROMPTS,
     PromptLog,
     beginnings_with,
     hits_answer,
-    see_hits,
+    read_hits,
 )
 from blockyard_testing.seeds import run_seed
 
@@ -22,7 +22,7 @@ SIZE = 4
 def told(cache: KVCacheManager, log: PromptLog, block_id: int) -> dict[str, object]:
     tokens = cache.block(block_id).token_ids
     begun = beginnings_with(log.latest(), tokens, SIZE)
-    return hits_answer(see_hits(block_id, begun, cache, Surroundings()), len(log.latest()))
+    return hits_answer(read_hits(block_id, begun, cache, EngineStatus()), len(log.latest()))
 
 
 def test_hits_of_a_block_are_those_of_its_content() -> None:

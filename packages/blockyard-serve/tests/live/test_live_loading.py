@@ -11,14 +11,14 @@ pytest.importorskip("torch")
 
 from blockyard import CacheConfig, KVCacheManager
 from blockyard_engine import SamplingParams
+from blockyard_serve.live.call_queue import EngineStatus
 from blockyard_serve.live.cells import LOADING, block_states
-from blockyard_serve.live.desk import Surroundings
 from blockyard_serve.live.frames import Frame
 from blockyard_serve.live.snapshot import take_snapshot
 from blockyard_testing.servers import tiny_engine
 
 
-def test_the_engine_says_which_blocks_its_latest_step_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_reports_the_blocks_its_latest_step_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the moves that the data plane was given."""
     engine = tiny_engine(num_blocks=16, max_num_seqs=4, num_cpu_blocks=60, preemption="swap")
     carried: list[Any] = []
@@ -34,7 +34,7 @@ def test_the_engine_says_which_blocks_its_latest_step_loads(monkeypatch: pytest.
         engine.step()
         wanted = [block for moves in carried for block in np.asarray(moves.swap_ins).reshape(-1, 2)[:, 1].tolist()]
         assert engine.loading_blocks.tolist() == wanted
-        states = block_states(take_snapshot(engine.cache, Surroundings(loading=engine.loading_blocks)))
+        states = block_states(take_snapshot(engine.cache, EngineStatus(loading=engine.loading_blocks)))
         held = engine.cache.pool.ref_counts()
         assert {place + 1 for place in np.flatnonzero(states == LOADING)} == {b for b in wanted if held[b]}
         num_loading += len(wanted)
@@ -47,7 +47,7 @@ def test_blocks_that_are_not_there_or_not_held_are_not_being_loaded() -> None:
     cache = KVCacheManager(CacheConfig(num_blocks=10, block_size=4, max_num_seqs=2, max_model_len=32))
     seq = cache.allocate(list(range(8)))
     held, *_ = cache.block_ids(seq).tolist()
-    around = Surroundings(loading=np.array([0, held, 9, 10, 99], np.int32))
+    around = EngineStatus(loading=np.array([0, held, 9, 10, 99], np.int32))
     frame = Frame.of(take_snapshot(cache, around), 1)
     assert [place + 1 for place, cell in enumerate(frame.cells.content) if cell & 7 == LOADING] == [held]
     assert frame.totals["loading"] == 1

@@ -18,7 +18,7 @@ pytest.importorskip("fastapi")
 import blockyard_serve.live
 from blockyard.errors import InvalidArgument
 from blockyard_serve import ServerLimits, create_app
-from blockyard_serve.live.page import MAX_READERS
+from blockyard_serve.live.live_page import MAX_READERS
 from blockyard_testing.servers import Running, running_server, tiny_engine
 
 FILES = sorted((Path(blockyard_serve.live.__file__).parent / "files").iterdir())
@@ -85,7 +85,7 @@ def test_pages_of_other_origins_are_refused() -> None:
         assert state(server, "", **{"Sec-Fetch-Site": "same-origin"})[0] == 200
 
 
-def test_without_text_no_prompt_is_told() -> None:
+def test_map_mode_reveals_no_prompt() -> None:
     engine = tiny_engine(num_blocks=60)
     with running_server(engine, ui="map") as server:
         server.post("/v1/completions", prompt="a secret prompt of some length" * 3, max_tokens=2)
@@ -112,7 +112,7 @@ def test_a_server_can_be_without_the_page() -> None:
 # ---------------------------------------------------------------- paths
 
 
-def test_ui_leads_to_the_page_and_nothing_is_written() -> None:
+def test_ui_redirects_and_the_page_is_read_only() -> None:
     with running_server(tiny_engine(num_blocks=20)) as server:
         status, headers, _ = server.call("GET", "/ui")
         assert (status, headers["location"]) == (307, "ui/")
@@ -131,7 +131,7 @@ def test_ui_leads_to_the_page_and_nothing_is_written() -> None:
         "/block/%D9%A1", "/block/1/2", "/run/0/4", "/run/1/0", "/run/1/1025", "/run/20/1", "/branch/99", "/../app.py",
     ],
 )  # fmt: skip
-def test_what_is_no_path_of_the_state_is_refused(path: str) -> None:
+def test_unknown_state_path_is_refused(path: str) -> None:
     with running_server(tiny_engine(num_blocks=20)) as server:
         stream = Stream(server)
         while stream.event()[0] != "frame":
@@ -199,14 +199,14 @@ def test_the_files_name_nothing_outside_and_make_no_markup() -> None:
 # ---------------------------------------------------------------- streams
 
 
-def test_no_more_than_so_many_may_watch_and_who_leaves_makes_room() -> None:
+def test_number_of_readers_is_bounded() -> None:
     with running_server(tiny_engine(num_blocks=20)) as server:
         streams = [Stream(server) for _ in range(MAX_READERS)]
         for stream in streams:
             stream.event()
         refused = Stream(server)
         assert refused.answer.status == 503
-        assert "16 pages watch already" in json.loads(refused.answer.read())["error"]
+        assert "16 pages are open already" in json.loads(refused.answer.read())["error"]
         streams.pop().close()
         feed = server.server.app.state.live_page.feed
         deadline = time.monotonic() + 60
@@ -257,7 +257,7 @@ def test_blocks_and_branches_are_those_of_the_cache() -> None:
         stream.close()
 
 
-def test_a_block_says_which_prompts_hit_it() -> None:
+def test_block_lists_the_prompts_that_hit_it() -> None:
     with running_server(tiny_engine(num_blocks=60)) as server:
         for number in range(3):
             body = json.dumps(

@@ -8,6 +8,7 @@ import pytest
 
 from blockyard import BlockPool, CacheConfig, CacheSalt, HintConfig, KVCacheManager, LayerGroup
 from blockyard.tenants import Tenant
+from blockyard_serve.live.call_queue import EngineStatus
 from blockyard_serve.live.cells import (
     MAX_SHARED_CELLS,
     MAX_SINGLE_CELLS,
@@ -17,7 +18,6 @@ from blockyard_serve.live.cells import (
     cells_of,
     pool_states,
 )
-from blockyard_serve.live.desk import Surroundings
 from blockyard_serve.live.frames import MAX_PATH, MAX_ROWS, MAX_TENANTS, Frame
 from blockyard_serve.live.snapshot import take_snapshot
 from blockyard_testing.live_caches import KINDS, at_work, live_cache, state_of
@@ -28,7 +28,7 @@ from blockyard_testing.seeds import run_seed
 def test_states_are_those_of_each_block(kind: str) -> None:
     cache, seen = live_cache(kind), Counter[str]()
     for _ in at_work(cache, run_seed(), 300):
-        states = block_states(take_snapshot(cache, Surroundings()))
+        states = block_states(take_snapshot(cache, EngineStatus()))
         found = [NAMES[state] for state in states]
         assert found == [state_of(cache, block_id) for block_id in range(1, cache.pool.num_blocks)]
         seen.update(found)
@@ -40,7 +40,7 @@ def test_states_are_those_of_each_block(kind: str) -> None:
 def test_rows_are_the_sequences(kind: str) -> None:
     cache = live_cache(kind)
     for _ in at_work(cache, run_seed() + 1, 200):
-        frame = Frame.of(take_snapshot(cache, Surroundings(names={"request 7": "mine"})), 1)
+        frame = Frame.of(take_snapshot(cache, EngineStatus(names={"request 7": "mine"})), 1)
         assert {row.handle: row.holder for row in frame.rows.values()} == cache.running()
         for handle, row in frame.rows.items():
             groups = range(len(cache.config.layer_groups))
@@ -54,7 +54,7 @@ def test_rows_are_the_sequences(kind: str) -> None:
 def test_counts_are_in_the_cells_and_the_totals() -> None:
     cache = live_cache("plain")
     for _ in at_work(cache, run_seed() + 2, 100):
-        frame = Frame.of(take_snapshot(cache, Surroundings()), 1)
+        frame = Frame.of(take_snapshot(cache, EngineStatus()), 1)
         assert [byte >> 3 for byte in frame.cells.content] == cache.pool.ref_counts()[1:].tolist()
         assert [byte & 7 for byte in frame.cells.content] == frame.states.tolist()
         held = sum(frame.totals[name] for name in ("private", "shared", "pending"))
@@ -66,11 +66,11 @@ def test_counts_are_in_the_cells_and_the_totals() -> None:
 def test_a_snapshot_does_not_follow_the_cache() -> None:
     cache = live_cache("plain")
     seq = cache.allocate(list(range(20)), holder="one")
-    snapshot = take_snapshot(cache, Surroundings())
+    snapshot = take_snapshot(cache, EngineStatus())
     before = Frame.of(snapshot, 1)
     cache.free(seq)
     assert Frame.of(snapshot, 1).is_like(before)
-    assert not Frame.of(take_snapshot(cache, Surroundings()), 2).is_like(before)
+    assert not Frame.of(take_snapshot(cache, EngineStatus()), 2).is_like(before)
 
 
 def test_blocks_beyond_a_pool_that_shrank_are_retiring() -> None:
@@ -78,7 +78,7 @@ def test_blocks_beyond_a_pool_that_shrank_are_retiring() -> None:
     cache.allocate(list(range(100, 116)))
     seq = cache.allocate(list(range(20)))
     cache.resize(7)
-    frame = Frame.of(take_snapshot(cache, Surroundings()), 1)
+    frame = Frame.of(take_snapshot(cache, EngineStatus()), 1)
     held = max(cache.block_ids(seq).tolist())
     assert frame.cells.num_blocks == held, "up to the last that is held"
     assert [NAMES[state] for state in frame.states[6:held]] == ["retiring"] * (held - 6)
@@ -93,7 +93,7 @@ def test_shares_of_a_large_pool_are_its_blocks_counted(num_blocks: int) -> None:
     cache.free(seqs[1])
     cache.fork(seqs[2], 3)
     cache.allocate(list(range(7000, 8000)))
-    snapshot = take_snapshot(cache, Surroundings())
+    snapshot = take_snapshot(cache, EngineStatus())
     states, counts = block_states(snapshot), snapshot.pool.ref_counts[1:]
     cells = cells_of(states, counts)
     assert cells.scale * MAX_SHARED_CELLS >= cells.num_blocks == num_blocks - 1
@@ -110,28 +110,28 @@ def test_a_frame_is_bounded_however_many_sequences_there_are() -> None:
     cache = KVCacheManager(CacheConfig(num_blocks=200_000, block_size=4, max_num_seqs=100, max_model_len=8192))
     for first in range(0, 700_000, 7000):
         cache.allocate(list(range(first, first + 7000)))
-    frame = Frame.of(take_snapshot(cache, Surroundings()), 1)
+    frame = Frame.of(take_snapshot(cache, EngineStatus()), 1)
     assert len(frame.rows) == MAX_ROWS
     assert frame.num_rows == 100
     assert max(len(row.path) for row in frame.rows.values()) == MAX_PATH
     assert len(frame.whole()) < 300_000
 
 
-def test_a_pool_alone_has_states_too() -> None:
+def test_bare_pool_has_states() -> None:
     pool = BlockPool(num_blocks=6, block_size=4)
     lease = pool.get_new_blocks(3)
     pool.cache_full_blocks(lease, list(range(8)))
-    copy = take_snapshot(live_cache("plain"), Surroundings()).pool
+    copy = take_snapshot(live_cache("plain"), EngineStatus()).pool
     copied = type(copy)(pool.ref_counts().copy(), pool.states())
     assert [NAMES[state] for state in pool_states(copied)] == ["shared", "shared", "private", "free", "free"]
 
 
 @pytest.mark.parametrize("num_tenants", [3, 40])
-def test_tenants_are_those_who_have_most_and_the_rest_together(num_tenants: int) -> None:
+def test_largest_tenants_are_listed_and_the_rest_is_summed(num_tenants: int) -> None:
     tenants = tuple(Tenant(f"t{number}", min_blocks=number % 2) for number in range(num_tenants))
     groups = (LayerGroup(4, token_bytes=8),)
     cache = KVCacheManager(CacheConfig(1000, 4, groups=groups, hints=HintConfig(retention_blocks=9), tenants=tenants))
-    assert take_snapshot(cache, Surroundings()).stats.block_bytes == 32
+    assert take_snapshot(cache, EngineStatus()).stats.block_bytes == 32
     for number in range(num_tenants):
         keys = (CacheSalt(f"t{number}"),)
         seq = cache.allocate(list(range(4 * number + 1)), extra_keys=keys)
@@ -139,7 +139,7 @@ def test_tenants_are_those_who_have_most_and_the_rest_together(num_tenants: int)
         if number % 3 == 0:
             cache.free([seq])
     cache.retain(list(range(9)), priority=1, expires_at=None, extra_keys=(CacheSalt("t2"),))
-    lines, uses = Frame.of(take_snapshot(cache, Surroundings()), 1).totals["tenants"], cache.stats().tenants
+    lines, uses = Frame.of(take_snapshot(cache, EngineStatus()), 1).totals["tenants"], cache.stats().tenants
     assert len(lines) == min(num_tenants + 1, MAX_TENANTS + 1)
     told = ("num_held", "num_idle", "num_retained", "min_blocks", "share")
     for place, name in enumerate(told):
@@ -149,4 +149,4 @@ def test_tenants_are_those_who_have_most_and_the_rest_together(num_tenants: int)
     assert [by_name[line[0]] for line in named] == [line[1:] for line in named]
     assert [line[1] + line[2] for line in named] == sorted((line[1] + line[2] for line in named), reverse=True)
     assert num_tenants < MAX_TENANTS or lines[-1][0] == f"{num_tenants + 1 - MAX_TENANTS} others"
-    assert "tenants" not in Frame.of(take_snapshot(live_cache("plain"), Surroundings()), 1).totals
+    assert "tenants" not in Frame.of(take_snapshot(live_cache("plain"), EngineStatus()), 1).totals

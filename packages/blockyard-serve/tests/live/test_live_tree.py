@@ -12,29 +12,29 @@ import pytest
 
 from blockyard import CacheConfig, CacheSalt, KVCacheManager, LoRA, Span
 from blockyard.config import cache_config
-from blockyard_serve.live import Desk, Surroundings
+from blockyard_serve.live import CallQueue, EngineStatus
 from blockyard_serve.live import feed as feeds
 from blockyard_serve.live import tree as trees
 from blockyard_serve.live.feed import PageFeed
-from blockyard_serve.live.prompts import MAX_TOKENS, PromptLog
+from blockyard_serve.live.prompt_log import MAX_TOKENS, PromptLog
 from blockyard_serve.live.tree import (
     NONE,
     Tree,
     TreeBranch,
+    add_tokens,
+    blocks_to_read,
     branches_of,
     cached_tree,
     count_prompts,
     forest_of,
     heaviest,
-    note_tokens,
-    see_tokens,
-    wanted,
+    read_tokens,
 )
 from blockyard_testing.patience import PATIENCE_SECONDS
 from blockyard_testing.seeds import run_seed
 
 SIZE = 4
-AROUND = Surroundings()
+AROUND = EngineStatus()
 KEYS: tuple[tuple[Any, ...], ...] = ((), (CacheSalt("a"),), (LoRA("poet"),), (Span("image", 5, 3),))
 
 
@@ -59,11 +59,11 @@ def read(cache: KVCacheManager) -> Tree:
 def fill(tree: Tree, cache: KVCacheManager) -> None:
     """Labels and prefixes, from what the blocks hold now."""
     branches = tree.branches()
-    counts = wanted(branches, SIZE)
+    counts = blocks_to_read(branches, SIZE)
     if branches:
         blocks = np.concatenate([each.blocks[:n] for each, n in zip(branches, counts, strict=True)])
         names = np.concatenate([each.contents[:n] for each, n in zip(branches, counts, strict=True)])
-        note_tokens(tree, counts, *see_tokens(blocks, names, cache, AROUND), SIZE)
+        add_tokens(tree, counts, *read_tokens(blocks, names, cache, AROUND), SIZE)
 
 
 def random_prompts(draw: random.Random) -> list[tuple[list[int], tuple[Any, ...]]]:
@@ -71,7 +71,7 @@ def random_prompts(draw: random.Random) -> list[tuple[list[int], tuple[Any, ...]
     return [(tokens, keys if len(tokens) > 8 else ()) for tokens, keys in prompts]
 
 
-def test_the_tree_is_what_the_cache_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tree_equals_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trees, "MAX_BRANCHES", 10_000)
     draw = random.Random(run_seed())
     for _ in range(10):
@@ -138,7 +138,7 @@ def test_the_heaviest_branches_are_shown_and_the_rest_is_summed() -> None:
     assert [branch.tenant for branch in tree.top] == sorted(branch.tenant for branch in tree.top)
 
 
-def test_a_branch_counts_the_latest_prompts_that_got_into_it() -> None:
+def test_branch_counts_the_latest_prompts_that_reached_it() -> None:
     draw = random.Random(run_seed())
     cache, log, kept = make_cache(300), PromptLog(), []
     for _ in range(80):
@@ -165,7 +165,7 @@ def test_a_branch_counts_the_latest_prompts_that_got_into_it() -> None:
         assert (branch.num_requests, branch.num_asked, branch.num_hit) == (requests, asked, hits)
 
 
-def test_what_goes_while_it_is_read_is_only_missing() -> None:
+def test_blocks_evicted_during_a_read_are_only_missing() -> None:
     """Slices of different moments, and blocks that cache something else when their tokens are read."""
     draw = random.Random(run_seed())
     for _ in range(20):
@@ -182,7 +182,7 @@ def test_what_goes_while_it_is_read_is_only_missing() -> None:
         tree = cached_tree(np.concatenate(slices), keys)
         fill(tree, cache)
         for branch in tree.branches():
-            lit = trees.see_branch(branch, cache, AROUND)
+            lit = trees.read_branch(branch, cache, AROUND)
             assert set(lit) <= set(branch.blocks.tolist())
             assert all(cache.block(block).is_cached for block in lit)
             assert len(branch.label) <= trees.LABEL_TOKENS
@@ -193,7 +193,7 @@ def test_nothing_cached_is_an_empty_tree() -> None:
     assert heaviest(forest_of(np.zeros((0, 2), np.int64), {}), 5) == []
 
 
-def test_a_long_way_down_takes_no_loop_over_it() -> None:
+def test_deep_tree_needs_no_loop_over_its_depth() -> None:
     """A branch at every block, 20,000 deep: sums by steps that double."""
     depth = 20_000
     pairs = np.zeros((2 * depth + 1, 2), np.int64)
@@ -209,16 +209,16 @@ def test_a_long_way_down_takes_no_loop_over_it() -> None:
 
 
 @pytest.mark.parametrize("slice_blocks", [7, 1000])
-def test_a_feed_tells_the_tree(slice_blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_sends_the_tree(slice_blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "SLICE_BLOCKS", slice_blocks)
     monkeypatch.setattr(trees, "SLICE_BLOCKS", slice_blocks)
     monkeypatch.setattr(feeds, "SLICE_SECONDS", 0.0)
     cache = make_cache(60)
     compute(cache, [5] * 40)
     compute(cache, [5] * 20 + [6] * 20, ())
-    desk, log = Desk(cache), PromptLog()
+    calls, log = CallQueue(cache), PromptLog()
     log.note([5] * 40, 20)
-    told = asyncio.run(first_tree(PageFeed(desk, log), desk))
+    told = asyncio.run(first_tree(PageFeed(calls, log), calls))
     assert told["cached"] == 15
     assert [(branch["depth"], branch["blocks"], branch["behind"]) for branch in told["branches"]] == [
         (0, 5, 10),
@@ -229,16 +229,16 @@ def test_a_feed_tells_the_tree(slice_blocks: int, monkeypatch: pytest.MonkeyPatc
     assert told["branches"][0]["text"] == " ".join(["5"] * 8)
 
 
-def test_a_feed_tells_that_nothing_is_cached() -> None:
-    desk = Desk(make_cache())
-    told = asyncio.run(first_tree(PageFeed(desk, PromptLog()), desk))
+def test_feed_sends_an_empty_tree() -> None:
+    calls = CallQueue(make_cache())
+    told = asyncio.run(first_tree(PageFeed(calls, PromptLog()), calls))
     assert (told["branches"], told["cached"], told["num_prompts"]) == ([], 0, 0)
 
 
-async def first_tree(feed: PageFeed, desk: Desk) -> Any:
+async def first_tree(feed: PageFeed, calls: CallQueue) -> Any:
     async def answer() -> None:
         while True:
-            desk.answer()
+            calls.run()
             await asyncio.sleep(0.001)
 
     answering = asyncio.ensure_future(answer())
@@ -252,15 +252,15 @@ async def first_tree(feed: PageFeed, desk: Desk) -> Any:
         answering.cancel()
 
 
-def test_prefixes_are_known_as_far_as_prompts_are() -> None:
+def test_prefixes_are_known_up_to_the_prompts_limit() -> None:
     cache = KVCacheManager(CacheConfig(200, 16, max_model_len=4000))
     seq = cache.allocate(list(range(2000)))
     cache.commit([seq], cache.reserve([seq]).num_scheduled)
     contents = cache.contents
     tree = cached_tree(contents.identities(0, 200), contents.keys(10))
-    counts = wanted(tree.branches(), 16)
+    counts = blocks_to_read(tree.branches(), 16)
     (branch,) = tree.top
     assert (counts, branch.end) == ([MAX_TOKENS // 16], 125)
-    note_tokens(tree, counts, *see_tokens(branch.blocks[:64], branch.contents[:64], cache, AROUND), 16)
+    add_tokens(tree, counts, *read_tokens(branch.blocks[:64], branch.contents[:64], cache, AROUND), 16)
     assert branch.prefix.tolist() == list(range(MAX_TOKENS))
-    assert trees.see_branch(branch, cache, AROUND) == cache.block_ids(seq)[:125].tolist()
+    assert trees.read_branch(branch, cache, AROUND) == cache.block_ids(seq)[:125].tolist()

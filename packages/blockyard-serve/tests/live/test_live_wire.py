@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from blockyard import CacheConfig, KVCacheManager
-from blockyard_serve.live import Desk, LivePage, Surroundings
+from blockyard_serve.live import CallQueue, EngineStatus, LivePage
 from blockyard_serve.live import feed as feeds
-from blockyard_serve.live import page as pages
-from blockyard_serve.live.desk import AnswerT
+from blockyard_serve.live import live_page as pages
+from blockyard_serve.live.call_queue import AnswerT
 from blockyard_serve.live.feed import MIN_SECONDS, PageFeed, seconds_between
 from blockyard_serve.live.frames import Frame
-from blockyard_serve.live.prompts import MAX_PROMPTS, MAX_TOKENS, PromptLog
+from blockyard_serve.live.prompt_log import MAX_PROMPTS, MAX_TOKENS, PromptLog
 from blockyard_serve.live.snapshot import take_snapshot
 from blockyard_testing.live_caches import KINDS, at_work, live_cache
 from blockyard_testing.seeds import run_seed
@@ -71,11 +71,11 @@ class Reader:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_changes_put_together_are_the_frame(kind: str) -> None:
+def test_changes_add_up_to_the_whole_frame(kind: str) -> None:
     cache, reader = live_cache(kind), Reader()
     before: Frame | None = None
     for number, _ in enumerate(at_work(cache, run_seed() + 3, 150), 1):
-        frame = Frame.of(take_snapshot(cache, Surroundings(step=number)), number)
+        frame = Frame.of(take_snapshot(cache, EngineStatus(step=number)), number)
         reader.take(frame.whole() if before is None else frame.since(before))
         reader.require(frame)
         before = frame
@@ -83,12 +83,12 @@ def test_changes_put_together_are_the_frame(kind: str) -> None:
 
 def test_a_large_map_changes_by_its_cells() -> None:
     cache = KVCacheManager(CacheConfig(num_blocks=50_000, block_size=4, max_num_seqs=8, max_model_len=4096))
-    reader, before = Reader(), Frame.of(take_snapshot(cache, Surroundings()), 1)
+    reader, before = Reader(), Frame.of(take_snapshot(cache, EngineStatus()), 1)
     reader.take(before.whole())
     for number, first in enumerate(range(0, 20_000, 4000), 2):
         seq = cache.allocate(list(range(first, first + 4000)))
         cache.commit([seq], cache.reserve([seq]).num_scheduled)
-        frame = Frame.of(take_snapshot(cache, Surroundings()), number)
+        frame = Frame.of(take_snapshot(cache, EngineStatus()), number)
         sent = frame.since(before)
         reader.take(sent)
         reader.require(frame)
@@ -98,9 +98,9 @@ def test_a_large_map_changes_by_its_cells() -> None:
 
 def test_a_pool_of_another_size_is_sent_whole() -> None:
     cache, reader = live_cache("plain"), Reader()
-    before = Frame.of(take_snapshot(cache, Surroundings()), 1)
+    before = Frame.of(take_snapshot(cache, EngineStatus()), 1)
     cache.resize(80)
-    frame = Frame.of(take_snapshot(cache, Surroundings()), 2)
+    frame = Frame.of(take_snapshot(cache, EngineStatus()), 2)
     reader.take(frame.since(before))
     reader.require(frame)
     assert frame.cells.num_blocks == 79
@@ -117,15 +117,15 @@ class Answers:
         self.steps = at_work(cache, run_seed(), 10_000)
         self.num_asked = 0
 
-    def ask(self, question: Callable[[KVCacheManager, Surroundings], AnswerT]) -> Future[AnswerT]:
+    def call(self, function: Callable[[KVCacheManager, EngineStatus], AnswerT]) -> Future[AnswerT]:
         answer: Future[AnswerT] = Future()
         next(self.steps)
         self.num_asked += 1
-        answer.set_result(question(self.cache, Surroundings(step=self.num_asked)))
+        answer.set_result(function(self.cache, EngineStatus(step=self.num_asked)))
         return answer
 
 
-def test_a_reader_that_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_reader_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """One takes every event, the other stops after its first frame: it then gets the latest, whole."""
     monkeypatch.setattr(feeds, "seconds_between", lambda copying, making: 0.001)
 
@@ -153,7 +153,7 @@ def test_a_reader_that_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyP
 def test_a_reader_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its second piece is never taken: the stream ends by itself, and the cache was asked on and on meanwhile."""
     monkeypatch.setattr(feeds, "seconds_between", lambda copying, making: 0.001)
-    monkeypatch.setattr(pages, "_PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(pages, "_SEND_SECONDS", 1.0)
 
     async def watch() -> None:
         source = Answers(live_cache("plain"))
@@ -177,7 +177,7 @@ def test_a_reader_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(asyncio.wait_for(watch(), 60))
 
 
-def test_nothing_is_asked_while_nobody_watches() -> None:
+def test_cache_is_not_read_while_nobody_watches() -> None:
     async def watch() -> None:
         source = Answers(live_cache("plain"))
         feed = PageFeed(source, PromptLog())
@@ -194,7 +194,7 @@ def test_nothing_is_asked_while_nobody_watches() -> None:
     asyncio.run(asyncio.wait_for(watch(), 60))
 
 
-def test_what_nobody_watched_is_a_gap() -> None:
+def test_unwatched_time_is_a_gap() -> None:
     """The chart's points end with the last moment that was seen, and the first one afterwards says that it is that."""
 
     def moments(sent: list[bytes]) -> list[dict[str, Any]]:
@@ -229,7 +229,7 @@ def test_what_nobody_watched_is_a_gap() -> None:
 
 def test_a_source_that_ends_ends_the_stream() -> None:
     class Ended:
-        def ask(self, question: Callable[[KVCacheManager, Surroundings], AnswerT]) -> Future[AnswerT]:
+        def call(self, function: Callable[[KVCacheManager, EngineStatus], AnswerT]) -> Future[AnswerT]:
             answer: Future[AnswerT] = Future()
             answer.set_exception(RuntimeError("the thread has ended"))
             return answer
@@ -247,19 +247,19 @@ def test_the_rate_is_bounded_by_time_and_by_share() -> None:
     assert seconds_between(0.0, 0.05) == 0.5, "a tenth of a processor besides"
 
 
-def test_a_desk_answers_in_the_thread_that_calls_it() -> None:
+def test_queued_calls_run_in_the_thread_that_runs_the_queue() -> None:
     cache = live_cache("plain")
-    desk = Desk(cache)
-    answer = desk.ask(lambda found, around: (found is cache, around.step))
+    calls = CallQueue(cache)
+    answer = calls.call(lambda found, around: (found is cache, around.step))
     assert not answer.done()
-    assert desk.answer(Surroundings(step=7)) == 1
+    assert calls.run(EngineStatus(step=7)) == 1
     assert answer.result() == (True, 7)
-    assert desk.answer() == 0
-    refused = [desk.ask(lambda found, around: None) for _ in range(257)][-1]
+    assert calls.run() == 0
+    refused = [calls.call(lambda found, around: None) for _ in range(257)][-1]
     assert refused.exception() is not None, "what waits is bounded"
-    failing = Desk(cache)
-    bad = failing.ask(lambda found, around: 1 // 0)
-    failing.answer()
+    failing = CallQueue(cache)
+    bad = failing.call(lambda found, around: 1 // 0)
+    failing.run()
     assert isinstance(bad.exception(), ZeroDivisionError)
 
 
@@ -277,9 +277,9 @@ def test_the_log_of_prompts_is_bounded() -> None:
     assert latest[0].num_tokens == MAX_TOKENS + 5
 
 
-def test_streams_that_are_asked_for_at_once_are_counted_before_they_begin() -> None:
+def test_simultaneous_streams_are_counted_before_they_start() -> None:
     async def statuses() -> list[int]:
-        page, left, found = LivePage(Desk(live_cache("plain"))), asyncio.Event(), list[int]()
+        page, left, found = LivePage(CallQueue(live_cache("plain"))), asyncio.Event(), list[int]()
 
         async def receive() -> dict[str, Any]:
             await left.wait()
@@ -301,10 +301,10 @@ def test_streams_that_are_asked_for_at_once_are_counted_before_they_begin() -> N
     assert (found.count(200), found.count(503)) == (pages.MAX_READERS, 9)
 
 
-def test_questions_of_others_that_wait_do_not_end_the_page() -> None:
+def test_full_call_queue_does_not_end_the_page() -> None:
     """In one long step somebody points at more blocks than may wait; the stream goes on, and the rest hear 503."""
-    desk = Desk(live_cache("plain"))
-    page = LivePage(desk)
+    calls = CallQueue(live_cache("plain"))
+    page = LivePage(calls)
 
     async def answered(path: str, stop: asyncio.Event) -> list[Any]:
         found: list[Any] = []
@@ -325,7 +325,7 @@ def test_questions_of_others_that_wait_do_not_end_the_page() -> None:
         asked = [asyncio.ensure_future(answered("/state/block/3", stop)) for _ in range(300)]
         await asyncio.sleep(3 * MIN_SECONDS)  # the stream asks too, and is refused
         while not (page.feed.latest and all(each.done() for each in asked)):
-            desk.answer()
+            calls.run()
             await asyncio.sleep(0.01)
         stop.set()
         return await stream, await asyncio.gather(*asked)

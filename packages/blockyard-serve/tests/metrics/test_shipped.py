@@ -26,7 +26,7 @@ from blockyard.events import KVEventPublisher
 from blockyard.metrics import alert_rules_path, dashboard_path
 from blockyard.tenants import Tenant
 from blockyard_engine import Completion, FinishReason, GenerationResult, PromptLookup
-from blockyard_serve.fleet.figures import FleetCollector, FleetFigures, FleetPage
+from blockyard_serve.fleet.fleet_metrics import FleetCollector, FleetMetrics, FleetPage
 from blockyard_serve.fleet.shared import SharedFleet
 from blockyard_serve.http.listening import open_sockets
 from blockyard_testing.patience import PATIENCE_SECONDS, wait_until
@@ -81,12 +81,12 @@ def fleet() -> Iterator[str]:
     """Where a fleet's page is, of a replica that is believed, took a request and lost another."""
     cache = KVCacheManager(CacheConfig(num_blocks=20, observe=ObserveConfig(enable_kv_cache_events=True)))
     publisher = KVEventPublisher(cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=0.1)
-    known, figures = SharedFleet("robust", 3600.0), FleetFigures()
+    known, figures = SharedFleet("robust", 3600.0), FleetMetrics()
     known.sync({"a": (publisher.endpoint, publisher.replay_endpoint)})
     known.choose("request", list(range(100)), ["a"], max_tokens=10)
-    figures.claim("a", 64, GenerationResult(1, [Completion(0, "", [1], FinishReason.LENGTH)], 100, 48, 0))
-    figures.lost("a")
-    figures.resumed(5)
+    figures.count_claim("a", 64, GenerationResult(1, [Completion(0, "", [1], FinishReason.LENGTH)], 100, 48, 0))
+    figures.count_loss("a")
+    figures.count_resume(5)
     page = FleetPage([FleetCollector(known, figures, {"engine": "fleet", "model_name": "tiny"})])
     app = FastAPI()
 
@@ -126,13 +126,13 @@ def exported(served: Running, fleet: str) -> set[str]:
 
 
 @pytest.mark.parametrize("file", [DASHBOARD, ALERT_RULES], ids=lambda file: file.name)
-def test_what_it_names_is_exported(file: Path, exported: set[str]) -> None:
+def test_dashboard_and_alerts_name_exported_metrics(file: Path, exported: set[str]) -> None:
     named = set(NAME.findall(file.read_text()))
     assert len(named) > 8
     assert named - exported == set()
 
 
-def test_a_panel_has_a_title_a_word_on_it_and_a_place_of_its_own() -> None:
+def test_panels_have_titles_descriptions_and_do_not_overlap() -> None:
     board = json.loads(DASHBOARD.read_text())
     places: set[tuple[int, int]] = set()
     for panel in board["panels"]:
@@ -186,25 +186,25 @@ def documented() -> set[str]:
     return {name.removesuffix("_total") for name in names}
 
 
-def test_the_docs_say_what_each_figure_is(exported: set[str]) -> None:
+def test_docs_describe_every_metric(exported: set[str]) -> None:
     shown = {re.sub(r"(_total)?(_bucket|_count|_sum)?$", "", name) for name in exported if NAME.match(name)}
     assert len(shown) > 80
     assert shown - documented() == set()
 
 
-def test_the_docs_say_which_alerts_there_are() -> None:
+def test_docs_list_every_alert() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text()
     alerts = re.findall(r"- alert: (\w+)", ALERT_RULES.read_text())
     assert re.findall(r"^\| `(\w+)` \| (?:info|warning|critical) ", page, re.MULTILINE) == alerts
 
 
 @NEEDS_PROMETHEUS
-def test_promtool_takes_the_rules() -> None:
+def test_promtool_accepts_the_rules() -> None:
     assert "12 rules found" in check_rules(ALERT_RULES)
 
 
 @NEEDS_PROMETHEUS
-def test_each_alert_fires_on_what_it_is_for(tmp_path: Path) -> None:
+def test_each_alert_fires_on_its_condition(tmp_path: Path) -> None:
     shutil.copy(ALERT_RULES, tmp_path)
     shutil.copy(Path(__file__).parent / "alerts_test.yml", tmp_path)
     done = subprocess.run(

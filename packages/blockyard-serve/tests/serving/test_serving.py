@@ -55,7 +55,7 @@ def test_models(served: Running) -> None:
         client.models.retrieve("another")
 
 
-def test_a_completion_is_the_engines(served: Running) -> None:
+def test_completion_equals_the_engines_result(served: Running) -> None:
     answer = served.client().completions.create(model=MODEL, prompt=PROMPT, max_tokens=12, temperature=0)
     own = expected(PROMPT, max_tokens=12)
     assert answer.choices[0].text == own.text
@@ -118,7 +118,7 @@ def test_a_chat_without_a_limit_ends_at_the_context(served: Running) -> None:
 # ---------------------------------------------------------------- streams
 
 
-def test_a_stream_says_what_the_whole_answer_does(served: Running) -> None:
+def test_stream_equals_the_whole_response(served: Running) -> None:
     wanted = {"model": MODEL, "messages": CHAT, "max_tokens": 24, "temperature": 1.5, "seed": 3, "n": 3}
     whole = served.client().chat.completions.create(**wanted)
     streamed = joined(served.client().chat.completions.create(**wanted, stream=True))
@@ -193,7 +193,7 @@ def test_usage_in_every_piece_of_a_stream(served: Running) -> None:
     assert len({chunk.usage.prompt_tokens for chunk in chunks}) == 1
 
 
-def test_a_character_of_several_bytes_comes_whole(served: Running) -> None:
+def test_multibyte_character_is_sent_whole(served: Running) -> None:
     """Random bytes are seldom whole characters; what cannot be read is U+FFFD, and the same in both ways."""
     wanted = {"model": MODEL, "prompt": "éß漢", "max_tokens": 60, "temperature": 2, "seed": 11}
     whole = served.client().completions.create(**wanted).choices[0].text
@@ -248,7 +248,7 @@ def test_log_probabilities_of_a_completion(served: Running) -> None:
 
 
 @pytest.mark.parametrize("stop", [None, True])
-def test_text_offsets_are_places_in_the_text(served: Running, stop: bool | None) -> None:
+def test_text_offsets_are_positions_in_the_text(served: Running, stop: bool | None) -> None:
     """Of parts of characters too, which have no text of their own; in a stream as in a whole answer."""
     wanted = {"model": MODEL, "prompt": "éß漢", "max_tokens": 60, "temperature": 2, "seed": 11, "logprobs": 1}
     if stop:
@@ -315,7 +315,7 @@ def test_health(served: Running) -> None:
     assert served.call("GET", "/health")[0] == 200
 
 
-def test_the_figures_that_dashboards_graph(served: Running) -> None:
+def test_metrics_of_dashboards_change_with_requests(served: Running) -> None:
     before = served.figures()
     served.client().completions.create(model=MODEL, prompt=PROMPT, max_tokens=3)
     served.client().completions.create(model=MODEL, prompt=PROMPT, max_tokens=3)
@@ -352,7 +352,7 @@ def test_the_example_chats(
 # ---------------------------------------------------------------- the key
 
 
-def test_a_key_is_asked_for_if_there_is_one() -> None:
+def test_requests_need_the_key() -> None:
     with running_server(tiny_engine(), api_key="open sesame") as guarded:
         assert guarded.client("open sesame").models.list().data[0].id == MODEL
         for wrong in ("open sesam", "open sesame2", "x"):
@@ -379,5 +379,5 @@ def test_a_key_comes_from_a_file(tmp_path: Path) -> None:
         read_key_file(tmp_path / "none")
 
 
-def test_the_key_is_kept_as_a_digest_alone() -> None:
+def test_key_is_stored_only_as_a_digest() -> None:
     assert "secret-1" not in str(vars(KeyGuard("secret-1")))

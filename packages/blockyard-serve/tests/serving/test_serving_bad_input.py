@@ -25,7 +25,7 @@ from blockyard_serve.openai.protocol import (
     GenerationFields,
     parse_request,
 )
-from blockyard_serve.openai.unsupported_fields import HARMLESS, asked_for
+from blockyard_serve.openai.unsupported_fields import HARMLESS, requested_fields
 from blockyard_testing.patience import PATIENCE_SECONDS
 from blockyard_testing.places import ROOT
 from blockyard_testing.servers import MODEL, Running, running_server, tiny_engine
@@ -206,25 +206,29 @@ def test_a_bad_chat_is_named(served: Running, fields: dict[str, Any], name: str)
         ({"n": True}, "n", "is true: "),
         ({"seed": 10**3000}, "seed", "less than"),
         ({"max_tokens": 10**3000}, "max_tokens", "room for"),
-        ({"logit_bias": {"x": 1}}, "logit_bias", "'logit_bias': its names must be token ids; one is 'x'"),
-        ({"logit_bias": {"1" * 3000: 1}}, "logit_bias", "its names must be token ids"),
-        ({"logit_bias": {"\u0663": 1}}, "logit_bias", "its names must be token ids"),
-        ({"logit_bias": {"7": 10**3000}}, "logit_bias", "'logit_bias': that of token 7 must be from -100 to 100"),
-        ({"logit_bias": {"7": True}}, "logit_bias", "that of token 7 must be"),
-        ({"logit_bias": {"7": [[[[]]]]}}, "logit_bias", "that of token 7 must be"),
-        ({"logit_bias": {"300": 1}}, "logit_bias", "logit_bias has token 300; the model's last token is 257"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "'logit_bias': its keys must be token ids; one is 'x'"),
+        ({"logit_bias": {"1" * 3000: 1}}, "logit_bias", "its keys must be token ids"),
+        ({"logit_bias": {"\u0663": 1}}, "logit_bias", "its keys must be token ids"),
+        ({"logit_bias": {"7": 10**3000}}, "logit_bias", "'logit_bias': the bias of token 7 must be from -100 to 100"),
+        ({"logit_bias": {"7": True}}, "logit_bias", "the bias of token 7 must be"),
+        ({"logit_bias": {"7": [[[[]]]]}}, "logit_bias", "the bias of token 7 must be"),
+        ({"logit_bias": {"300": 1}}, "logit_bias", "logit_bias holds token 300; the last token is 257"),
         ({"logit_bias": 5}, "logit_bias", "'logit_bias' is 5: it must be an object from token ids to numbers"),
-        ({"min_tokens": 20}, "min_tokens", "min_tokens is 20; it must be at most max_tokens, 16"),
+        ({"min_tokens": 20}, "min_tokens", "min_tokens is 20; max_tokens is 16"),
         ({"cache_salt": "a" * 1025}, "cache_salt", "at most 1024"),
-        ({"lora_name": "x"}, "lora_name", "'lora_name' is not supported by this server: it has one model and loads no"),
-        ({"guided_regex": "x"}, "guided_regex", "is not supported by this server: it cannot hold an answer to a"),
+        (
+            {"lora_name": "x"},
+            "lora_name",
+            "'lora_name' is not supported by this server: it serves one model and loads no",
+        ),
+        ({"guided_regex": "x"}, "guided_regex", "is not supported by this server: it cannot constrain answers to a"),
         ({"str": 1}, "str", "unknown field"),
         ({"no-name": 1}, "no-name", "unknown field 'no-name'"),
         ({"temprature": 1}, "temprature", "unknown field 'temprature'; did you mean 'temperature'?"),
         ({"a" * 300: 1}, "a" * 200, "unknown field"),
     ],
 )
-def test_the_error_is_of_what_was_meant(served: Running, fields: dict[str, Any], name: str, words: str) -> None:
+def test_error_is_that_of_the_meant_type(served: Running, fields: dict[str, Any], name: str, words: str) -> None:
     status, _, answer = served.post("/v1/completions", **{"prompt": "a", **fields})
     assert (status, answer["error"]["param"]) == (400, name)
     assert words in answer["error"]["message"]
@@ -311,7 +315,7 @@ def test_no_list_has_more_items_than_the_limit() -> None:
     assert (
         len(parse_request(ChatRequest, json.dumps({"model": MODEL, "messages": HI * 2048}).encode()).messages) == 2048
     )
-    with pytest.raises(ApiError, match="3000 prompts are more than 2048"):
+    with pytest.raises(ApiError, match="it has 3000 prompts; the limit is 2048"):
         parse_request(CompletionRequest, json.dumps({"model": MODEL, "prompt": [[1]] * 3000}).encode())
     many_tokens = parse_request(CompletionRequest, json.dumps({"model": MODEL, "prompt": [7] * 3000}).encode())
     assert many_tokens.prompts() == [[7] * 3000]
@@ -369,7 +373,7 @@ def test_unknown_models_and_paths(served: Running) -> None:
 # ---------------------------------------------------------------- fields
 
 
-def test_who_forgets_the_first_part_of_a_path_is_told(served: Running) -> None:
+def test_path_without_v1_gets_a_hint(served: Running) -> None:
     _, _, answer = served.post("/chat/completions", messages=HI)
     assert answer["error"]["message"] == "POST /chat/completions: Not Found; OpenAI's paths begin with /v1/ here"
     assert "begin with" not in served.post("/v1/embeddings")[2]["error"]["message"]
@@ -385,13 +389,13 @@ KINDS: list[type[GenerationFields]] = [ChatRequest, CompletionRequest]
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in kind.refused])
-def test_a_refused_field_may_ask_for_nothing(kind: type[GenerationFields], name: str) -> None:
+def test_refused_field_may_have_its_neutral_value(kind: type[GenerationFields], name: str) -> None:
     for neutral in (None, *kind.refused[name]):
-        assert asked_for({name: neutral}, kind.refused) == {}
+        assert requested_fields({name: neutral}, kind.refused) == {}
     for value in (True, False, 7, "words", [1], {"a": 1}):
         if not any(value is neutral for neutral in kind.refused[name]):
             with pytest.raises(ApiError) as caught:
-                asked_for({name: value}, kind.refused)
+                requested_fields({name: value}, kind.refused)
             assert (caught.value.status, caught.value.param) == (400, name)
 
 
@@ -460,7 +464,7 @@ def test_limits_have_limits(values: dict[str, Any]) -> None:
         ServerLimits(**values)
 
 
-def test_a_model_has_a_name_that_answers_can_carry() -> None:
+def test_model_name_must_be_valid_unicode() -> None:
     with pytest.raises(InvalidArgument, match=r"model_name holds '\\udcff' at position 1; it must be valid Unicode"):
         create_app(tiny_engine(), "a\udcff")
 
@@ -485,7 +489,7 @@ def test_a_body_without_a_length_is_counted_as_it_comes(served: Running) -> None
         assert b" 413 " in client.recv(4096)
 
 
-def test_a_body_that_never_ends_is_not_waited_for(impatient: Running) -> None:
+def test_body_that_never_ends_gets_408(impatient: Running) -> None:
     with socket.create_connection((impatient.host, impatient.port), timeout=PATIENCE_SECONDS) as client:
         client.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + JSON + b'Content-Length: 100\r\n\r\n{"model"'
@@ -507,7 +511,7 @@ def test_a_silent_connection_is_closed(impatient: Running, sent: bytes) -> None:
         assert received.startswith(b"HTTP/1.1 200") is sent.endswith(b"\r\n\r\n")
 
 
-def test_what_is_not_http_is_answered_and_closed(served: Running) -> None:
+def test_non_http_input_is_answered_and_closed(served: Running) -> None:
     with socket.create_connection((served.host, served.port), timeout=PATIENCE_SECONDS) as client:
         client.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
         received = b""

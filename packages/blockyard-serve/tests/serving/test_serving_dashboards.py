@@ -71,7 +71,7 @@ def test_a_panel_of_vllms_dashboards_has_data(page: str, panel: str, name: str) 
         assert found[f"{name}_sum"] > 0, panel
 
 
-def test_what_the_load_did_is_there(page: str) -> None:
+def test_dashboards_show_the_load(page: str) -> None:
     found = series(page)
     for name in ("prompt_tokens", "generation_tokens", "prefix_cache_hits", "spec_decode_num_drafts"):
         assert found[f"vllm:{name}_total"] > 0
@@ -86,7 +86,7 @@ def test_what_the_load_did_is_there(page: str) -> None:
     assert device + host == found["vllm:prefix_cache_hits_total"]
 
 
-def test_what_is_not_here_is_not_shown(page: str) -> None:
+def test_panels_of_absent_features_are_empty(page: str) -> None:
     assert [name for name in series(page) if name.startswith(ABSENT)] == []
 
 

@@ -95,7 +95,7 @@ def raw_request(running: Running, **fields: Any) -> socket.socket:
 
 
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 16}], ids=["whole", "chunked"])
-def test_the_one_that_fails_alone_gets_the_error(options: dict[str, Any]) -> None:
+def test_only_the_request_that_fails_alone_gets_the_error(options: dict[str, Any]) -> None:
     prompts = [[number, 2, 3, 4 + number] for number in range(5)]
     alone = tiny_engine()
     with running_server(alone) as calm:
@@ -137,7 +137,7 @@ def test_a_stream_that_has_begun_ends_with_an_error() -> None:
         running.require_idle()
 
 
-def test_a_step_that_fails_only_together_goes_on_alone() -> None:
+def test_requests_that_only_fail_together_continue_alone() -> None:
     """Memory is short for three sequences and enough for one, say: all come to their ends."""
     prompts = [[number, 7, 7, 7, 7] for number in range(3)]
     # A step of two or three tokens is one in which that many sequences decode.
@@ -146,9 +146,9 @@ def test_a_step_that_fails_only_together_goes_on_alone() -> None:
         wanted = [stream_text(calm, prompt, 12) for prompt in prompts]
     with running_server(engine) as running, ThreadPoolExecutor(8) as pool:
         thread, all_are_there = running.server.app.state.engine_thread, threading.Event()
-        thread.ask(lambda _: all_are_there.wait(PATIENCE_SECONDS))
+        thread.call(lambda _: all_are_there.wait(PATIENCE_SECONDS))
         streams = [pool.submit(stream_text, running, prompt, 12) for prompt in prompts]
-        wait_until(lambda: thread._places.num_taken == 3)
+        wait_until(lambda: thread._slots.num_taken == 3)
         all_are_there.set()
         assert [stream.result(PATIENCE_SECONDS) for stream in streams] == wanted
         assert running.figures()["blockyard:failed_steps_total"] > 0
@@ -211,7 +211,7 @@ def test_a_tokenizer_that_raises_takes_no_token_from_anybody(
     assert engine.cache.num_used_blocks == 0
 
 
-def test_a_broken_engine_refuses_and_its_clients_hear_of_it() -> None:
+def test_broken_engine_ends_its_requests_and_refuses_new_ones() -> None:
     """What is no Exception ends the engine's thread: no client waits forever, and health says so."""
     with running_server(fragile_engine(lambda tokens: True, SystemExit(1))) as running:
         with pytest.raises(openai.InternalServerError):
@@ -269,7 +269,7 @@ def test_a_client_that_sent_more_before_it_left_frees_its_blocks(early: bytes) -
         assert figures()["vllm:generation_tokens_total"] < 300
 
 
-def test_a_client_that_sends_on_without_end_is_cut() -> None:
+def test_client_that_pipelines_too_much_is_disconnected() -> None:
     """It need not leave: who sends more than 16 KiB behind a request has no answer to it any more."""
     with running_server(fragile_engine(Paced())) as running:
         client = raw_request(running, prompt=[1, 2], max_tokens=500, ignore_eos=True, stream=True)
@@ -352,7 +352,7 @@ def test_a_client_that_reads_nothing_is_cut_off(is_stream: bool) -> None:
         running.require_idle()
 
 
-def test_a_short_answer_that_is_not_read_holds_no_connection_either() -> None:
+def test_unread_short_answer_is_disconnected_too() -> None:
     """Where the system buffers little, as of a network card: what is left over is less than a server buffers itself."""
     fields = {"prompt": [1, 2, 3], "max_tokens": 180, "ignore_eos": True, "logprobs": 20, "temperature": 0}
     with running_server(tiny_engine(), ServerLimits(client_seconds=0.5)) as running, socket.socket() as client:
@@ -389,7 +389,7 @@ def test_a_client_that_sends_much_is_read_in_small_pieces(monkeypatch: pytest.Mo
 # ---------------------------------------------------------------- time, and the end
 
 
-def test_an_answer_that_takes_too_long() -> None:
+def test_answer_that_takes_too_long_gets_504() -> None:
     with running_server(tiny_engine(), ServerLimits(request_seconds=0.05)) as running:
         status, _, answer = running.post("/v1/completions", prompt=[1], max_tokens=500)
         assert status == 504
@@ -424,7 +424,7 @@ def test_the_time_that_a_prompt_waits_to_be_encoded_counts() -> None:
         running.require_idle()
 
 
-def test_a_stop_lets_what_runs_come_to_its_end() -> None:
+def test_running_requests_complete_during_shutdown() -> None:
     with running_server(tiny_engine()) as running, ThreadPoolExecutor(2) as pool:
         answer = pool.submit(stream_text, running, [1, 2, 3], 300)
         wait_until(lambda: running.figures()["vllm:generation_tokens_total"] > 2)
@@ -437,13 +437,13 @@ def test_a_stop_lets_what_runs_come_to_its_end() -> None:
         wait_until(lambda: not thread._thread.is_alive())
 
 
-def test_a_stop_has_a_limit_and_says_so() -> None:
+def test_shutdown_ends_requests_after_the_drain_limit() -> None:
     with running_server(fragile_engine(Paced()), ServerLimits(drain_seconds=0.2)) as running:
         stream = running.client().completions.create(model=MODEL, prompt=[1], max_tokens=500, stream=True)
         first = next(iter(stream))
         assert first.choices[0].finish_reason is None
         slow = threading.Event()
-        running.server.app.state.engine_thread.ask(lambda engine: slow.wait(1))  # the engine is busy for a while
+        running.server.app.state.engine_thread.call(lambda engine: slow.wait(1))  # the engine is busy for a while
         running.server.should_exit = True
         with pytest.raises(openai.APIError, match="stopping"):
             for _ in stream:

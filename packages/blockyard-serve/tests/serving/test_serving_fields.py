@@ -80,7 +80,7 @@ def test_a_salt_does_not_change_the_answer(served: Running) -> None:
     ],
     ids=lambda fields: "-".join(fields),
 )
-def test_what_a_field_asks_for_is_what_the_engine_does(served: Running, fields: dict[str, Any]) -> None:
+def test_fields_reach_the_engine(served: Running, fields: dict[str, Any]) -> None:
     wanted = {"temperature": 1.5, "seed": 4, "max_tokens": 24}
     _, _, answer = served.post("/v1/completions", prompt=PROMPT, **wanted, **fields)
     params: dict[str, Any] = {**wanted, **fields}
@@ -97,7 +97,7 @@ def test_what_a_field_asks_for_is_what_the_engine_does(served: Running, fields: 
 
 
 @pytest.mark.parametrize(("num_blocks", "longest"), [(20, 305), (200, 512), (2, 17)])
-def test_the_longest_sequence_is_what_the_pool_can_hold(num_blocks: int, longest: int) -> None:
+def test_longest_sequence_fits_the_pool(num_blocks: int, longest: int) -> None:
     engine = tiny_engine(num_blocks=num_blocks)
     small = " (the model's context is 512)" if longest < 512 else ""
     assert _summary(engine).endswith(f"; sequences of up to {longest} tokens{small}")  # the start-up line

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from blockyard_serve import ServerLimits
 from blockyard_serve.jobs.planner import session_name
-from blockyard_serve.openai.hints import MAX_HINTS
+from blockyard_serve.openai.session_hints import MAX_HINTS
 from blockyard_testing.servers import Running, running_server, tiny_engine
 
 #: 48 tokens and one, three blocks of 16 that can be hit.
@@ -47,7 +47,7 @@ def outcome_of(running: Running, **hint: object) -> str:
     return str(answer["data"][0]["outcome"])
 
 
-def test_a_session_that_is_over_goes_first() -> None:
+def test_session_that_is_over_is_evicted_first() -> None:
     # Ten blocks: three prompts of three full ones and a part, one after another.
     with running_server(tiny_engine(num_blocks=12, max_num_seqs=1)) as running:
         for number in range(3):
@@ -90,7 +90,7 @@ def test_no_tenant_ends_anothers_session(server: Running) -> None:
     assert outcome_of(server, session_id=name, action="over") == "unknown"
 
 
-def test_names_of_sessions_do_not_collide_and_tell_nothing() -> None:
+def test_session_names_do_not_collide_or_reveal_ids() -> None:
     pairs = [("a", None), ("a", "a"), ("a", "b"), ("b", "a"), ("aa", None), ("a", "aa"), ("", "a")]
     names = [session_name(*pair) for pair in pairs]
     assert len(set(names)) == len(names)
@@ -140,13 +140,13 @@ def test_bad_hints_are_refused_by_name(server: Running, body: dict[str, Any], pa
     assert (status, answer["error"]["param"]) == (400, param), answer
 
 
-def test_an_unknown_field_of_a_hint_is_told_of_those_that_it_takes(server: Running) -> None:
+def test_unknown_field_of_a_hint_lists_the_known_ones(server: Running) -> None:
     status, answer = send(server, {"session_id": "s", "over": True})
     assert (status, answer["error"]["param"]) == (400, "over")
     assert answer["error"]["message"] == "unknown field 'over'; it takes action, cache_salt, session_id"
 
 
-def test_a_list_with_one_bad_hint_tells_the_engine_nothing(server: Running) -> None:
+def test_list_with_one_bad_hint_has_no_effect(server: Running) -> None:
     complete(server, PROMPTS[3], session_id="kept")
     stats = server.call("GET", "/metrics")[2].decode()
     counted = re.findall(r"^blockyard:hints_total.*$", stats, re.MULTILINE)
@@ -161,7 +161,7 @@ def test_bad_session_ids_of_requests(server: Running, bad: object) -> None:
     assert (status, answer["error"]["param"]) == (400, "session_id")
 
 
-def test_a_session_goes_with_one_prompt(server: Running) -> None:
+def test_session_requires_a_single_prompt(server: Running) -> None:
     status, _, answer = server.post("/v1/completions", prompt=["a", "b"], max_tokens=1, session_id="s")
     assert (status, answer["error"]["param"]) == (400, "session_id")
     assert server.post("/v1/completions", prompt=["a", "b"], max_tokens=1, session_id=None)[0] == 200

@@ -76,7 +76,7 @@ def test_other_names_are_answered_where_they_are_allowed(
 
 
 @pytest.mark.parametrize("host", ["vm.example", "127.1", "::ffff:127.0.0.1"])
-def test_a_name_that_is_one_of_loopback_is_no_door(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_that_resolves_to_loopback_is_restricted_too(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian gives a machine's own name the address 127.0.1.1: any name was answered there."""
     own = socket.getaddrinfo
     monkeypatch.setattr(
@@ -96,7 +96,7 @@ def test_a_name_that_others_reach_is_answered_under_any(
     assert known_hosts("vm.example", (), has_key=False) is None
 
 
-def test_which_names_are_known() -> None:
+def test_known_host_names() -> None:
     own = ["127.0.0.1", "localhost", "[::1]"]
     assert known_hosts("127.0.0.7", (), has_key=False) == [*own, "127.0.0.7"]
     assert known_hosts("::1", (), has_key=False) == known_hosts("LOCALHOST", (), has_key=False) == own
@@ -106,13 +106,13 @@ def test_which_names_are_known() -> None:
 
 
 @pytest.mark.parametrize("host", ["", "a.example:80", "http://a.example", "é.example", "[::1", "a b", "[::1]:8000"])
-def test_what_is_no_name_is_refused(host: str) -> None:
+def test_invalid_host_name_is_refused(host: str) -> None:
     with pytest.raises(InvalidArgument, match="allowed_hosts holds"):
         known_hosts("127.0.0.1", (host,), has_key=False)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-def test_a_page_whose_name_is_pointed_here_reads_nothing(tmp_path: Path) -> None:
+def test_dns_rebinding_page_reads_nothing(tmp_path: Path) -> None:
     """For the browser it is a page of this server's own: it sends no Origin and asks nobody."""
     flag = "--host-resolver-rules=MAP evil.example 127.0.0.1"
     with running_server(tiny_engine(num_blocks=20)) as server, browser(tmp_path, flag) as page:

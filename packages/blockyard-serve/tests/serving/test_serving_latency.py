@@ -10,7 +10,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("torch")
 
 from blockyard_engine import PromptLookup, SamplingParams
-from blockyard_serve.jobs.request_figures import token_bounds
+from blockyard_serve.jobs.request_metrics import token_bounds
 from blockyard_testing.servers import tiny_engine
 
 from ..support.engine_jobs import run_jobs
@@ -21,7 +21,7 @@ def samples_after(prompts: list[list[int]], sampling: dict[str, Any], **options:
     thread = run_jobs(tiny_engine(**options), prompts, SamplingParams(ignore_eos=True, **sampling))
     return {
         sample.name + sample.labels.get("le", ""): sample.value
-        for family in thread.request_figures.collect()
+        for family in thread.request_metrics.collect()
         for sample in family.samples
     }
 

@@ -61,12 +61,12 @@ def test_small_pieces_are_sent_at_once() -> None:
         ("127.0.0.1", 65536, "port is 65536"),
         ("127.0.0.1", "80", "port is '80'"),
         (7, 0, "host is 7"),
-        ("192.0.2.1", 0, "host is '192.0.2.1' and port is 0; no server can listen there: "),
-        ("no such host", 80, "host is 'no such host' and port is 80; no server can listen there: "),
-        ("x" * 300, 80, "no server can listen there: "),
+        ("192.0.2.1", 0, "host is '192.0.2.1' and port is 0; cannot listen there: "),
+        ("no such host", 80, "host is 'no such host' and port is 80; cannot listen there: "),
+        ("x" * 300, 80, "cannot listen there: "),
     ],
 )
-def test_where_nothing_can_listen(host: str, port: int, words: str) -> None:
+def test_address_that_cannot_be_bound_is_refused(host: str, port: int, words: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         open_sockets(host, port)
     assert words in str(caught.value)
@@ -76,7 +76,7 @@ def test_where_nothing_can_listen(host: str, port: int, words: str) -> None:
 def test_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        words = f"host is '127.0.0.1' and port is {port}; no server can listen there: Address already in use"
+        words = f"host is '127.0.0.1' and port is {port}; cannot listen there: Address already in use"
         with pytest.raises(InvalidArgument) as caught:
             open_sockets("127.0.0.1", port)
         assert str(caught.value) == words
@@ -86,14 +86,14 @@ def test_a_port_in_use() -> None:
         assert str(caught.value) == words
 
 
-def test_of_two_that_load_at_once_the_later_one_says_so() -> None:
+def test_second_server_on_an_address_reports_it() -> None:
     """Both are bound while neither listens; the second to be ready finds the port taken, and ends in order."""
     ours = open_sockets("127.0.0.1", 0)
     port = ours[0].getsockname()[1]
     theirs = open_sockets("127.0.0.1", port)
     theirs[0].listen()
     server = Server(tiny_engine(), ServerOptions(model_name=MODEL, port=port))
-    with pytest.raises(InvalidArgument, match=f"port is {port}; no server can listen there"):
+    with pytest.raises(InvalidArgument, match=f"port is {port}; cannot listen there"):
         server.run(ours)
     assert not server.app.state.engine_thread._thread.is_alive()
     close([*ours, *theirs])
@@ -109,7 +109,8 @@ def test_kv_events_at_the_servers_own_port(capsys: pytest.CaptureFixture[str], h
     events = f"tcp://{host}:{port - below}"
     assert main(["serve", "--port", str(port), "--kv-events", events, "--model", "no/such/model"]) == 2
     said = capsys.readouterr().err
-    assert f"--kv-events is {events}; that and the next port, for replays, must not be {port}" in said
+    assert f"--kv-events is {events}; neither this port nor the next one (for replays) may be the server" in said
+    assert f" port {port}\n" in said
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_a_hybrid_model_is_served_and_a_miss_for_want_of_a_state_is_a_cause() ->
     assert missed["no_state"] == len(beginning) // 16 * 16
 
 
-def test_refusals_are_counted_from_nought(served: Running) -> None:
+def test_refusals_are_exported_from_0(served: Running) -> None:
     """An alert on a rate sees the first refusal only where there was a sample before it."""
     status, _, page = served.call("GET", "/metrics")
     assert status == 200
@@ -104,7 +104,7 @@ def test_refusals_are_counted_from_nought(served: Running) -> None:
         assert re.search(rf'^blockyard:requests_refused_total{{[^}}]*reason="{reason}"}} 0\.0$', page.decode(), re.M)
 
 
-def test_an_engine_that_follows_nothing_says_nothing_of_it() -> None:
+def test_metrics_of_disabled_features_are_absent() -> None:
     with running_server(tiny_engine()) as running:
         page = page_of(running)
     assert "kv_block_lifetime" not in page

@@ -34,7 +34,7 @@ def served() -> Iterator[Running]:
 # ---------------------------------------------------------------- /tokenize, /detokenize
 
 
-def test_a_text_as_the_tokenizer_has_it(served: Running) -> None:
+def test_text_is_tokenized_like_the_tokenizer_does(served: Running) -> None:
     wanted = byte_tokenizer()(TEXT).input_ids
     status, _, answer = served.post("/tokenize", prompt=TEXT)
     assert status == 200
@@ -111,7 +111,7 @@ def test_special_tokens_are_added_unless_they_are_not_wanted() -> None:
         ("/detokenize", {"tokens": [2**31]}, "tokens[0]"),
     ],
 )
-def test_what_cannot_be_tokenized_is_named(served: Running, path: str, fields: dict[str, Any], param: str) -> None:
+def test_bad_tokenize_requests_name_the_field(served: Running, path: str, fields: dict[str, Any], param: str) -> None:
     status, _, answer = served.post(path, **fields)
     assert (status, answer["error"]["param"]) == (400, param), answer
 
@@ -127,14 +127,14 @@ def test_the_model_may_be_left_out_and_must_be_this_one(served: Running) -> None
         assert (status, json.loads(answer)["error"]["code"]) == (404, "model_not_found")
 
 
-def test_a_long_text_is_tokenized_though_it_is_no_prompt(served: Running) -> None:
+def test_text_longer_than_the_context_is_tokenized(served: Running) -> None:
     answer = served.post("/tokenize", prompt="a" * 90_000, return_blocks=True)[2]
     assert answer["count"] == 90_000 > answer["max_model_len"]
     assert len(answer["blocks"]) == 5625
     assert served.call("POST", "/tokenize", b"x" * 100_001)[0] == 413
 
 
-def test_the_key_guards_what_does_work() -> None:
+def test_tokenizer_routes_need_the_key() -> None:
     with running_server(tiny_engine(), api_key="open sesame") as guarded:
         for path in ("/tokenize", "/detokenize"):
             assert guarded.post(path, prompt="a", tokens=[1])[0] == 401
@@ -161,9 +161,9 @@ def test_head_is_get_without_a_body(served: Running, path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("/v1/embeddings", "no embeddings"),
+        ("/v1/embeddings", "not embeddings"),
         ("/v1/responses", "chat and completion paths"),
-        ("/v1/audio/speech", "text alone"),
+        ("/v1/audio/speech", "only reads and writes text"),
         ("/v1/load_lora_adapter", "loads no LoRA adapters"),
     ],
 )
@@ -176,7 +176,7 @@ def test_a_path_of_another_server_is_refused_in_a_sentence(served: Running, path
 def test_a_lora_adapter_is_no_model(served: Running) -> None:
     status, _, answer = served.call("POST", "/v1/completions", b'{"model": "my-adapter", "prompt": "a"}')
     assert status == 404
-    said = "the model 'my-adapter' does not exist; this server has 'tiny' and no LoRA adapters"
+    said = "the model 'my-adapter' does not exist; this server serves 'tiny', without LoRA adapters"
     assert json.loads(answer)["error"]["message"] == said
 
 
@@ -190,7 +190,7 @@ def preflight(running: Running, origin: str) -> tuple[int, dict[str, str]]:
     return status, headers
 
 
-def test_a_page_of_an_allowed_origin_may_ask() -> None:
+def test_page_of_an_allowed_origin_is_answered() -> None:
     with running_server(tiny_engine(), api_key="open sesame", cors_origins=(PAGE,)) as running:
         status, headers = preflight(running, PAGE)
         assert (status, headers["access-control-allow-origin"]) == (200, PAGE)
@@ -214,7 +214,7 @@ def test_all_pages_may_be_allowed() -> None:
         assert preflight(running, "http://any.test")[1]["access-control-allow-origin"] == "*"
 
 
-def test_without_an_origin_no_page_may_ask(served: Running) -> None:
+def test_pages_are_refused_without_allowed_origins(served: Running) -> None:
     status, headers = preflight(served, PAGE)
     assert (status, headers.get("access-control-allow-origin")) == (405, None)
     assert "access-control-allow-origin" not in served.call("GET", "/health", None, {"Origin": PAGE})[1]
@@ -235,11 +235,11 @@ def test_without_an_origin_no_page_may_ask(served: Running) -> None:
         "é",
     ],
 )
-def test_what_is_no_origin_is_named(origin: str) -> None:
+def test_invalid_origin_is_named(origin: str) -> None:
     with pytest.raises(InvalidArgument, match="cors_origins holds"):
         create_app(tiny_engine(), MODEL, cors_origins=[PAGE, origin])
 
 
 @pytest.mark.parametrize("origin", ["http://a", "https://a.b:8443", "http://[::1]:80", "chrome-extension://abc"])
-def test_what_is_an_origin_is_taken(origin: str) -> None:
+def test_valid_origin_is_accepted(origin: str) -> None:
     create_app(tiny_engine(), MODEL, cors_origins=[origin])

@@ -73,7 +73,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"num_cpu_blocks": 30, "preemption": "swap"
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "swap", "drafts"])
-def test_whatever_clients_ask_for_nothing_leaks(options: dict[str, Any]) -> None:
+def test_random_requests_leak_nothing(options: dict[str, Any]) -> None:
     engine = tiny_engine(num_blocks=26, max_num_seqs=8, **options)
     with running_server(engine, ServerLimits(max_waiting=300)) as running, ThreadPoolExecutor(16) as pool:
         statuses = list(pool.map(lambda number: visit(running, number), range(NUM_REQUESTS)))

@@ -50,7 +50,7 @@ def unhealthy(running: Running) -> str:
     return said if status == 503 else ""
 
 
-def test_a_rank_that_fails_in_a_step_ends_the_service_with_its_sentence() -> None:
+def test_rank_failure_in_a_step_ends_the_server_with_its_error() -> None:
     peers = ThreadPeers(2)
     engine = tiny_engine(tensor_parallel=peers)
     with running_server(engine) as running:
@@ -69,7 +69,7 @@ def test_a_rank_that_fails_in_a_step_ends_the_service_with_its_sentence() -> Non
     peers.require_ended()
 
 
-def test_a_rank_that_ends_while_nothing_runs_is_noticed() -> None:
+def test_rank_that_ends_while_idle_is_noticed() -> None:
     peers = ThreadPeers(2)
     engine = tiny_engine(tensor_parallel=peers)
     with running_server(engine) as running:
@@ -87,7 +87,7 @@ def all_threads_stand(pid: int) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
-def test_health_is_bad_as_soon_as_a_rank_does_not_answer(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_fails_when_a_rank_does_not_respond(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was 200 until the system had taken a killed rank's memory back, and for 300 s after one was stopped."""
     monkeypatch.setattr(watch, "_ANSWER_SECONDS", 1.0)
     others = children(os.getpid())
@@ -101,23 +101,21 @@ def test_health_is_bad_as_soon_as_a_rank_does_not_answer(end: int, monkeypatch: 
         said = unhealthy(running)
         assert said.startswith(f"the engine has failed: rank 1 (process {pid}) ")
         if end == signal.SIGSTOP:
-            assert said.endswith("does not answer: it is stopped or cut off")
+            assert said.endswith("does not answer any more: it is stopped, or cut off")
             os.kill(pid, signal.SIGCONT)
             wait_for(lambda: not unhealthy(running))
     engine.close()
 
 
-def test_the_command_ends_with_the_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_ends_with_the_ranks_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     peers = ThreadPeers(2)
     engines: list[Engine] = []
 
-    def load_engine(*_: Any, **__: Any) -> tuple[Engine, str]:
+    def engine_of(*_: Any, **__: Any) -> tuple[Engine, str]:
         engines.append(tiny_engine(tensor_parallel=peers))
         return engines[0], "tiny"
 
-    monkeypatch.setattr(serve, "load_engine", load_engine)
+    monkeypatch.setattr(serve, "engine_of", engine_of)
     statuses: list[int] = []
     command = threading.Thread(target=lambda: statuses.append(serve.run_serve(parse(["serve", "--port", "0"]))))
     command.start()

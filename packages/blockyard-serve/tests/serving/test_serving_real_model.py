@@ -174,7 +174,7 @@ def test_a_shared_prefix_is_cached(served: Served) -> None:
     assert cached("Where is the last one?") > 100
 
 
-def test_tenants_with_salts_of_their_own_share_nothing(served: Served) -> None:
+def test_tenants_with_different_salts_share_nothing(served: Served) -> None:
     system = {"role": "system", "content": "You answer questions about ferries. " * 20}
 
     def cached(salt: str | None) -> int:
@@ -233,9 +233,9 @@ def test_sigterm_lets_a_stream_end() -> None:
     assert loading == "blockyard: loading the model"
     assert what.startswith(f"blockyard: {MODEL}, float32 on cpu, attention by sdpa; 100 blocks of 16 tokens")
     assert memory == "blockyard: memory of cpu, GiB: weights 0.50, keys and values 0.07"
-    assert page == f"blockyard: watch its blocks at {started.address}/ui/"
+    assert page == f"blockyard: page with its blocks at {started.address}/ui/"
     # Nothing more where the answer had ended when the signal came.
-    assert stop in ([], ["blockyard: stopping: 1 request ends within 30 s; Ctrl-C again cuts them"])
+    assert stop in ([], ["blockyard: stopping: 1 request may run for 30 s; Ctrl-C ends them now"])
 
 
 # ---------------------------------------------------------------- the command's own errors
@@ -265,7 +265,7 @@ def run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
         (["--host", "192.0.2.1"], "host is '192.0.2.1' and port is 0"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_errors_are_one_sentence(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In this process: the next test starts one, which takes seconds to import torch."""
     assert main(["serve", "--port", "0", *options]) == 2
     printed = capsys.readouterr()
@@ -275,11 +275,11 @@ def test_what_is_wrong_is_one_sentence(options: list[str], said: str, capsys: py
     assert printed.err.count("\n") == 1
 
 
-def test_a_port_in_use_is_said_before_the_model_is_looked_for() -> None:
+def test_port_in_use_is_reported_before_the_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run("serve", "--port", str(port), "--model", "/no/such/folder")
-    said = f"blockyard: host is '127.0.0.1' and port is {port}; no server can listen there: Address already in use\n"
+    said = f"blockyard: host is '127.0.0.1' and port is {port}; cannot listen there: Address already in use\n"
     assert (done.returncode, done.stderr) == (2, said)
 
 
@@ -296,7 +296,7 @@ def test_a_server_for_every_web_page_warns_without_a_key(
         assert ("every web page may use the server" in capsys.readouterr().err) is warns
 
 
-def test_an_empty_key_is_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_key_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "key").write_text("\n")
     assert main(["serve", "--api-key-file", str(tmp_path / "key")]) == 2
     assert "printable" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from blockyard_serve.http.request_log import Sparingly
+from blockyard_serve.http.request_log import RepeatFilter
 from blockyard_testing.servers import running_server, tiny_engine
 
 
@@ -17,9 +17,9 @@ def record(words: str, level: int = logging.WARNING) -> logging.LogRecord:
     return logging.LogRecord("uvicorn.error", level, "", 0, words, None, None)
 
 
-def test_the_same_words_pass_each_ten_seconds_with_their_number() -> None:
+def test_repeated_warning_is_written_every_ten_seconds_with_a_count() -> None:
     now = [100.0]
-    few = Sparingly(lambda: now[0])
+    few = RepeatFilter(lambda: now[0])
     assert [few.filter(record("Invalid.")) for _ in range(5)] == [True, False, False, False, False]
     assert few.filter(record("Exceeded."))
     now[0] += 9.9
@@ -32,17 +32,17 @@ def test_the_same_words_pass_each_ten_seconds_with_their_number() -> None:
 
 
 def test_errors_and_other_lines_all_pass() -> None:
-    few = Sparingly()
+    few = RepeatFilter()
     assert all(few.filter(record("it broke", level)) for level in (logging.ERROR, logging.INFO) for _ in range(3))
 
 
-def test_words_that_are_never_the_same_take_no_memory_without_bound() -> None:
-    few = Sparingly()
+def test_memory_for_different_warnings_is_bounded() -> None:
+    few = RepeatFilter()
     assert all(few.filter(record(f"{number}")) for number in range(1000))
-    assert len(few._passed) <= 64
+    assert len(few._written) <= 64
 
 
-def test_a_flood_of_nonsense_is_few_lines(capfd: pytest.CaptureFixture[str]) -> None:
+def test_flood_of_invalid_requests_writes_few_lines(capfd: pytest.CaptureFixture[str]) -> None:
     with running_server(tiny_engine()) as running:
         for _ in range(100):
             with socket.create_connection((running.host, running.port), timeout=10) as client:

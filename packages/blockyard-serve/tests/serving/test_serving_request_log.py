@@ -79,7 +79,7 @@ def ask(running: Running, **fields: object) -> tuple[int, str]:
     return status, headers["x-request-id"]
 
 
-def test_each_request_is_a_line_that_its_id_finds() -> None:
+def test_log_line_has_the_request_id() -> None:
     with logged(access_log=True) as (running, lines):
         for fields, wanted, new in (
             ({}, 200, "5"),
@@ -105,13 +105,13 @@ def test_openais_client_reads_the_id() -> None:
 
 
 @pytest.mark.parametrize("sent", ["abc-1.2_3:4", "x" * 128])
-def test_a_client_may_bring_its_own_id(sent: str) -> None:
+def test_valid_id_of_a_client_is_used(sent: str) -> None:
     with running_server(tiny_engine()) as running:
         assert running.call("GET", "/health", headers={"X-Request-ID": sent})[1]["x-request-id"] == sent
 
 
 @pytest.mark.parametrize("sent", ["", "a b", "x" * 129, 'a"b', "\xe9"])
-def test_what_could_forge_a_line_is_no_id(sent: str) -> None:
+def test_id_that_could_forge_a_line_is_replaced(sent: str) -> None:
     with running_server(tiny_engine()) as running:
         found = running.call("GET", "/health", headers={"X-Request-ID": sent})[1]["x-request-id"]
         assert re.fullmatch(r"req-[0-9a-f]{24}", found)
@@ -134,7 +134,7 @@ def test_without_an_access_log_only_failures_are_lines() -> None:
         running.require_idle()
 
 
-def test_the_id_of_a_failure_finds_its_cause() -> None:
+def test_log_of_a_failure_has_id_and_cause() -> None:
     with logged(access_log=False, engine=fragile_engine(lambda tokens: bool((tokens == 9).any()))) as (running, lines):
         status, request_id = ask(running, prompt=[9])
         assert status == 500
@@ -178,7 +178,7 @@ def test_health_answers_to_head() -> None:
         assert int(headers["content-length"]) > 0
 
 
-def test_the_bare_application_needs_no_log() -> None:
+def test_bare_application_works_without_a_request_log() -> None:
     """`create_app` under a server of one's own: nothing has been put into the scope."""
     engine = tiny_engine()
     own = tiny_engine().generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))[0]

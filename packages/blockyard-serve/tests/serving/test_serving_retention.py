@@ -51,7 +51,7 @@ def test_a_retained_prompt_outlives_others(is_kept: bool) -> None:
         assert complete(running, KEPT) == (48 if is_kept else 0)
 
 
-def test_a_wish_is_taken_back() -> None:
+def test_priority_0_ends_a_retention() -> None:
     with server_of() as running:
         complete(running, KEPT)
         retain(running, prompt=KEPT)
@@ -61,7 +61,7 @@ def test_a_wish_is_taken_back() -> None:
         assert complete(running, KEPT) == 0
 
 
-def test_a_wish_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_ends_after_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny_engine(num_blocks=12, max_num_seqs=1, cache_options={"retention_blocks": 6})
     now = 100.0
     monkeypatch.setattr(engine, "_clock", lambda: now)
@@ -95,7 +95,7 @@ def test_tenants_retain_their_own() -> None:
         assert retain(running, prompt=KEPT, cache_salt="one")[1]["num_blocks"] == 3
 
 
-def test_what_cannot_be_retained() -> None:
+def test_invalid_retentions_are_refused() -> None:
     with server_of(retention_blocks=2) as running:
         complete(running, KEPT)
         status, answer = retain(running, prompt=KEPT)
@@ -109,13 +109,13 @@ def test_what_cannot_be_retained() -> None:
         assert running.figures()["blockyard:kv_blocks_retained"] == 0
 
 
-def test_a_server_without_a_budget_says_so() -> None:
+def test_retention_needs_a_budget() -> None:
     with running_server(tiny_engine()) as running:
         status, answer = retain(running, prompt=KEPT)
         assert status == 400
         assert "start it with --retention-blocks" in answer["error"]["message"]
 
 
-def test_the_key_is_asked_for() -> None:
+def test_retention_needs_the_key() -> None:
     with running_server(tiny_engine(), api_key="secret") as running:
         assert retain(running, prompt=KEPT)[0] == 401

@@ -39,7 +39,7 @@ def own_process() -> Iterator[tuple[subprocess.Popen[str], Running]]:
             process.kill()
 
 
-def test_a_second_ctrl_c_cuts_what_runs() -> None:
+def test_second_ctrl_c_ends_running_requests() -> None:
     with own_process() as (process, running), ThreadPoolExecutor(4) as pool:
         assert process.stderr is not None
         answers = [
@@ -52,7 +52,7 @@ def test_a_second_ctrl_c_cuts_what_runs() -> None:
         wait_until(lambda: running.figures()["vllm:num_requests_running"] == 4)
         process.send_signal(signal.SIGINT)
         line = process.stderr.readline()
-        assert line == "blockyard: stopping: 4 requests end within 30 s; Ctrl-C again cuts them\n"
+        assert line == "blockyard: stopping: 4 requests may run for 30 s; Ctrl-C ends them now\n"
         process.send_signal(signal.SIGINT)
         for answer in answers:
             status, headers, body = answer.result(PATIENCE_SECONDS)
@@ -75,7 +75,7 @@ def test_a_ctrl_c_without_requests_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("ui", ["text", "off"])
-def test_the_root_says_what_is_here(ui: str) -> None:
+def test_root_lists_the_paths(ui: str) -> None:
     with running_server(tiny_engine(num_blocks=20), ui=ui, api_key="key") as running:
         status, headers, body = running.call("GET", "/")
         assert status == 200

@@ -53,7 +53,7 @@ def test_a_line_for_every_ten_seconds_of_work(lines: list[str]) -> None:
     ]
 
 
-def test_what_waits_and_what_hits(lines: list[str]) -> None:
+def test_status_line_has_queue_and_hit_rate(lines: list[str]) -> None:
     """One after the other, ten steps each: at the end of the second, it has hit two blocks."""
     run_jobs(tiny_engine(max_num_seqs=1), [PROMPT, PROMPT, PROMPT], sampling(9))
     assert len(lines) == 2
@@ -62,7 +62,7 @@ def test_what_waits_and_what_hits(lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "number"), [(0, 0), (5, 5), (25, 1), (30, 0)])
-def test_how_often(lines: list[str], seconds: float, number: int) -> None:
+def test_status_line_interval(lines: list[str], seconds: float, number: int) -> None:
     run_jobs(tiny_engine(), [PROMPT], sampling(25), status_seconds=seconds)
     assert len(lines) == number
 
@@ -78,14 +78,14 @@ def test_time_without_work_does_not_count(lines: list[str]) -> None:
     assert lines[0].startswith("1 running, 0 waiting; 0.0 new and 0.3 computed tokens a second;")
 
 
-def test_the_thread_says_how_long_it_had_nothing_to_do(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_time_of_the_thread_is_skipped(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A day passes before the first request, and another behind it."""
     skipped: list[float] = []
     monkeypatch.setattr(StatusLine, "skip", lambda self, seconds: skipped.append(seconds))
     now = iter(float(number) for number in range(10**6))
     thread = EngineThread(tiny_engine(), 100, MODEL, clock=lambda: next(now))
     thread.start()
-    assert thread.ask(lambda engine: engine.num_running).result(60) == 0
+    assert thread.call(lambda engine: engine.num_running).result(60) == 0
     assert thread.stop(60)
     assert skipped
     assert all(seconds == 1.0 for seconds in skipped), "nothing but the wait lies between the two looks at the clock"
@@ -93,14 +93,14 @@ def test_the_thread_says_how_long_it_had_nothing_to_do(lines: list[str], monkeyp
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), "10", None])
-def test_what_is_no_time_is_refused(seconds: object) -> None:
+def test_invalid_status_seconds_are_refused(seconds: object) -> None:
     with pytest.raises(InvalidArgument, match="status_seconds is"):
         StatusLine(tiny_engine(), seconds, 0.0)  # type: ignore[arg-type]
 
 
-def test_the_command_refuses_it_before_it_loads_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_checks_status_seconds_before_it_loads_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--status-seconds", "-1", "--model", "no/such/model"]) != 0
-    assert "status_seconds is -1; it must be 0, for no line, or more" in capsys.readouterr().err
+    assert "status_seconds is -1; it must be at least 0 (0: no status line)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("access_log", [False, True])

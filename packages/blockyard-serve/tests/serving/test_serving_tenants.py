@@ -18,7 +18,7 @@ from blockyard import CacheSalt, InvalidArgument
 from blockyard.metrics import tenant_of
 from blockyard.tenants import Roster, Tenant, TenantGroup, tenant_groups
 from blockyard_serve import ServerLimits, create_app
-from blockyard_serve.jobs.places import Places
+from blockyard_serve.jobs.queue_slots import QueueSlots
 from blockyard_testing.seeds import run_seed
 from blockyard_testing.servers import MODEL, Running, running_server, tiny_engine
 
@@ -52,7 +52,7 @@ def test_tenants_are_counted_by_the_digest_of_their_salt() -> None:
         }
 
 
-def test_a_server_shows_no_tenants_unasked() -> None:
+def test_tenant_metrics_are_off_by_default() -> None:
     with running_server(tiny_engine()) as running:
         ask(running, cache_salt="secret a")
         assert tenants_of(running) == {}
@@ -88,7 +88,7 @@ def hit(running: Running, key: str | None, tenant: str | None = None, **fields: 
     return int(found["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-def test_a_key_says_whose_a_request_is_and_nothing_else_does(shared: Running) -> None:
+def test_tenant_key_identifies_the_request(shared: Running) -> None:
     assert [hit(shared, KEYS["acme"]) for _ in range(2)] == [0, 48]
     assert hit(shared, KEYS["acme"], "acme") == 48
     # Neither a salt nor a field makes it another tenant's, and other tenants share nothing with it.
@@ -99,20 +99,20 @@ def test_a_key_says_whose_a_request_is_and_nothing_else_does(shared: Running) ->
     assert hit(shared, "the server's", "open") == 0
     status, error = answer(shared, KEYS["small"], "acme")
     assert (status, error["code"]) == (403, "tenant_not_allowed")
-    assert error["message"] == "the API key is of another tenant than 'acme', which the header X-Tenant names"
+    assert error["message"] == "the header X-Tenant is 'acme', but the API key belongs to another tenant"
     for key in ("key of nobody", None):
         assert answer(shared, key, "acme")[0] == 401
     tenants = {name for _, name in tenants_of(shared)}
     assert tenants == {"*", "acme", "small", "open"}
 
 
-def test_what_concerns_all_tenants_needs_the_servers_own_key(shared: Running) -> None:
+def test_routes_for_all_tenants_need_the_servers_key(shared: Running) -> None:
     for path in ("/check", "/ui/state"):
         for key, status in ((KEYS["acme"], 401), ("the server's", 200)):
             assert shared.call("GET", path, headers={"Authorization": f"Bearer {key}"})[0] == status
 
 
-def test_hints_and_wishes_are_of_the_tenant_too(shared: Running) -> None:
+def test_hints_and_retentions_belong_to_the_tenant(shared: Running) -> None:
     assert answer(shared, KEYS["acme"], session_id="s")[0] == 200
     for key, outcome in ((KEYS["small"], "unknown"), (KEYS["acme"], "accepted")):
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
@@ -123,14 +123,14 @@ def test_hints_and_wishes_are_of_the_tenant_too(shared: Running) -> None:
     assert answer(shared, "the server's", "open", "/v1/retain", cache_salt="nobody")[1]["num_blocks"] == 0
 
 
-def test_a_prompt_beyond_a_share_is_refused_with_the_number(shared: Running) -> None:
+def test_prompt_beyond_a_quota_is_refused_with_the_number(shared: Running) -> None:
     status, error = answer(shared, KEYS["small"], prompt="a" * 250)
     assert (status, error["code"]) == (400, "context_length_exceeded")
     assert error["message"].endswith("tenant 'small' can hold 12 blocks)")
     assert answer(shared, KEYS["acme"], prompt="a" * 250)[0] == 200
 
 
-def test_a_flood_of_names_is_refused_in_a_sentence_each(shared: Running) -> None:
+def test_unknown_tenant_names_are_refused(shared: Running) -> None:
     for number in range(40):
         status, error = answer(shared, "the server's", f"{number} " + "x" * 4000)
         assert (status, error["code"]) == (400, "unknown_tenant")
@@ -140,7 +140,7 @@ def test_a_flood_of_names_is_refused_in_a_sentence_each(shared: Running) -> None
     assert len(tenants_of(shared)) <= 8
 
 
-def test_without_keys_the_header_says_it_and_a_salt_does_not() -> None:
+def test_without_keys_the_header_identifies_the_tenant() -> None:
     with running_server(tiny_engine(cache_options={"tenants": TENANTS})) as running:
         assert [hit(running, None, "acme") for _ in range(2)] == [0, 48]
         assert [hit(running, None), hit(running, None, cache_salt="acme"), hit(running, None, "*")] == [0, 0, 48]
@@ -148,7 +148,7 @@ def test_without_keys_the_header_says_it_and_a_salt_does_not() -> None:
         assert [hit(running, None, "acme"), hit(running, None, "other")] == [0, 48]
 
 
-def test_a_tenant_that_fills_the_queue_gets_429_and_leaves_places() -> None:
+def test_tenant_that_fills_the_queue_gets_429_and_leaves_slots() -> None:
     engine = tiny_engine(num_blocks=100, max_num_seqs=2, cache_options={"tenants": (Tenant("a"), Tenant("b"))})
     with running_server(engine, ServerLimits(max_waiting=10)) as running, ThreadPoolExecutor(20) as pool:
         wanted: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
@@ -157,20 +157,20 @@ def test_a_tenant_that_fills_the_queue_gets_429_and_leaves_places() -> None:
         refused = [error for status, error in done if status == 429]
         assert len(refused) >= 1
         text = (
-            r"tenant 'a' has \d+ of 12 completions that the server can queue and asks for 1; 4 are kept for other "
+            r"tenant 'a' has \d+ of 12 queue slots and needs 1 more; 4 are reserved for other "
             r"tenants; try again later"
         )
         assert all(re.fullmatch(text, error["message"]) for error in refused)
         assert sum(status == 200 for status, _ in done) >= 8
 
 
-def test_places_are_kept_by_weight_and_never_more_than_there_are() -> None:
+def test_slots_are_reserved_by_weight_within_capacity() -> None:
     draw = random.Random(run_seed())
     for _ in range(200):
         alone = [Tenant(f"{n}", draw.randint(1, 9)) for n in range(draw.randint(0, 4))]
         pair = (TenantGroup("pair", (Tenant("x", 3), Tenant("y"))),) if draw.random() < 0.5 else ()
         roster = Roster(tenant_groups((*alone, *pair)))
-        places = Places(draw.randint(1, 60), roster)
+        places = QueueSlots(draw.randint(1, 60), roster)
         taken = [0] * len(roster.names)
         for _ in range(80):
             tenant, wanted = draw.randrange(len(taken)), draw.randint(1, 8)
@@ -194,13 +194,16 @@ def test_places_are_kept_by_weight_and_never_more_than_there_are() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"acme": "the server's"}, "the API key of tenant 'acme' is the server's own; each must have one of its own"),
-        ({"acme": "one", "small": "one"}, "the API key of tenant 'small' is that of 'acme'"),
+        (
+            {"acme": "the server's"},
+            "the API key of tenant 'acme' equals the server's own; give each tenant a different key",
+        ),
+        ({"acme": "one", "small": "one"}, "the API key of tenant 'small' equals that of 'acme'"),
         ({"acme": "\n"}, "the API key of 'acme' must be 1 to 4096 printable ASCII characters"),
         ({"nobody": "key"}, "tenant is 'nobody'; none of the 4 tenants has that name"),
     ],
 )
-def test_keys_that_are_none(keys: dict[str, str], message: str) -> None:
+def test_invalid_tenant_keys_are_refused(keys: dict[str, str], message: str) -> None:
     engine = tiny_engine(cache_options={"tenants": TENANTS})
     with pytest.raises(InvalidArgument, match=message):
         create_app(engine, "m", api_key="the server's", tenant_keys=keys)

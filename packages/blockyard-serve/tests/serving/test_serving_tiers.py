@@ -83,7 +83,7 @@ def test_after_kill_9_a_new_process_is_warm(ranks: tuple[str, ...], others: tupl
         assert other.ask()[1] == 0
 
 
-def test_the_metrics_say_what_each_tier_does(tmp_path: Path) -> None:
+def test_metrics_of_each_tier(tmp_path: Path) -> None:
     prompt = "a tier below the pool " * 3
     for hit in (0, 64):
         engine = tiny_engine(40, tiers=[FileTier(tmp_path, 2**30)])
@@ -120,7 +120,7 @@ def test_the_page_has_a_line_for_each_tier(tmp_path: Path, tmp_path_factory: pyt
         (["--tier", "file:/x", "--tier-buffer", "much"], "--tier-buffer is 'much'"),
     ],
 )
-def test_a_wrong_option_is_told_before_the_model_is_loaded(
+def test_wrong_option_is_reported_before_the_model_is_loaded(
     options: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", "--model", "/no/such/folder", *options]) != 0

@@ -89,7 +89,7 @@ def test_the_phases_of_a_request_follow_one_another(kept: Kept) -> None:
     assert found["gen_ai.response.model"] == MODEL
 
 
-def test_what_the_cache_did(kept: Kept) -> None:
+def test_span_has_blocks_hit_and_missed(kept: Kept) -> None:
     """Two of two full blocks missed, then hit; the rest of the prompt is no block."""
     serve(kept, PROMPT, PROMPT, cache_options={"track_misses": True})
     first, second = (attributes(span) for span in kept.named("prefill"))
@@ -121,7 +121,7 @@ def test_hits_in_the_cpu_pool_are_named(kept: Kept) -> None:
     assert attributes(kept.named("prefill")[-1])["kv_cache.tier_hit"] in ("cpu", "gpu+cpu")
 
 
-def test_the_cause_of_most_misses_is_the_one() -> None:
+def test_most_frequent_cause_is_named() -> None:
     misses = MissCauses(
         num_hit=16, num_tail=9, num_never_seen=16, num_evicted=32, num_other_keys=0, num_recomputed=0, evicted_ago=1
     )
@@ -144,7 +144,7 @@ def test_the_callers_span_is_the_parent_and_a_salt_is_nowhere(kept: Kept) -> Non
     assert "nobody" not in shown
 
 
-def test_a_request_that_fails_says_so(kept: Kept) -> None:
+def test_span_of_a_failed_request_has_the_error(kept: Kept) -> None:
     engine = tiny_engine()
     engine.step = _raising  # type: ignore[method-assign]
     with running_server(engine, tracer=kept.tracer) as running:
@@ -220,6 +220,6 @@ def test_spans_arrive_at_a_collector(collector: tuple[str, list[tuple[str, bytes
 
 
 @pytest.mark.parametrize("endpoint", ["", "localhost:4318", "ftp://host/x", "http://"])
-def test_what_is_no_address_is_refused(endpoint: str) -> None:
+def test_invalid_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(InvalidArgument, match="otlp_traces_endpoint is"):
         otlp_tracer(endpoint)

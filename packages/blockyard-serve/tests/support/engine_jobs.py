@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from blockyard_engine import Engine, SamplingParams, StepReport
-from blockyard_engine.prompt_encoding import EncodedPrompt
+from blockyard_engine.prompts import EncodedPrompt
 from blockyard_serve import EngineThread
 from blockyard_serve.jobs.job import Job, Mailbox
 from blockyard_testing.servers import MODEL
@@ -59,7 +59,7 @@ def run_jobs(
             await mailbox.take()
 
     thread.start()
-    thread.ask(lambda _: all_are_there.wait(60))  # or it would begin a step with the first of them
+    thread.call(lambda _: all_are_there.wait(60))  # or it would begin a step with the first of them
     try:
         asyncio.run(asyncio.wait_for(run_all(), 60))
     finally:

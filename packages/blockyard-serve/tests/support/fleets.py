@@ -68,7 +68,9 @@ class RunningFleet:
 
     def folder(self) -> Path:
         """Where Ray keeps its files: one of the arguments of the process that clears away."""
-        arguments = next(each.cmdline() for each in self.process.children() if "remains.py" in " ".join(each.cmdline()))
+        arguments = next(
+            each.cmdline() for each in self.process.children() if "leftovers.py" in " ".join(each.cmdline())
+        )
         return Path(arguments[-2])
 
     def wait(self) -> int:

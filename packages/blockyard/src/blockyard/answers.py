@@ -8,7 +8,7 @@ from typing import ClassVar
 
 
 class Admission(Enum):
-    """Whether a prompt can be allocated (vLLM's AllocStatus). Only OK is truthy."""
+    """Answer to whether a prompt can be allocated (vLLM's AllocStatus). Only OK is truthy."""
 
     #: It fits now.
     OK = "ok"
@@ -317,7 +317,7 @@ class Holding:
         handle: the sequence's handle, the lease's serial, or the oldest step in flight.
         holder: its name.
         num_tokens: tokens of a sequence.
-        block_ids: its blocks, layer group by layer group; then blocks of which its first step copies the beginning.
+        block_ids: its blocks, layer group by layer group; then blocks whose beginning its first step copies.
         cpu_block_ids: its blocks in the CPU pool.
     """
 

@@ -132,7 +132,7 @@ class PeerMismatch(HandoffError):
 
 
 class StaleOffer(HandoffError):
-    """The offer or transfer has ended, so its blocks may hold other content. Discard what was received."""
+    """The offer or transfer has ended, so its blocks may hold other content. Discard all data received."""
 
 
 class InvalidArgument(BlockyardError, ValueError):

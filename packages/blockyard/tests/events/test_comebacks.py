@@ -11,7 +11,7 @@ from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
 from blockyard.events.publishing.feed import Feed
 from blockyard.events.tables.content_table import ContentTable
-from blockyard.events.wire import BlockStored, decode_batch, keys_in
+from blockyard.events.wire import BlockStored, decode_batch, read_keys
 
 KEYS = (LoRA("adapter"), CacheSalt("salt"))
 
@@ -48,21 +48,21 @@ class Told:
         self.cache = cache
         self.feed = make_feed(cache)
         self.mirror = Mirror(hash_seed=1)
-        self.mirror.live("worker", *self.feed.beat())
+        self.mirror.receive_live("worker", *self.feed.heartbeat())
         for message in self.feed.replay(0):
-            self.mirror.replayed("worker", *message)
-        self.mirror.end_of_replay("worker")
+            self.mirror.receive_replayed("worker", *message)
+        self.mirror.end_replay("worker")
 
     def tell(self) -> None:
-        message = self.feed.changed(self.cache.take_events())
+        message = self.feed.make_message(self.cache.take_events())
         if message is not None:
-            self.mirror.live("worker", *message)
+            self.mirror.receive_live("worker", *message)
         assert self.mirror.trust("worker") is Trust.LIVE
 
 
 @pytest.mark.parametrize("told_before", [False, True])
 @pytest.mark.parametrize("told_between", [False, True])
-def test_what_follows_a_content_that_comes_back_is_there_again(told_before: bool, told_between: bool) -> None:
+def test_descendants_of_a_returning_content_are_published_again(told_before: bool, told_between: bool) -> None:
     cache = make_cache()
     told = Told(cache)
     first = compute(cache, [1, 2, 3, 4, 9])
@@ -93,12 +93,12 @@ def test_blocks_behind_a_span_name_the_adapter_whenever_they_are_told_of() -> No
     for _ in range(3):
         cache.reserve([seq], 2)
         cache.commit([seq], 2)
-        message = feed.changed(cache.take_events())
+        message = feed.make_message(cache.take_events())
         assert message is not None
         events += decode_batch(message[1]).events
     stored = [event for event in events if isinstance(event, BlockStored)]
     assert [event.lora_name for event in stored] == ["adapter"] * 3
-    assert [keys_in("extra_keys", event.extra_keys) for event in stored] == [
+    assert [read_keys("extra_keys", event.extra_keys) for event in stored] == [
         [["adapter", "salt"]],
         [["adapter", ["image", 0]]],
         [["adapter"]],
@@ -111,6 +111,6 @@ def test_spans_that_were_forgotten_take_no_memory() -> None:
     system = compute(cache, [1, 2, 3])
     for number in range(100):
         cache.free(compute(cache, [1, 2, 3, 4], (Span(str(number), 2, 2),)))
-        feed.changed(cache.take_events())
+        feed.make_message(cache.take_events())
     assert feed._table.rows.num_rows <= 2 * cache.config.num_blocks + 2
     cache.free(system)

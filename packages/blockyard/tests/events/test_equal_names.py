@@ -12,8 +12,8 @@ from blockyard import CacheConfig, KVCacheManager, ObserveConfig
 from blockyard.events import Mirror
 from blockyard.events.following.stream import Trust
 from blockyard.events.publishing.feed import Feed
-from blockyard.events.tables.checking import check_trie
 from blockyard.events.tables.content_table import ContentTable
+from blockyard.events.tables.table_checks import check_trie
 from blockyard_testing import seeds
 
 from .published import compute
@@ -36,20 +36,20 @@ class Followed:
         self.table = ContentTable(self.cache.config, by_content=True)
         self.feed = Feed(self.table, True, 100, None, lambda: 1.0)
         self.mirror = Mirror(hash_seed=1)
-        self.mirror.live("worker", *self.feed.beat())
+        self.mirror.receive_live("worker", *self.feed.heartbeat())
         self.catch_up()
 
     def catch_up(self) -> None:
         """Have all of it again, in a snapshot."""
         for message in self.feed.replay(0):
-            self.mirror.replayed("worker", *message)
-        self.mirror.end_of_replay("worker")
+            self.mirror.receive_replayed("worker", *message)
+        self.mirror.end_replay("worker")
 
     def compute(self, tokens: list[int]) -> None:
         compute(self.cache, [*tokens, 1])
-        message = self.feed.changed(self.cache.take_events())
+        message = self.feed.make_message(self.cache.take_events())
         if message is not None:
-            self.mirror.live("worker", *message)
+            self.mirror.receive_live("worker", *message)
 
     def match(self, tokens: list[int]) -> tuple[int, int]:
         """What the mirror says, and what the cache has."""
@@ -139,6 +139,8 @@ def stored(chain: tuple[int, ...], names: dict[tuple[int, ...], int]) -> dict[st
 
 def say(mirror: Mirror, number: int, event: dict[str, Any]) -> None:
     event.setdefault("medium", "GPU")
-    (mirror.live if number else mirror.replayed)("worker", number, msgspec.msgpack.encode([float(number), [event]]))
-    mirror.end_of_replay("worker")
+    (mirror.receive_live if number else mirror.receive_replayed)(
+        "worker", number, msgspec.msgpack.encode([float(number), [event]])
+    )
+    mirror.end_replay("worker")
     assert mirror.trust("worker") is Trust.LIVE

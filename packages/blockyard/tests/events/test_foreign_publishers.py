@@ -28,8 +28,8 @@ def removed(name: int) -> dict[str, Any]:
 
 def replay(mirror: Mirror, *messages: tuple[int, bytes]) -> None:
     for each in messages:
-        mirror.replayed(WORKER, *each)
-    mirror.end_of_replay(WORKER)
+        mirror.receive_replayed(WORKER, *each)
+    mirror.end_replay(WORKER)
 
 
 def known(mirror: Mirror, *tokens: int) -> int:
@@ -43,7 +43,7 @@ def test_a_replay_from_number_0_is_complete_without_a_sign_that_all_is_cleared()
     replay(mirror, message(0, stored(5, 1, 2)), message(1, stored(6, 3, 4, parent=5)))
     assert mirror.trust(WORKER) is Trust.LIVE
     assert known(mirror, 1, 2, 3, 4) == 4
-    mirror.live(WORKER, *message(2, removed(6)))
+    mirror.receive_live(WORKER, *message(2, removed(6)))
     assert known(mirror, 1, 2, 3, 4) == 2
 
 
@@ -51,7 +51,7 @@ def test_a_publisher_that_starts_again_has_nothing_of_its_earlier_life() -> None
     mirror = Mirror(hash_seed=1)
     replay(mirror, message(0, stored(5, 1, 2)), message(1))
     again = message(0, stored(7, 8, 9), ts=100.0)
-    mirror.live(WORKER, *again)
+    mirror.receive_live(WORKER, *again)
     assert mirror.trust(WORKER) is Trust.UNTRUSTED
     replay(mirror, again)
     assert mirror.trust(WORKER) is Trust.LIVE
@@ -60,7 +60,7 @@ def test_a_publisher_that_starts_again_has_nothing_of_its_earlier_life() -> None
 
 def test_live_messages_of_an_earlier_life_do_not_count_when_it_starts_again() -> None:
     mirror = Mirror(hash_seed=1)
-    mirror.live(WORKER, *message(8, stored(5, 1, 2)))
+    mirror.receive_live(WORKER, *message(8, stored(5, 1, 2)))
     replay(mirror, message(0, stored(7, 8, 9), ts=100.0))
     assert mirror.trust(WORKER) is Trust.LIVE
     assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
@@ -68,9 +68,9 @@ def test_live_messages_of_an_earlier_life_do_not_count_when_it_starts_again() ->
 
 def test_nor_where_the_clock_went_back() -> None:
     mirror = Mirror(hash_seed=1)
-    mirror.live(WORKER, *message(1, stored(5, 1, 2), ts=100.0))
+    mirror.receive_live(WORKER, *message(1, stored(5, 1, 2), ts=100.0))
     again = message(0, stored(7, 8, 9), ts=1.0)
-    mirror.live(WORKER, *again)
+    mirror.receive_live(WORKER, *again)
     replay(mirror, again)
     assert mirror.trust(WORKER) is Trust.LIVE
     assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
@@ -83,8 +83,8 @@ CLEARED = {"type": "AllBlocksCleared"}
 @pytest.mark.parametrize("begins", [(message(0), message(1)), (message(0), message(1, CLEARED))])
 def test_a_message_that_could_not_be_read_is_missing_until_a_replay_comes_to_it(begins: Any) -> None:
     mirror = Mirror(hash_seed=1)
-    mirror.replayed(WORKER, *begins[0])
-    mirror.live(WORKER, 2, UNREADABLE)
+    mirror.receive_replayed(WORKER, *begins[0])
+    mirror.receive_live(WORKER, 2, UNREADABLE)
     replay(mirror, *begins[1:])
     assert mirror.trust(WORKER) is not Trust.LIVE
     replay(mirror, message(0), message(1))
@@ -96,8 +96,8 @@ def test_a_message_that_could_not_be_read_is_missing_until_a_replay_comes_to_it(
 
 def test_a_publisher_that_starts_again_sends_no_message_that_could_not_be_read_in_its_earlier_life() -> None:
     mirror = Mirror(hash_seed=1)
-    mirror.live(WORKER, 5000, UNREADABLE)
-    mirror.live(WORKER, *message(0, stored(5, 1, 2)))
+    mirror.receive_live(WORKER, 5000, UNREADABLE)
+    mirror.receive_live(WORKER, *message(0, stored(5, 1, 2)))
     replay(mirror, message(0, stored(5, 1, 2)))
     assert mirror.trust(WORKER) is Trust.LIVE
     assert known(mirror, 1, 2) == 2
@@ -106,7 +106,7 @@ def test_a_publisher_that_starts_again_sends_no_message_that_could_not_be_read_i
 def test_a_message_from_after_the_clock_went_back_is_waited_for() -> None:
     mirror = Mirror(hash_seed=1)
     latest = message(6, stored(5, 1, 2), ts=3.0)
-    mirror.live(WORKER, *latest)
+    mirror.receive_live(WORKER, *latest)
     replay(mirror, message(5, CLEARED))
     assert mirror.trust(WORKER) is not Trust.LIVE
     replay(mirror, message(5, CLEARED), latest)
@@ -120,7 +120,7 @@ def test_a_replay_of_an_earlier_life_than_was_heard_is_not_trusted(epochs: tuple
     mirror = Mirror(hash_seed=1)
     earlier, later = epochs
     again = message(0, CLEARED, stored(9, 8, 9), ts=100.0, epoch=later)
-    mirror.live(WORKER, *again)
+    mirror.receive_live(WORKER, *again)
     first = stored(5, 1, 2)
     replay(mirror, message(0, *([CLEARED] if earlier else []), first, epoch=earlier), message(1, epoch=earlier))
     assert mirror.trust(WORKER) is Trust.UNTRUSTED
@@ -134,7 +134,7 @@ def test_nor_is_a_snapshot_of_it(epochs: tuple[int | None, int | None]) -> None:
     mirror = Mirror(hash_seed=1)
     earlier, later = epochs
     again = message(0, CLEARED, stored(9, 8, 9), ts=100.0, epoch=later)
-    mirror.live(WORKER, *again)
+    mirror.receive_live(WORKER, *again)
     replay(mirror, message(30, CLEARED, stored(5, 1, 2), epoch=earlier), message(31, epoch=earlier))
     assert mirror.trust(WORKER) is Trust.UNTRUSTED
     replay(mirror, again)
@@ -142,9 +142,9 @@ def test_nor_is_a_snapshot_of_it(epochs: tuple[int | None, int | None]) -> None:
     assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
 
 
-def test_what_was_heard_is_missing_also_where_a_replay_has_what_cannot_be_read() -> None:
+def test_live_message_stays_missing_if_the_replay_has_an_unreadable_one() -> None:
     mirror = Mirror(hash_seed=1)
-    mirror.live(WORKER, *message(4, stored(5, 1, 2)))
+    mirror.receive_live(WORKER, *message(4, stored(5, 1, 2)))
     replay(mirror, message(0), (1, UNREADABLE), message(2, CLEARED))
     assert mirror.trust(WORKER) is not Trust.LIVE
     replay(mirror, message(2, CLEARED), message(3))
@@ -153,9 +153,9 @@ def test_what_was_heard_is_missing_also_where_a_replay_has_what_cannot_be_read()
 
 
 @pytest.mark.parametrize("begin", [(message(0, ts=100.0), message(1, ts=1.0)), (message(1, CLEARED, ts=100.0),)])
-def test_what_was_heard_behind_a_gap_is_missing_also_where_the_clock_went_back(begin: Any) -> None:
+def test_message_after_a_gap_stays_missing_if_the_clock_went_back(begin: Any) -> None:
     mirror = Mirror(hash_seed=1)
-    mirror.live(WORKER, *message(3, stored(5, 1, 2), ts=3.0))
+    mirror.receive_live(WORKER, *message(3, stored(5, 1, 2), ts=3.0))
     replay(mirror, *begin)
     assert mirror.trust(WORKER) is not Trust.LIVE
     whole = (*begin, message(2, ts=2.0), message(3, stored(5, 1, 2), ts=3.0))
@@ -166,9 +166,9 @@ def test_what_was_heard_behind_a_gap_is_missing_also_where_the_clock_went_back(b
 
 def test_the_rest_of_a_replay_does_not_count_when_the_publisher_starts_again_meanwhile() -> None:
     mirror = Mirror(hash_seed=1)
-    mirror.replayed(WORKER, *message(0))
+    mirror.receive_replayed(WORKER, *message(0))
     again = message(0, stored(9, 8, 9), ts=100.0)
-    mirror.live(WORKER, *again)
+    mirror.receive_live(WORKER, *again)
     replay(mirror, message(1), message(2, CLEARED, stored(5, 1, 2)))
     assert mirror.trust(WORKER) is Trust.UNTRUSTED
     replay(mirror, again)
@@ -180,8 +180,8 @@ def test_nor_when_a_live_message_cannot_be_read_meanwhile() -> None:
     """It may be of another life than the answer that is on its way."""
     mirror = Mirror(hash_seed=1)
     mirror.begin_replay(WORKER)
-    mirror.replayed(WORKER, *message(0))
-    mirror.live(WORKER, 1, UNREADABLE)
+    mirror.receive_replayed(WORKER, *message(0))
+    mirror.receive_live(WORKER, 1, UNREADABLE)
     assert mirror.is_replay_void(WORKER)
     replay(mirror, message(1), message(2, CLEARED, stored(5, 1, 2)))
     assert mirror.trust(WORKER) is Trust.UNTRUSTED
@@ -195,17 +195,17 @@ def test_nor_when_a_live_message_cannot_be_read_meanwhile() -> None:
 def test_nor_when_one_comes_before_its_first_message() -> None:
     mirror = Mirror(hash_seed=1)
     mirror.begin_replay(WORKER)
-    mirror.live(WORKER, 1, UNREADABLE)
+    mirror.receive_live(WORKER, 1, UNREADABLE)
     replay(mirror, message(0, stored(5, 1, 2)), message(1))
     assert mirror.trust(WORKER) is Trust.UNTRUSTED
     replay(mirror, message(0, stored(9, 8, 9), ts=100.0), message(1, ts=101.0))
     assert (known(mirror, 1, 2), known(mirror, 8, 9)) == (0, 2)
 
 
-def test_what_was_heard_judges_a_replay_also_behind_what_cannot_be_read_in_it() -> None:
+def test_live_messages_judge_a_replay_after_an_unreadable_one() -> None:
     mirror = Mirror(hash_seed=1)
     again = (message(0, ts=99.0), message(1, ts=100.0), message(2, ts=101.0), message(3, stored(9, 8, 9), ts=102.0))
-    mirror.live(WORKER, *again[3])
+    mirror.receive_live(WORKER, *again[3])
     replay(mirror, message(0), (1, UNREADABLE), message(2, CLEARED, stored(5, 1, 2)), message(3), message(4))
     assert mirror.trust(WORKER) is Trust.UNTRUSTED
     replay(mirror, *again)
@@ -231,11 +231,11 @@ def test_a_reset_of_the_cache_makes_a_late_one_whole() -> None:
 
 
 @pytest.mark.parametrize("kept", [(), (6, 7, 8), (7,)])
-def test_what_is_missing_and_cannot_be_had_leaves_no_trust(kept: tuple[int, ...]) -> None:
+def test_missing_messages_that_are_not_kept_leave_no_trust(kept: tuple[int, ...]) -> None:
     """A removal under number 5 was lost, and the ring begins behind it; or the publisher gave the replay up."""
     mirror = Mirror(hash_seed=1)
     replay(mirror, message(0, stored(5, 1, 2)), message(1), message(2), message(3), message(4))
-    mirror.live(WORKER, *message(8))
+    mirror.receive_live(WORKER, *message(8))
     assert mirror.trust(WORKER) is Trust.CATCHING_UP
     assert mirror.replay_from(WORKER) == 5
     replay(mirror, *map(message, kept))
@@ -243,13 +243,13 @@ def test_what_is_missing_and_cannot_be_had_leaves_no_trust(kept: tuple[int, ...]
     assert mirror.replay_from(WORKER) == 0
 
 
-def test_what_had_no_room_to_wait_is_missing_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_messages_dropped_for_space_stay_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Live messages that wait for a replay are dropped when they are too many; the replay begins behind the gap."""
     monkeypatch.setattr("blockyard.events.following.stream.MOST_AHEAD", 1)
     mirror = Mirror(hash_seed=1)
     replay(mirror, message(0, stored(5, 1, 2)))
-    mirror.live(WORKER, *message(3))
-    mirror.live(WORKER, *message(2))
+    mirror.receive_live(WORKER, *message(3))
+    mirror.receive_live(WORKER, *message(2))
     replay(mirror, message(2), message(3))
     assert mirror.trust(WORKER) is Trust.UNTRUSTED
 
@@ -257,7 +257,7 @@ def test_what_had_no_room_to_wait_is_missing_all_the_same(monkeypatch: pytest.Mo
 def test_a_part_of_what_is_missing_is_asked_for_again() -> None:
     mirror = Mirror(hash_seed=1)
     replay(mirror, message(0, stored(5, 1, 2)))
-    mirror.live(WORKER, *message(4))
+    mirror.receive_live(WORKER, *message(4))
     replay(mirror, message(1), message(2, removed(5)))
     assert mirror.trust(WORKER) is Trust.CATCHING_UP
     assert mirror.replay_from(WORKER) == 3

@@ -18,7 +18,9 @@ from blockyard_testing.patience import PATIENCE_SECONDS
 from .published import PROMPT, compute, follow, make_cache, tokens_of, until
 
 
-def test_who_subscribes_to_many_topics_is_cut_off_and_others_go_on(publishing: Callable[..., KVEventPublisher]) -> None:
+def test_subscriber_of_many_topics_is_disconnected(
+    publishing: Callable[..., KVEventPublisher],
+) -> None:
     """ZeroMQ would keep them all: a kilobyte and more for each."""
     cache = make_cache(num_blocks=600, max_model_len=40)
     publisher = publishing(cache, topic="kv@pod-1@a-model")
@@ -101,7 +103,7 @@ def test_consumers_that_never_read_their_snapshots_keep_no_place_for_ever(
         assert mirror.match(range(270_000))["worker"].num_tokens == 270_000
 
 
-def test_who_reads_nothing_keeps_a_place_for_less_and_less_while_places_are_cut() -> None:
+def test_consumers_that_read_nothing_keep_a_slot_ever_shorter() -> None:
     haste = replays.Haste()
     kept = []
     for _ in range(12):  # of a hundred that never read, eight at a time
@@ -140,7 +142,7 @@ def test_a_consumer_that_reads_gets_its_snapshot_among_many_that_do_not(
         assert publisher._replays._haste.seconds < replays.HASTE
 
 
-def test_who_cannot_be_answered_is_told_so(
+def test_abandoned_replay_gets_an_end_mark(
     publishing: Callable[..., KVEventPublisher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end without messages: Dynamo's indexer waits for it without a limit."""

@@ -85,7 +85,7 @@ def test_a_replay_never_fills_up_more_than_the_limit() -> None:
     feed.most_padded = 10
     epochs = set()
     for _ in range(35):
-        number, payload = feed.beat()
+        number, payload = feed.heartbeat()
         epochs.add(decode_batch(payload).epoch)
         assert number < 10
         replay = list(feed.replay(0))
@@ -93,12 +93,12 @@ def test_a_replay_never_fills_up_more_than_the_limit() -> None:
     assert len(epochs) == 4
     begun = feed.replay(0)
     next(begun)
-    while feed.beat()[0] != 0:
+    while feed.heartbeat()[0] != 0:
         pass
     assert list(begun) == [], "numbers of a life that is over"
 
 
-def test_it_holds_what_the_cache_holds() -> None:
+def test_follower_matches_the_cache() -> None:
     draw = random.Random(run_seed())
     counts: Counter[str] = Counter()
     for _ in range(20):
@@ -121,7 +121,7 @@ def test_it_holds_what_the_cache_holds() -> None:
             cache.free(seq)
             if draw.random() < 0.05:
                 cache.reset_prefix_cache()
-            message = feed.changed(cache.take_events())
+            message = feed.make_message(cache.take_events())
             counts["anew"] += message is not None and message[0] == 0
             if message is not None and draw.random() < 0.8:
                 follower.live(*message, feed)
@@ -131,9 +131,9 @@ def test_it_holds_what_the_cache_holds() -> None:
                 cache = new_cache()
                 feed = Feed(ContentTable(cache.config), False, replayed, None, clock)
                 feed.most_padded = draw.choice((7, 30, 1000))
-                follower.live(*feed.beat(), feed)
+                follower.live(*feed.heartbeat(), feed)
             if draw.random() < 0.2:
-                follower.live(*feed.beat(), feed)
+                follower.live(*feed.heartbeat(), feed)
                 assert follower.blocks == held(cache)
                 counts["compared"] += 1
     assert all(counts[name] > 10 for name in ("lost", "restarts", "compared", "anew")), counts

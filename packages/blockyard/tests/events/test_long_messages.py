@@ -11,9 +11,9 @@ from blockyard.config import cache_config
 from blockyard.events import Mirror
 from blockyard.events.publishing import feed as feeds
 from blockyard.events.publishing.feed import Feed, LongBatch, WorkTurns
-from blockyard.events.tables.checking import check_contents
 from blockyard.events.tables.content_table import CONTENTS_A_GO, ROWS_A_GO, ContentTable
-from blockyard.events.wire import Batch, BlockRemoved, decode_batch, packed_list
+from blockyard.events.tables.table_checks import check_contents
+from blockyard.events.wire import Batch, BlockRemoved, decode_batch, pack_list
 
 NUM_CONTENTS = 2 * ROWS_A_GO + 100
 
@@ -50,19 +50,19 @@ def feed_of(cache: KVCacheManager, *, replayed: int = 10) -> Feed:
 def followed(*messages: Any) -> Mirror:
     mirror = Mirror(hash_seed=1)
     for sequence, payload in messages:
-        mirror.replayed("worker", sequence, payload)
-    mirror.end_of_replay("worker")
+        mirror.receive_replayed("worker", sequence, payload)
+    mirror.end_replay("worker")
     return mirror
 
 
 def events_of(count: int) -> list[Any]:
     names = [b"\x91\xce" + number.to_bytes(4, "big") for number in range(count)]
-    return [BlockRemoved(packed_list(name), "GPU", number) for number, name in enumerate(names)]
+    return [BlockRemoved(pack_list(name), "GPU", number) for number, name in enumerate(names)]
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 3000])
 @pytest.mark.parametrize("epoch", [None, 5])
-def test_what_is_written_piece_by_piece_is_a_message(count: int, epoch: int | None) -> None:
+def test_message_written_in_pieces_is_valid(count: int, epoch: int | None) -> None:
     batch = Batch(1.5, events_of(count), 3, epoch)
     message = LongBatch(Batch(1.5, [], 3, epoch), 1, WorkTurns())  # it grows, several times
     for event in batch.events:
@@ -75,7 +75,7 @@ def test_what_is_written_piece_by_piece_is_a_message(count: int, epoch: int | No
 def test_a_large_hand_over_and_its_snapshot_are_made_in_turns(rests: list[float]) -> None:
     cache = full_cache()
     feed = feed_of(cache)
-    message = feed.changed(cache.take_events())
+    message = feed.make_message(cache.take_events())
     assert len(rests) >= NUM_CONTENTS // CONTENTS_A_GO
     check_contents(feed._table)
     assert message is not None
@@ -90,8 +90,8 @@ def test_a_large_hand_over_and_its_snapshot_are_made_in_turns(rests: list[float]
 def test_a_live_message_of_many_events_is_made_in_turns(rests: list[float]) -> None:
     cache = full_cache()
     feed = feed_of(cache, replayed=2)
-    beat = feed.beat()
-    message = feed.changed(cache.take_events())
+    beat = feed.heartbeat()
+    message = feed.make_message(cache.take_events())
     assert message is not None
     assert isinstance(message[1], memoryview)
     assert list(feed.replay(message[0])) == [message]
@@ -104,7 +104,7 @@ def test_a_walk_past_contents_that_are_not_there_has_turns(rests: list[float]) -
     """Nothing is on the CPU: a walk over all contents finds no event there."""
     cache = full_cache(num_cpu_blocks=10)
     feed = feed_of(cache)
-    feed.changed(cache.take_events())
+    feed.make_message(cache.take_events())
     parts = list(feed._table.snapshot())
     assert [part for part in parts if not part]
     (snapshot,) = feed.replay(0)
@@ -114,9 +114,9 @@ def test_a_walk_past_contents_that_are_not_there_has_turns(rests: list[float]) -
 def test_rows_are_forgotten_by_a_reset_and_taken_again() -> None:
     cache = full_cache()
     feed = feed_of(cache)
-    feed.changed(cache.take_events())
+    feed.make_message(cache.take_events())
     cache.reset_prefix_cache()
-    feed.changed(cache.take_events())
+    feed.make_message(cache.take_events())
     check_contents(feed._table)
     assert feed._table.rows.num_rows <= 1
     (snapshot,) = feed.replay(0)
@@ -124,7 +124,7 @@ def test_rows_are_forgotten_by_a_reset_and_taken_again() -> None:
     seq = cache.allocate(prompt()[:600])
     cache.reserve([seq], 600)
     cache.commit([seq], 600)
-    feed.changed(cache.take_events())
+    feed.make_message(cache.take_events())
     check_contents(feed._table)
     (snapshot,) = feed.replay(0)
     assert followed(snapshot).match(prompt())["worker"].num_tokens == 600

@@ -14,8 +14,8 @@ import pytest
 from blockyard.errors import InvalidArgument
 from blockyard.events import Match, Mirror, Trust
 from blockyard.events.following.matches import Matches
-from blockyard.events.tables.checking import check_trie
 from blockyard.events.tables.content_rows import IdPages
+from blockyard.events.tables.table_checks import check_trie
 from blockyard.events.wire import (
     NO_KEYS,
     AllBlocksCleared,
@@ -24,7 +24,7 @@ from blockyard.events.wire import (
     BlockStored,
     Event,
     encode_batch,
-    packed_list,
+    pack_list,
 )
 from blockyard_testing.seeds import run_seed
 
@@ -32,7 +32,7 @@ BLOCK_SIZE = 2
 
 
 def packed(items: Sequence[int]) -> msgspec.Raw:
-    return packed_list(msgspec.msgpack.encode(list(items)))
+    return pack_list(msgspec.msgpack.encode(list(items)))
 
 
 class Talker:
@@ -48,10 +48,10 @@ class Talker:
     def say(self, events: list[Event]) -> None:
         payload = encode_batch(Batch(float(self.number), events, 0))
         if self.number == 0:
-            self.mirror.replayed(self.name, 0, payload)
-            self.mirror.end_of_replay(self.name)
+            self.mirror.receive_replayed(self.name, 0, payload)
+            self.mirror.end_replay(self.name)
         else:
-            self.mirror.live(self.name, self.number, payload)
+            self.mirror.receive_live(self.name, self.number, payload)
         self.number += 1
 
     def store(self, tokens: tuple[int, ...], medium: str) -> None:
@@ -199,8 +199,8 @@ def test_windows_of_any_number_of_groups(most_groups: int) -> None:
             gone = [1 + place for place, has in enumerate(held[group]) if not has]
             events.append(BlockRemoved(packed(gone), "GPU", group))
         mirror = Mirror(hash_seed=1)
-        mirror.replayed("one", 0, encode_batch(Batch(0.0, events, 0)))
-        mirror.end_of_replay("one")
+        mirror.receive_replayed("one", 0, encode_batch(Batch(0.0, events, 0)))
+        mirror.end_replay("one")
         fitting = [
             length
             for length in range(0, len(tokens) + 1, math.lcm(*sizes))
@@ -219,7 +219,7 @@ def test_an_answer_stays_what_it_was() -> None:
     before = mirror.match([1, 2, 3, 4])
     one.say([AllBlocksCleared()])
     other.store((1, 2), "GPU")
-    mirror.live("one", 1000, b"nothing that can be read")
+    mirror.receive_live("one", 1000, b"nothing that can be read")
     assert before == {"one": Match(4, 4, Trust.LIVE)}
     assert mirror.match([1, 2, 3, 4]) == {"other": Match(2, 2, Trust.LIVE)}
     mirror.forget("other")
@@ -253,10 +253,10 @@ def test_trust_of_an_answer_follows_every_message() -> None:
     talker.number += 1
     talker.say([])
     assert mirror.match([1, 2])["one"].trust is Trust.CATCHING_UP
-    mirror.replayed("one", 2, encode_batch(Batch(2.0, [], 0)))
-    mirror.end_of_replay("one")
+    mirror.receive_replayed("one", 2, encode_batch(Batch(2.0, [], 0)))
+    mirror.end_replay("one")
     assert mirror.match([1, 2])["one"].trust is Trust.LIVE
-    mirror.live("one", 4, b"nothing that can be read")
+    mirror.receive_live("one", 4, b"nothing that can be read")
     assert mirror.match([1, 2])["one"].trust is Trust.UNTRUSTED
 
 

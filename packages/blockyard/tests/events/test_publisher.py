@@ -195,8 +195,8 @@ def test_publishing_waits_for_nobody_and_loses_nothing(publishing: Publishing) -
     cache = make_cache(num_blocks=600, max_model_len=40)
     publisher = publishing(cache)
     gate = threading.Event()
-    take_in = publisher._feed.take_in
-    publisher._feed.take_in = lambda changes: gate.wait(PATIENCE_SECONDS) and take_in(changes)  # type: ignore[method-assign]
+    apply = publisher._feed.apply
+    publisher._feed.apply = lambda changes: gate.wait(PATIENCE_SECONDS) and apply(changes)  # type: ignore[method-assign]
     for number in range(300):
         cache.free(compute(cache, [number] * 4))
         publisher.publish()
@@ -219,8 +219,8 @@ def test_the_end_of_a_burst_is_sent_without_another_step(publishing: Publishing,
     cache = make_cache(num_blocks=600, max_model_len=40)
     publisher = publishing(cache)
     gate = threading.Event()
-    take_in = publisher._feed.take_in
-    publisher._feed.take_in = lambda changes: gate.wait(PATIENCE_SECONDS) and take_in(changes)  # type: ignore[method-assign]
+    apply = publisher._feed.apply
+    publisher._feed.apply = lambda changes: gate.wait(PATIENCE_SECONDS) and apply(changes)  # type: ignore[method-assign]
     for number in range(num_steps):
         cache.free(compute(cache, [number] * 4))
         publisher.publish()
@@ -247,7 +247,7 @@ def test_no_heartbeat_says_that_all_is_sent_while_something_is_not(publishing: P
     assert publisher.stats().num_waiting == 0
 
 
-def test_what_cannot_be_written_ends_no_publisher(publishing: Publishing) -> None:
+def test_unencodable_keys_do_not_end_the_publisher(publishing: Publishing) -> None:
     """Consumers are not told of blocks whose keys have no encoding, and of all others."""
     cache = make_cache()
     publisher = publishing(cache)
@@ -328,21 +328,19 @@ def test_closing_twice_is_nothing_and_what_was_published_is_out(
     publisher.publish()
 
 
-def test_who_has_asked_when_a_publisher_closes_is_answered(
-    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pending_replay_is_answered_on_close(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo's indexer waits for an answer forever, and takes in nothing meanwhile."""
     monkeypatch.setattr(publishers, "LAST_MESSAGES_MS", 1000 * PATIENCE_SECONDS)
     cache = make_cache()
     publisher = publishing(cache)
-    beat, is_held, goes_on = publisher._feed.beat, threading.Event(), threading.Event()
+    beat, is_held, goes_on = publisher._feed.heartbeat, threading.Event(), threading.Event()
 
     def held() -> Any:
         is_held.set()
         assert goes_on.wait(PATIENCE_SECONDS)
         return beat()
 
-    monkeypatch.setattr(publisher._feed, "beat", held)
+    monkeypatch.setattr(publisher._feed, "heartbeat", held)
     with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
         asking.setsockopt(zmq.LINGER, 0)
         asking.connect(publisher.replay_endpoint)
@@ -360,7 +358,7 @@ def test_who_has_asked_when_a_publisher_closes_is_answered(
         closing.join()
 
 
-def test_who_asks_while_a_publisher_closes_is_answered(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_requested_during_close_is_answered(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that is behind sees the gap in the last messages, and asks, when the publisher is on its way out."""
     monkeypatch.setattr(publishers, "LAST_MESSAGES_MS", 1000 * PATIENCE_SECONDS)
     publisher = publishing(make_cache())
@@ -392,14 +390,14 @@ def test_who_asks_while_a_publisher_closes_is_answered(publishing: Publishing, m
     assert publisher.stats().num_replays == 2
 
 
-def test_a_thread_that_ended_is_told(publishing: Publishing) -> None:
+def test_failed_thread_is_reported(publishing: Publishing) -> None:
     cache = make_cache()
     publisher = publishing(cache)
 
     def broken(changes: Any) -> None:
         raise ZeroDivisionError("by a test")
 
-    publisher._feed.take_in = broken  # type: ignore[method-assign]
+    publisher._feed.apply = broken  # type: ignore[method-assign]
     compute(cache, PROMPT)
     publisher.publish()
     publisher._thread.join(PATIENCE_SECONDS)
@@ -444,7 +442,7 @@ def test_nothing_is_lost_with_a_publisher_that_is_closed_or_broke(publishing: Pu
     if breaks:
         assert all(mirror.match([number] * 4) for number in (20, 30))
     first.close()  # once more: the cache's new publisher stays its only one
-    with pytest.raises(InvalidArgument, match="cache has a publisher already"):
+    with pytest.raises(InvalidArgument, match="cache already has a publisher"):
         publishing(cache)
 
 
@@ -484,7 +482,7 @@ def test_several_threads_may_close(publishing: Publishing, monkeypatch: pytest.M
     assert len(closed) == 2
 
 
-def test_who_asks_again_and_again_and_reads_nothing_gets_few_snapshots(publishing: Publishing) -> None:
+def test_consumer_that_never_reads_gets_few_snapshots(publishing: Publishing) -> None:
     """Each is memory of its own until it is read: a socket takes a thousand of them."""
     cache = make_cache(num_blocks=70_000, max_model_len=300_000)
     cache.free(compute(cache, list(range(270_000))))
@@ -526,7 +524,7 @@ def test_the_next_publisher_of_a_cache_has_what_it_told_the_last_one(publishing:
     first = publishing(cache)
     compute(cache, PROMPT)
     first.publish()
-    with pytest.raises(InvalidArgument, match="cache has a publisher already; close that one first"):
+    with pytest.raises(InvalidArgument, match="cache already has a publisher; close it first"):
         publishing(cache)
     first.close()
     mirror = Mirror()
@@ -543,7 +541,7 @@ def test_after_one_that_broke_the_cache_is_reset_first(publishing: Publishing) -
     publisher._wake_up()
     publisher._thread.join(PATIENCE_SECONDS)
     publisher.close()
-    with pytest.raises(PublisherError, match=r"reset_prefix_cache\(\) begins anew"):
+    with pytest.raises(PublisherError, match=r"reset_prefix_cache\(\) first"):
         publishing(cache)
     cache.reset_prefix_cache()
     compute(cache, PROMPT[:4])

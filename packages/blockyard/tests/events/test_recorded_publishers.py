@@ -35,13 +35,13 @@ def test_a_mirror_that_comes_at_any_time_says_what_the_cache_had(name: str, plac
     for joined in range(1, len(messages), 3):
         mirror = Mirror(hash_seed=1)
         for message in messages[max(0, joined - 2) : joined]:
-            mirror.live("worker", *message)
+            mirror.receive_live("worker", *message)
         assert mirror.replay_from("worker") == 0
         for message in messages[:joined]:
-            mirror.replayed("worker", *message)
-        mirror.end_of_replay("worker")
+            mirror.receive_replayed("worker", *message)
+        mirror.end_replay("worker")
         for number in range(joined, len(messages)):
-            mirror.live("worker", *messages[number])
+            mirror.receive_live("worker", *messages[number])
             if number + 1 in truths:
                 num_hits += compare(mirror, truths[number + 1])
     assert num_hits > 20

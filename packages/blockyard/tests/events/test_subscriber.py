@@ -101,12 +101,12 @@ def test_a_thousand_workers_are_followed_by_one() -> None:
 
 WITHOUT_FILES = """
 import resource, sys
-from blockyard import CacheConfig, KVCacheManager
+from blockyard import CacheConfig, KVCacheManager, ObserveConfig
 from blockyard.errors import PublisherError
 from blockyard.events import KVEventPublisher, Mirror, Subscriber, Trust
 from blockyard_testing.patience import PATIENCE_SECONDS
 
-cache = KVCacheManager(CacheConfig(num_blocks=100, enable_kv_cache_events=True))
+cache = KVCacheManager(CacheConfig(num_blocks=100, observe=ObserveConfig(enable_kv_cache_events=True)))
 publisher = KVEventPublisher(cache, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", heartbeat=0.05)
 subscriber = Subscriber(Mirror())
 subscriber.follow("worker", publisher.endpoint, publisher.replay_endpoint)
@@ -120,7 +120,7 @@ except PublisherError as error:
 else:
     sys.exit("followed without a file")
 source = subscriber._sources["worker"]
-subscriber.mirror.live("worker", 10**6, b"what cannot be read")
+subscriber.mirror.receive_live("worker", 10**6, b"what cannot be read")
 for _ in range(20):
     subscriber.poll(0.05)
 assert subscriber.mirror.trust("worker") is not Trust.LIVE
@@ -138,7 +138,7 @@ def test_without_a_file_for_a_socket_a_worker_is_asked_later() -> None:
         [sys.executable, "-c", WITHOUT_FILES], capture_output=True, text=True, timeout=4 * PATIENCE_SECONDS
     )
     assert found.returncode == 0, found.stderr
-    assert "cannot be asked for a replay yet" in found.stderr
+    assert "no replay can be requested from worker" in found.stderr
 
 
 def test_a_publisher_that_ended_is_silent(publishing: Publishing) -> None:

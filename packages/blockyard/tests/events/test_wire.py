@@ -16,9 +16,9 @@ from blockyard import CacheConfig, InvalidArgument, LoRA
 from blockyard.core.tokens import pack_tokens
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
-from blockyard.events.tables.checking import check_trie
 from blockyard.events.tables.event_writer import EventWriter, NumberWriter, WordList
 from blockyard.events.tables.packed_numbers import read_names, read_tokens
+from blockyard.events.tables.table_checks import check_trie
 from blockyard.events.wire import (
     MOST_KEY_ITEMS,
     NO_KEYS,
@@ -28,9 +28,9 @@ from blockyard.events.wire import (
     BlockStored,
     decode_batch,
     encode_batch,
-    keys_in,
-    packed_keys,
-    packed_list,
+    pack_keys,
+    pack_list,
+    read_keys,
 )
 from blockyard_testing.interrupter import Interrupter
 from blockyard_testing.seeds import run_seed
@@ -59,7 +59,7 @@ FIELDS = {
 
 
 def packed(items: list[Any]) -> msgspec.Raw:
-    return packed_list(msgspec.msgpack.encode(items))
+    return pack_list(msgspec.msgpack.encode(items))
 
 
 STORED = BlockStored(
@@ -148,7 +148,7 @@ def test_chains_that_are_written_together_are_the_events_that_happened(block_siz
             if draw.random() < 0.3:
                 expected.append([*expected.pop(), *names] if expected and type(expected[-1]) is list else names)
                 for name in names:
-                    writer.removed(name, 0)
+                    writer.add_removed(name, 0)
                 continue
             before = draw.randrange(2**62, 2**63)  # of a block that was not stored last
             tokens = np.array(
@@ -157,8 +157,8 @@ def test_chains_that_are_written_together_are_the_events_that_happened(block_siz
             expected.append((names, before, tokens.tolist()))
             words = pack_tokens(tokens, block_size).words
             for place, name in enumerate(names):
-                writer.stored(name, before, 0, (), ())
-                writer.tokens(words, place * ((block_size + 1) // 2))
+                writer.add_stored(name, before, 0, (), ())
+                writer.add_tokens(words, place * ((block_size + 1) // 2))
                 before = name
             if draw.random() < 0.1:
                 events += writer.take()
@@ -201,7 +201,7 @@ def test_lists_that_look_alike_and_hold_something_else_are_read_one_by_one(place
         else:
             assert list(read_names(changed)) == [expected] * 100
     beyond = bytes(numbers[: 3 + 5 * place]) + b"\xce\xff\xff\xff\xff" + bytes(numbers[8 + 5 * place :])
-    with pytest.raises(InvalidArgument, match="no token"):
+    with pytest.raises(InvalidArgument, match="invalid token"):
         read_tokens(beyond, 4)
 
 
@@ -215,7 +215,7 @@ def test_arrays_of_older_senders_are_read() -> None:
     ]
 
 
-def test_what_is_not_known_is_passed_over() -> None:
+def test_unknown_fields_and_events_are_ignored() -> None:
     events = [{"type": "BlockMoved", "x": [1]}, {"type": "BlockRemoved", "block_hashes": [5], "medium": None, "new": 1}]
     assert decode_batch(msgspec.msgpack.encode([2.0, events, None, 7, "more"])).events == [
         BlockRemoved(packed([5]), None)
@@ -234,8 +234,8 @@ BAD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_no_message_is_refused(name: str) -> None:
-    with pytest.raises(InvalidArgument, match="payload is no batch of KV events"):
+def test_bytes_that_are_not_a_message_are_rejected(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="payload is not a batch of KV events"):
         decode_batch(msgspec.msgpack.encode(BAD[name]))
 
 
@@ -262,23 +262,23 @@ def test_keys_of_very_many_items_are_refused_before_they_are_read(field: str) ->
     mirror = Mirror(hash_seed=1)
     tracemalloc.start()
     try:
-        mirror.replayed("worker", 5, payload)
-        mirror.end_of_replay("worker")
+        mirror.receive_replayed("worker", 5, payload)
+        mirror.end_replay("worker")
         assert tracemalloc.get_traced_memory()[1] < 4 * len(payload)
     finally:
         tracemalloc.stop()
     assert mirror.trust("worker") is Trust.UNTRUSTED
     with pytest.raises(InvalidArgument, match=f"{field} of one event holds more than 524,288 lists and items"):
-        keys_in(field, msgspec.Raw(flood))
+        read_keys(field, msgspec.Raw(flood))
 
 
 def test_long_keys_are_read_where_they_are_few() -> None:
     rows: list[list[Any]] = [["x" * MOST_KEY_ITEMS, b"y" * 70_000, 2**40, 1.5, None, True, {"a": [1]}, "z"], []]
-    assert keys_in("keys", packed_keys(rows)) == rows
+    assert read_keys("keys", pack_keys(rows)) == rows
     most = [[0] * (MOST_KEY_ITEMS - 2 * len(rows)), ["y" * 40]]
-    assert keys_in("keys", packed_keys(most)) == most
+    assert read_keys("keys", pack_keys(most)) == most
     with pytest.raises(InvalidArgument):
-        keys_in("keys", packed_keys([[0, *most[0]], most[1]]))
+        read_keys("keys", pack_keys([[0, *most[0]], most[1]]))
 
 
 def test_deep_nesting_is_refused() -> None:
@@ -332,10 +332,10 @@ def stored(**changes: Any) -> bytes:
 def test_a_bad_event_makes_a_worker_untrusted_and_hurts_no_other(changes: dict[str, Any]) -> None:
     mirror = Mirror(hash_seed=1)
     for worker in ("good", "bad"):
-        mirror.replayed(worker, 5, stored())
-        mirror.end_of_replay(worker)
-    mirror.replayed("bad", 6, stored())
-    mirror.live("bad", 6, stored(**changes))
+        mirror.receive_replayed(worker, 5, stored())
+        mirror.end_replay(worker)
+    mirror.receive_replayed("bad", 6, stored())
+    mirror.receive_live("bad", 6, stored(**changes))
     assert mirror.trust("bad") is Trust.UNTRUSTED
     assert mirror.trust("good") is Trust.LIVE
     assert mirror.match(range(1, 9))["good"].num_tokens == 8
@@ -355,38 +355,38 @@ def test_keys_nested_deep_raise_nothing(field: str, depth: int) -> None:
     event = msgspec.msgpack.encode(FIELDS)
     key = msgspec.msgpack.encode(field) + b"\x92" + b"\x91" * depth + b"\x01\x90"
     event = bytes([event[0] + 1]) + event[1:] + key
-    mirror.replayed("worker", 5, b"\x92\xcb" + bytes(8) + b"\x92\x91\xb0AllBlocksCleared" + event)
-    mirror.end_of_replay("worker")
+    mirror.receive_replayed("worker", 5, b"\x92\xcb" + bytes(8) + b"\x92\x91\xb0AllBlocksCleared" + event)
+    mirror.end_replay("worker")
 
 
 def test_a_kept_message_that_cannot_be_applied_leaves_no_trust() -> None:
     mirror = Mirror(hash_seed=1)
-    mirror.live("worker", 6, stored(block_size=0))
-    mirror.live("worker", 7, msgspec.msgpack.encode([1.0, []]))
-    mirror.replayed("worker", 5, stored())
-    mirror.end_of_replay("worker")
+    mirror.receive_live("worker", 6, stored(block_size=0))
+    mirror.receive_live("worker", 7, msgspec.msgpack.encode([1.0, []]))
+    mirror.receive_replayed("worker", 5, stored())
+    mirror.end_replay("worker")
     assert mirror.trust("worker") is Trust.UNTRUSTED
 
 
 def test_an_interrupt_in_the_middle_of_a_message_leaves_no_trust(monkeypatch: pytest.MonkeyPatch) -> None:
     mirror = Mirror(hash_seed=1)
-    mirror.replayed("worker", 5, stored())
-    mirror.end_of_replay("worker")
+    mirror.receive_replayed("worker", 5, stored())
+    mirror.end_replay("worker")
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(mirror, "_store", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        mirror.live("worker", 6, stored())
+        mirror.receive_live("worker", 6, stored())
     assert mirror.trust("worker") is Trust.UNTRUSTED
 
 
 def test_block_sizes_that_nobody_has_any_more_take_no_memory() -> None:
     mirror = Mirror(hash_seed=1)
     for size in range(1, 40):
-        mirror.replayed("worker", size, stored(block_hashes=[1], token_ids=[1] * size, block_size=size))
-        mirror.end_of_replay("worker")
+        mirror.receive_replayed("worker", size, stored(block_hashes=[1], token_ids=[1] * size, block_size=size))
+        mirror.end_replay("worker")
     assert len(mirror._tries) == 1
     assert mirror.match([1] * 39)["worker"].num_tokens == 39
 
@@ -400,18 +400,18 @@ def test_mutated_messages_do_no_harm() -> None:
             payload[draw.randrange(len(payload))] = draw.randrange(256)
         if draw.random() < 0.2:
             del payload[draw.randrange(len(payload)) :]
-        mirror.replayed("worker", number, bytes(payload))
-        mirror.end_of_replay("worker")
-    mirror.replayed("worker", 9000, stored())
-    mirror.end_of_replay("worker")
+        mirror.receive_replayed("worker", number, bytes(payload))
+        mirror.end_replay("worker")
+    mirror.receive_replayed("worker", 9000, stored())
+    mirror.end_replay("worker")
     assert mirror.match(range(1, 9))["worker"].num_tokens == 8
     assert mirror.num_holdings() == 2
 
 
 def test_an_adapter_that_has_only_a_number_is_none_of_the_base_model() -> None:
     mirror = Mirror(hash_seed=1)
-    mirror.replayed("worker", 5, stored(lora_id=7))
-    mirror.end_of_replay("worker")
+    mirror.receive_replayed("worker", 5, stored(lora_id=7))
+    mirror.end_replay("worker")
     assert mirror.match([*range(1, 9)]) == {}
     assert mirror.match([*range(1, 9)], [LoRA("7", "")])["worker"].num_tokens == 8
 
@@ -419,22 +419,22 @@ def test_an_adapter_that_has_only_a_number_is_none_of_the_base_model() -> None:
 def test_messages_that_wait_take_the_memory_of_their_bytes() -> None:
     mirror = Mirror(hash_seed=1)
     deep = stored(keys=[[["span", *([i] for i in range(2000))]], []])
-    mirror.live("worker", 6, deep)
-    mirror.live("worker", 7, msgspec.msgpack.encode([1.0, []]))
+    mirror.receive_live("worker", 6, deep)
+    mirror.receive_live("worker", 7, msgspec.msgpack.encode([1.0, []]))
     kept = mirror._workers["worker"].order._ahead
     assert [message.batch.events for message in kept.values()] == [[], []]
-    mirror.replayed("worker", 5, stored())
-    mirror.end_of_replay("worker")
+    mirror.receive_replayed("worker", 5, stored())
+    mirror.end_replay("worker")
     assert mirror.trust("worker") is Trust.LIVE
 
 
 def test_names_that_are_given_again_and_again_leave_no_roots() -> None:
     """A sender that never removes, and gives one name to blocks under ever new keys."""
     mirror = Mirror(hash_seed=1)
-    mirror.replayed("worker", 0, stored())
-    mirror.end_of_replay("worker")
+    mirror.receive_replayed("worker", 0, stored())
+    mirror.end_replay("worker")
     for number in range(1, 2000):
-        mirror.live("worker", number, again(number))
+        mirror.receive_live("worker", number, again(number))
         assert mirror.trust("worker") is Trust.LIVE
     (trie,) = mirror._tries.values()
     assert len(trie.index.roots) <= 2 * trie.capacity + 2
@@ -448,8 +448,8 @@ def again(number: int) -> bytes:
 @pytest.mark.parametrize("token_ids", [None, "x", 5, [[1]], [1.5], [-1]])
 def test_a_prompt_of_other_things_is_refused(token_ids: Any) -> None:
     mirror = Mirror(hash_seed=1)
-    mirror.replayed("worker", 5, stored())
-    mirror.end_of_replay("worker")
+    mirror.receive_replayed("worker", 5, stored())
+    mirror.end_replay("worker")
     with pytest.raises(InvalidArgument, match="token_ids"):
         mirror.match(token_ids)
     with pytest.raises(InvalidArgument, match="token_ids"):
@@ -461,14 +461,14 @@ def test_two_workers_never_share_what_one_was_given(line: int) -> None:
     """Interrupted at any line while a worker is forgotten, the others have what they had, and no more."""
     mirror = Mirror(hash_seed=1)
     for worker in ("a", "b"):
-        mirror.replayed(worker, 5, stored())
-        mirror.end_of_replay(worker)
+        mirror.receive_replayed(worker, 5, stored())
+        mirror.end_replay(worker)
     Interrupter("mirror.py", line + 1).run(lambda: mirror.forget("a"))
     mirror.forget("a")
     for number, worker in enumerate(("c", "d")):
         tokens = [*range(100 * number, 100 * number + 8)]
-        mirror.replayed(worker, 5, stored(token_ids=tokens))
-        mirror.end_of_replay(worker)
+        mirror.receive_replayed(worker, 5, stored(token_ids=tokens))
+        mirror.end_replay(worker)
     assert {name: match.num_tokens for name, match in mirror.match([*range(1, 9)]).items()} == {"b": 8}
     assert set(mirror.match([*range(8)])) == {"c"}
     assert set(mirror.match([*range(100, 108)])) == {"d"}
@@ -479,7 +479,7 @@ def test_questions_make_no_worker() -> None:
     for number in range(1000):
         assert mirror.trust(str(number)) is Trust.UNTRUSTED
         assert mirror.replay_from(str(number)) == 0
-        mirror.end_of_replay(str(number))
+        mirror.end_replay(str(number))
         mirror.forget(str(number))
     assert mirror._workers == {}
 
@@ -487,18 +487,18 @@ def test_questions_make_no_worker() -> None:
 def test_a_worker_that_takes_little_and_is_cleared_looks_at_little() -> None:
     """What others hold is not looked at: the names that a holder took are known while they are few."""
     mirror = Mirror(hash_seed=1)
-    mirror.replayed("b", 5, stored())
-    mirror.end_of_replay("b")
+    mirror.receive_replayed("b", 5, stored())
+    mirror.end_replay("b")
     for number in range(200):
-        mirror.replayed("a", number, stored(token_ids=[number] * 8))
-        mirror.end_of_replay("a")
+        mirror.receive_replayed("a", number, stored(token_ids=[number] * 8))
+        mirror.end_replay("a")
     (trie,) = mirror._tries.values()
-    assert [given.num_names for given in trie._given] == [2, 2]
+    assert [recent.num_names for recent in trie._recent] == [2, 2]
     many = [*range(5000)]
-    mirror.replayed("a", 300, stored(block_hashes=many, token_ids=many, block_size=1))
-    mirror.end_of_replay("a")
-    mirror.replayed("a", 301, stored(token_ids=[7] * 8))
-    mirror.end_of_replay("a")
+    mirror.receive_replayed("a", 300, stored(block_hashes=many, token_ids=many, block_size=1))
+    mirror.end_replay("a")
+    mirror.receive_replayed("a", 301, stored(token_ids=[7] * 8))
+    mirror.end_replay("a")
     assert mirror.match([7] * 8)["a"].num_tokens == 8
     for trie in mirror._tries.values():
         check_trie(trie)

@@ -104,13 +104,13 @@ class Heard:
 
     def hear(self) -> list[BlockStored | BlockRemoved]:
         """Hear what is new; return the events of states."""
-        number, payload = self.feed.changed(self.cache.take_events()) or self.feed.beat()
-        self.mirror.live("worker", number, payload)
+        number, payload = self.feed.make_message(self.cache.take_events()) or self.feed.heartbeat()
+        self.mirror.receive_live("worker", number, payload)
         while (start := self.mirror.replay_from("worker")) is not None:
             self.mirror.begin_replay("worker")
             for number, kept in self.feed.replay(start):
-                self.mirror.replayed("worker", number, kept)
-            self.mirror.end_of_replay("worker")
+                self.mirror.receive_replayed("worker", number, kept)
+            self.mirror.end_replay("worker")
         events = [event for event in decode_batch(payload).events if isinstance(event, BlockStored | BlockRemoved)]
         return [event for event in events if event.group_idx == 1]
 

@@ -10,10 +10,10 @@ from zlib import crc32
 
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
-from blockyard.events.publishing.feed import MOST_PADDED, Feed, without_placeholders
-from blockyard.events.publishing.publisher import merged
-from blockyard.events.tables.checking import check_contents, check_trie
+from blockyard.events.publishing.feed import MOST_PADDED, Feed, replace_placeholders
+from blockyard.events.publishing.publisher import merge_events
 from blockyard.events.tables.content_table import ContentTable
+from blockyard.events.tables.table_checks import check_contents, check_trie
 from blockyard.events.wire import AllBlocksCleared, Batch, Event, Payload, decode_batch, encode_batch
 
 UNREADABLE = b"\xc1"
@@ -39,11 +39,11 @@ class RingFeed:
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=replayed)
         self._next = 0
 
-    def changed(self, changes: Any) -> tuple[int, bytes] | None:
-        events = self._table.apply(without_placeholders(changes))
+    def make_message(self, changes: Any) -> tuple[int, bytes] | None:
+        events = self._table.apply(replace_placeholders(changes))
         return self._number(events) if events else None
 
-    def beat(self) -> tuple[int, bytes]:
+    def heartbeat(self) -> tuple[int, bytes]:
         """Some message or other."""
         return self._number([])
 
@@ -120,7 +120,7 @@ class Wire:
         if self.is_foreign:  # nothing tells its lives apart when first messages are lost, or the last ones come later
             self.now += 0.5 * self.counts["restarts"]  # no message is one of an earlier life, byte for byte
             self.late.clear()
-            number, payload = self.feed.beat()
+            number, payload = self.feed.heartbeat()
             self.hear(number, UNREADABLE if self.draw.random() < 0.3 else payload)
         self.hear_answer(self.draw.choice((0, 1000)))
 
@@ -129,8 +129,8 @@ class Wire:
 
         Of it some more may arrive in its next life, the first messages of which may be unreadable.
         """
-        self.feed.beat()
-        number, payload = self.feed.beat()
+        self.feed.heartbeat()
+        number, payload = self.feed.heartbeat()
         self.hear(number, UNREADABLE if self.draw.random() < 0.5 else payload)
         self.ask()
         self.hear_answer(self.draw.randrange(3))
@@ -142,7 +142,7 @@ class Wire:
     def tell(self, changes: Any) -> None:
         """What a cache told, now or, where the publisher is behind, as one with what comes later."""
         if self.unsent is not None:
-            changes = merged(self.unsent, changes)
+            changes = merge_events(self.unsent, changes)
             self.counts["merged"] += 1
         self.unsent = changes
         if self.draw.random() >= self.patience:
@@ -152,7 +152,7 @@ class Wire:
         """The publisher has taken in all."""
         if self.unsent is None:
             return
-        message = self.feed.changed(self.unsent)
+        message = self.feed.make_message(self.unsent)
         self.unsent = None
         check_contents(self.feed._table)
         if message is not None:
@@ -188,7 +188,7 @@ class Wire:
     def hear(self, number: int, payload: Payload) -> None:
         """A live message arrives."""
         self.heard = max(self.heard, number)
-        self.mirror.live(self.name, number, payload)
+        self.mirror.receive_live(self.name, number, payload)
         self.check_life()
 
     def check_life(self) -> None:
@@ -225,16 +225,16 @@ class Wire:
             most -= 1
             message = self.answer.pop(0)
             if message is None:
-                self.mirror.end_of_replay(self.name)
+                self.mirror.end_replay(self.name)
             else:
-                self.mirror.replayed(self.name, *message)
+                self.mirror.receive_replayed(self.name, *message)
             self.check_life()
 
     def beat(self) -> None:
         """A heartbeat that arrives, and replays until nothing is missing, or it is clear that something stays so."""
         self.drain()
         self.is_listening = True
-        self.hear(*self.feed.beat())
+        self.hear(*self.feed.heartbeat())
         for _ in range(200):
             if self.mirror.trust(self.name) is Trust.LIVE:
                 self.counts["whole without a snapshot"] += self.is_foreign

@@ -59,8 +59,8 @@ def test_metrics_match_the_publishers_stats(monkeypatch: pytest.MonkeyPatch) -> 
                 hostile.setsockopt(zmq.SUBSCRIBE, b"%d" % number)
             wait_until(lambda: (value(registry, "subscribers_cut_total") or 0) >= 1)
         monkeypatch.setattr(publishing, "FEW_WAITING", 1)
-        take_in, goes_on = publisher._feed.take_in, threading.Event()
-        publisher._feed.take_in = lambda changes: goes_on.wait(PATIENCE_SECONDS) and take_in(changes)  # type: ignore[method-assign]
+        apply, goes_on = publisher._feed.apply, threading.Event()
+        publisher._feed.apply = lambda changes: goes_on.wait(PATIENCE_SECONDS) and apply(changes)  # type: ignore[method-assign]
         for number, expected in enumerate((1, 2, 2)):  # the first is taken in, the third merged with the second
             seq = cache.allocate([number, 7, 7, 7])
             cache.commit([seq], cache.reserve([seq]).num_scheduled)

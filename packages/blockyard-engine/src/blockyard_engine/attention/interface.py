@@ -1,6 +1,6 @@
-"""The interface of attention backends, and data that all layers of a step share.
+"""What every layer of a step shares, and the interface of those who compute attention over it.
 
-A backend reports whether it can serve an engine's tensors, prepares steps, and computes the attention of each layer.
+A backend says whether it can serve an engine's tensors, takes steps, and returns what the layers of each call.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class GroupTables:
-    """Slots and block tables of one layer group in a step.
+class GroupRows:
+    """What a layer group reads and writes in a step.
 
-    Attributes:
-        slot_mapping: int64 (T,).
-        block_tables: int32 (B, blocks), 0 before a sliding window.
-        sliding_window: tokens that a token attends to, itself included; 0 for all.
+    slot_mapping: int64 (T,). block_tables: int32 (B, blocks), 0 behind a window. sliding_window: tokens that a token
+    attends to, its own included; 0 for all.
     """
 
     slot_mapping: NDArray[np.int64]
@@ -34,20 +32,14 @@ class GroupTables:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Lengths and block tables of a step's sequences.
-
-    Attributes:
-        num_computed: tokens of each sequence before the step, int64 (B,).
-        num_scheduled: tokens of each sequence in the step, int64 (B,).
-        groups: slots and tables of each layer group.
-        seq_lens: tokens of each sequence after the step.
-        starts: index of each sequence's first new token in the step.
-    """
+    """The rows of a step that attention needs, a sequence each: int64 (B,), and the tables of each layer group."""
 
     num_computed: IntArray
     num_scheduled: IntArray
-    groups: list[GroupTables]
+    groups: list[GroupRows]
+    #: Tokens of each sequence after the step.
     seq_lens: IntArray = field(init=False)
+    #: Where each sequence's new tokens begin among all of the step.
     starts: IntArray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,26 +48,26 @@ class StepShape:
 
 
 class AttentionBackend(Protocol):
-    """Computes attention over a cache's blocks. An engine has one."""
+    """Computes attention over a cache's blocks. One is made for an engine."""
 
-    #: Name in `attention_backend`.
+    #: By which an engine asks for it.
     name: ClassVar[str]
-    #: Special features that it supports (`softmax.Extras.names`).
+    #: What it computes beside scaled dot products (`softmax.Extras.names`).
     extras: ClassVar[frozenset[str]]
 
     def __init__(self, kv_cache: KVCache, max_model_len: int) -> None:
-        """Prepare for these tensors, and sequences of at most max_model_len tokens."""
+        """For these tensors, and sequences of at most max_model_len tokens."""
 
     @classmethod
     def refusal(cls, kv_cache: KVCache) -> str | None:
         """Return why it cannot serve these tensors on this machine, as "it needs ..."; None if it can."""
 
     def begin(self, shape: StepShape) -> Attend:
-        """Prepare what all layers of a step share."""
+        """Prepare a step: everything that its layers share."""
 
 
 class Attend(Protocol):
-    """Attention of one step, called by every layer through `patching.paged_attention`."""
+    """What travels with a call of the model to every layer: see `hook.paged_attention`."""
 
     def __call__(
         self,
@@ -86,17 +78,13 @@ class Attend(Protocol):
         scaling: float | None,
         others: dict[str, Any],
     ) -> torch.Tensor:
-        """Return the attention of a layer's new tokens, (T, heads, value_size).
-
-        query is (heads, T, size), key and value (T, kv_heads, their size). `others` are further arguments that
-        transformers passes to attention.
-        """
+        """query (heads, T, size), key and value (T, kv_heads, their size) to output (T, heads, value's size)."""
 
 
 class InOrder:
-    """Numbers the calls of attention in a step 0, 1, ..., because a hybrid model has attention only in some layers.
+    """Counts the calls of attention in a step, 0, 1, ... in place of layers: a hybrid model has it in some of them.
 
-    A module that several layers share counts each time.
+    A module that several layers share is counted each time.
     """
 
     def __init__(self, attend: Attend) -> None:
@@ -112,30 +100,28 @@ class InOrder:
         scaling: float | None,
         others: dict[str, Any],
     ) -> torch.Tensor:
-        """Compute attention (`Attend`) under the next number."""
+        """Attention is asked for as of `Attend`, for the next layer that has it."""
         number = self._number
         self._number += 1
         return self._attend(number, query, key, value, scaling, others)
 
 
-def select_tokens(value: Any, token_indices: torch.Tensor, num_tokens: int) -> Any:
-    """Return a module's argument for some tokens: tensors over all tokens of the step are indexed."""
+def of_tokens(value: Any, places: torch.Tensor, num_tokens: int) -> Any:
+    """Return what an argument of a module says of some tokens: theirs, of a tensor of all tokens of the step."""
     if isinstance(value, torch.Tensor) and value.shape[:2] == (1, num_tokens):
-        return value[0, token_indices]
+        return value[0, places]
     if isinstance(value, tuple):
-        return tuple(select_tokens(item, token_indices, num_tokens) for item in value)
+        return tuple(of_tokens(item, places, num_tokens) for item in value)
     return value
 
 
-class ReadRange:
-    """The tokens that each sequence reads, counted from the first block that its window reaches.
+class Reach:
+    """What each sequence reads: the blocks from the first that its window reaches, and positions counted from there.
 
-    Attributes:
-        lengths: tokens from the first read block to the sequence's end, int64 (B,).
-        firsts: position of the first read token, int64 (B,).
+    lengths: tokens from the first read block to the sequence's end, int64 (B,). firsts: position of the first of them.
     """
 
-    def __init__(self, shape: StepShape, rows: GroupTables, block_size: int) -> None:
+    def __init__(self, shape: StepShape, rows: GroupRows, block_size: int) -> None:
         self.shape = shape
         self.window = rows.sliding_window
         first_blocks = np.zeros_like(shape.num_computed)
@@ -148,7 +134,7 @@ class ReadRange:
         self.lengths: IntArray = shape.seq_lens - self.firsts
 
     def tables(self, rows: IntArray) -> NDArray[np.int32]:
-        """Return block tables of `rows` from each one's first read block; what follows a row's blocks is arbitrary."""
+        """Return block tables of `rows`, each from its first read block on; behind a row's blocks stands anything."""
         if not self.window:
             return self._tables[rows]
         width = self._tables.shape[1]
@@ -157,12 +143,12 @@ class ReadRange:
         return shifted
 
     def hidden(self, positions: IntArray, num_keys: int) -> NDArray[np.bool_]:
-        """Return which of `num_keys` keys the tokens at `positions` must not see; both count alike."""
+        """Say which of `num_keys` keys the tokens at `positions` (any shape, counted like the keys) must not see."""
         return hidden_keys(np.arange(num_keys), positions, self.window)
 
 
 def hidden_keys(keys: IntArray, positions: IntArray, window: int) -> NDArray[np.bool_]:
-    """Return which keys (K,) tokens at `positions` (...) must not attend to, bool (..., K); window 0 is none."""
+    """Say which keys, by their positions (K,), tokens at `positions` (...) must not see: (..., K); window: 0: all."""
     own = positions[..., None]
     hidden: NDArray[np.bool_] = keys > own
     if window:

@@ -1,1 +1,1 @@
-"""Beam search: one `search` with its hypotheses, and a `batch` of several."""
+"""Beam search: `hypotheses` that ended, one `search`, and many in one `batch`."""

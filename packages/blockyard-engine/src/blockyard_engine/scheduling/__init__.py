@@ -1,4 +1,4 @@
-"""Scheduling: which sequence computes which tokens in a step. Nothing here touches tensors."""
+"""Who computes what, and when: no tensor comes near it."""
 
 from .limits import CacheLimits
 

@@ -1,4 +1,4 @@
-"""The commands of `blockyard` that blockyard-serve brings."""
+"""The commands that blockyard-serve adds to `blockyard`."""
 
 from blockyard.cli import Command
 

@@ -1,4 +1,4 @@
-"""`blockyard fleet serve` is an OpenAI-compatible server over several engines, each in a process of its own."""
+"""The command `blockyard fleet serve`: an OpenAI-compatible server over several engines in separate processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,28 +20,29 @@ from blockyard.routing import make_cost
 from blockyard.sizing import KVCacheSpec, dtype_bytes
 from blockyard_engine import CPU_KV_BYTES
 from blockyard_engine.cli import DEMO_NAME, engine_arguments
-from blockyard_engine.engine_options import require_model_path
+from blockyard_engine.options import require_model_path
 
-from .. import ServerLimits
-from ..http.access import KeyGuard, is_loopback, require_hosts, require_origins
 from ..http.listening import open_sockets
 from ..otlp import otlp_tracer
-from .serve import api_key_of
-from .tenant_keys import say_who_is_refused, tenant_keys
+from .serve import server_arguments, warn_about_access
 
 if TYPE_CHECKING:
     from .. import ServerOptions
 
 MAX_REPLICAS = 64
 MAX_RESUMES = 100
-#: What was measured, in bytes: Ray without replicas and this process; a replica without weights and blocks; an ingress
-#: of its own.
+#: Measured bytes: Ray without replicas, and this process; a replica without weights and blocks; a separate ingress.
 BASE_BYTES, REPLICA_BYTES, INGRESS_BYTES = 1100 * 2**20, 450 * 2**20, 450 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class FleetMemory:
-    """Bytes that a fleet on CPUs takes. weights, pool: of each replica; buffers of swap and tiers count as pool."""
+    """Memory of a fleet on CPUs, in bytes.
+
+    Attributes:
+        num_ingresses: number of ingresses in separate processes.
+        pool: KV cache of each replica, with the buffers of swapping and tiers.
+    """
 
     num_replicas: int
     num_ingresses: int
@@ -50,18 +51,18 @@ class FleetMemory:
 
     @property
     def total(self) -> int:
-        """Add it all up."""
+        """Memory of the whole fleet."""
         replicas = self.num_replicas * (REPLICA_BYTES + self.weights + self.pool)
         return BASE_BYTES + self.num_ingresses * INGRESS_BYTES + replicas
 
     def require_room(self, available: int | None) -> None:
-        """Raise `InvalidArgument`, with the sum, where the machine has not that much. None: it does not say."""
+        """Raise `InvalidArgument` if the fleet needs more than `available`; None means unknown."""
         if available is not None and self.total > available:
             raise InvalidArgument(
-                f"--replicas is {self.num_replicas}; each takes {_gib(REPLICA_BYTES)} GiB and {_gib(self.weights)} of "
-                f"weights and {_gib(self.pool)} of keys and values, buffers included, Ray and ingresses "
-                f"{_gib(BASE_BYTES + self.num_ingresses * INGRESS_BYTES)}: {_gib(self.total)} together, and the "
-                f"machine has {_gib(available)} left"
+                f"--replicas is {self.num_replicas}; each takes {_gib(REPLICA_BYTES)} GiB, {_gib(self.weights)} of "
+                f"weights and {_gib(self.pool)} of KV cache with buffers; Ray and ingresses take "
+                f"{_gib(BASE_BYTES + self.num_ingresses * INGRESS_BYTES)}: {_gib(self.total)} in total, and the "
+                f"machine has {_gib(available)} available"
             )
 
 
@@ -74,12 +75,11 @@ def run_fleet_serve(options: argparse.Namespace) -> int:
         sockets = [held.enter_context(each) for each in open_sockets(options.host, options.port)]
         from blockyard_engine import available_bytes
 
-        asked = _server_options(options)
-        if not asked.has_key and not is_loopback(options.host):
-            print(f"blockyard: {options.host} is open to other machines and there is no API key", file=sys.stderr)
-        say_who_is_refused(asked.api_key, asked.tenant_keys)
+        access = server_arguments(options)
+        warn_about_access(access)
+        server_options = _server_options(options, access)
         threads = options.threads or max((os.cpu_count() or 1) // options.replicas, 1)
-        setup = _setup(options, path, asked, threads, is_local=True)
+        setup = _setup(options, path, server_options, threads, is_local=True)
         if options.device == "cpu":
             memory = memory_of(setup.folder, options, arguments)
             memory.require_room(available_bytes())
@@ -87,45 +87,49 @@ def run_fleet_serve(options: argparse.Namespace) -> int:
         if not options.ingresses:
             return _serve_here(setup, sockets)
         port = sockets[0].getsockname()[1]
-    return _serve_behind_ray(setup, replace(setup.asked, port=port), options.ingresses)
+    return _serve_behind_ray(setup, replace(setup.server_options, port=port), options.ingresses)
 
 
-def cluster_setup(options: argparse.Namespace) -> Setup:
-    """Returns what a fleet on the nodes of a cluster is made of. Raises what the command raises."""
+def cluster_setup(options: argparse.Namespace) -> FleetSetup:
+    """Return the setup of a fleet on the nodes of a cluster. Raises like the command."""
     _require(options)
     _engine_arguments(options)
     path = require_model_path(Path(options.model)) if options.model else engine.demo_model_path()
-    return _setup(options, path, _server_options(options), options.threads or os.cpu_count() or 1, is_local=False)
+    server_options = _server_options(options, server_arguments(options))
+    return _setup(options, path, server_options, options.threads or os.cpu_count() or 1, is_local=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """This is a fleet before it starts. size, plan: `FleetSize` and `ReplicaPlan`. tokenizer: of the model's folder."""
+class FleetSetup:
+    """A fleet before it starts.
+
+    Attributes:
+        server_options: options of each ingress.
+        size: number of engines (`FleetSize`).
+        plan: arguments of a replica (`ReplicaPlan`).
+        policy: how requests are routed and resumed (`RoutingPolicy`).
+    """
 
     folder: Path
-    asked: ServerOptions
+    server_options: ServerOptions
     size: Any
     plan: Any
-    cost: str
-    silence: float
-    endurance: Any
+    policy: Any
     tokenizer: Any
 
-    def front(self, asked: ServerOptions) -> Any:
-        """Return what an ingress in a replica of Ray Serve is made of."""
+    def ingress_plan(self, server_options: ServerOptions) -> Any:
+        """Return the arguments of an ingress in a separate process."""
         from ..fleet.app import IngressPlan
 
-        more = (self.cost, self.silence, self.endurance, self.plan.is_local)
-        return IngressPlan(str(self.folder), self.size.most, asked, *more)
+        return IngressPlan(str(self.folder), self.size.most, server_options, self.policy, self.plan.is_local)
 
 
 def _require(options: argparse.Namespace) -> None:
-    """Raise `InvalidArgument` for numbers outside their limits."""
     require_int("--replicas", options.replicas, 1, MAX_REPLICAS)
     require_int("--max-replicas", _most(options), options.replicas, MAX_REPLICAS)
     require_int("--ingresses", options.ingresses, 0, MAX_REPLICAS)
     make_cost(options.cost)
-    for name in ("silence", "stall", "idle-seconds"):
+    for name in ("heartbeat-timeout", "progress-timeout", "idle-seconds"):
         if not 0 < require_number(f"--{name}", getattr(options, name.replace("-", "_"))) <= 3600:
             value = getattr(options, name.replace("-", "_"))
             raise InvalidArgument(f"--{name} is {value}; it must be above 0 and at most 3600 seconds")
@@ -136,22 +140,14 @@ def _require(options: argparse.Namespace) -> None:
     require_int("--prefill-tokens", options.prefill_tokens, 1, 2**31)
     if options.prefill_replicas and _most(options) != options.replicas:
         raise InvalidArgument(
-            f"--prefill-replicas is {options.prefill_replicas} and --max-replicas {options.max_replicas}; a fleet that "
-            f"grows has none of these"
+            f"--prefill-replicas is {options.prefill_replicas} and --max-replicas is {options.max_replicas}; a fleet "
+            f"that grows cannot have prefilling replicas: leave out one of the two"
         )
     if options.threads is not None:
         require_int("--threads", options.threads, 1, 1024)
-    require_origins(options.cors_origin)
-    require_hosts(options.allowed_host)
-    KeyGuard(api_key_of(options), tenant_keys(options.tenant))
-    _limits(options)
+    server_arguments(options)
     if options.otlp_traces_endpoint is not None:
-        otlp_tracer(options.otlp_traces_endpoint)  # each replica makes its own
-
-
-def _limits(options: argparse.Namespace) -> ServerLimits:
-    names = [each.name for each in fields(ServerLimits) if hasattr(options, each.name)]
-    return ServerLimits(**{name: getattr(options, name) for name in names})
+        otlp_tracer(options.otlp_traces_endpoint)  # only a check: each replica makes its own
 
 
 def _most(options: argparse.Namespace) -> int:
@@ -161,102 +157,92 @@ def _most(options: argparse.Namespace) -> int:
 
 def _engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
     if options.device == "cpu" and options.num_blocks is None and options.kv_cache_memory_bytes is None:
-        options.kv_cache_memory_bytes = str(CPU_KV_BYTES)  # each would take it, and none sees the others
+        options.kv_cache_memory_bytes = str(CPU_KV_BYTES)  # replicas do not know each other's memory
     arguments = engine_arguments(options)
     uses = arguments.get("tiers", ())
-    for use in uses:  # each replica opens its own
+    for use in uses:  # each replica opens them again
         use.tier.close()
     if options.prefill_replicas and all(use.write != "through" for use in uses):
         raise InvalidArgument(
-            f"--prefill-replicas is {options.prefill_replicas}; prompts go to the other engines by a tier that is "
-            f"written through: --tier file:/dev/shm/kv,bytes=4GiB, say"
+            f"--prefill-replicas is {options.prefill_replicas}; they hand prompts over through a tier with "
+            f"write=through: add one, for example --tier file:/dev/shm/kv,bytes=4GiB"
         )
     return arguments
 
 
-def _server_options(options: argparse.Namespace) -> ServerOptions:
+def _server_options(options: argparse.Namespace, access: dict[str, Any]) -> ServerOptions:
     from .. import ServerOptions
 
     name = options.served_model_name or (Path(options.model).resolve().name if options.model else DEMO_NAME)
-    return ServerOptions(
-        model_name=name,
-        host=options.host,
-        port=options.port,
-        api_key=api_key_of(options),
-        tenant_keys=tenant_keys(options.tenant),
-        limits=_limits(options),
-        access_log=options.access_log,
-        has_check=options.check_endpoint,
-        cors_origins=tuple(options.cors_origin),
-        allowed_hosts=tuple(options.allowed_host),
-        ui="off",
-    )
+    return ServerOptions(model_name=name, **access, ui="off")
 
 
-def _setup(options: argparse.Namespace, path: Path, asked: ServerOptions, threads: int, *, is_local: bool) -> Setup:
-    """Returns what is needed to start a fleet. Raises `ModelError` for a model without a tokenizer."""
-    # What takes seconds to import is imported when all that can be told without it was told.
+def _setup(
+    options: argparse.Namespace, path: Path, server_options: ServerOptions, threads: int, *, is_local: bool
+) -> FleetSetup:
+    # Imported late: these take seconds, and errors that do not need them should come first.
     from blockyard_engine.model import load_tokenizer, model_folder
 
     from ..fleet.cluster import FleetSize
-    from ..fleet.dispatcher import Endurance
+    from ..fleet.dispatcher import RoutingPolicy
     from ..fleet.replica import ReplicaPlan
 
     folder = model_folder(path)
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:
-        raise ModelError(f"{path} has no tokenizer, and this command works with text")
+        raise ModelError(f"{path} has no tokenizer; this command needs one")
     size = FleetSize(options.replicas, _most(options), options.token_load, options.idle_seconds)
-    capacity = size.most * options.max_num_seqs + asked.limits.max_waiting
+    capacity = size.most * options.max_num_seqs + server_options.limits.max_waiting
     arguments = partial(engine_arguments, options)
     sizes = (threads, capacity, is_local, arguments, options.otlp_traces_endpoint)
-    plan = ReplicaPlan(str(folder), asked.model_name, options.dtype, options.device, *sizes, options.prefill_replicas)
-    endurance = Endurance(options.resumes, options.stall, options.prefill_tokens)
-    return Setup(folder, asked, size, plan, options.cost, options.silence, endurance, tokenizer)
+    plan = ReplicaPlan(
+        str(folder), server_options.model_name, options.dtype, options.device, *sizes, options.prefill_replicas
+    )
+    times = (options.heartbeat_timeout, options.resumes, options.progress_timeout)
+    policy = RoutingPolicy(options.cost, *times, options.prefill_tokens)
+    return FleetSetup(folder, server_options, size, plan, policy, tokenizer)
 
 
-def _serve_here(setup: Setup, sockets: list[Any]) -> int:
-    """Serve from this process."""
-    from ..fleet.app import Fleetwork, Front
-    from ..fleet.cluster import engines_here
+def _serve_here(setup: FleetSetup, sockets: list[Any]) -> int:
+    from ..fleet.app import FleetBackend, IngressApp
+    from ..fleet.cluster import local_engines
     from ..http.server import AppServer
 
-    asked, size = setup.asked, setup.size
-    drain_seconds = asked.limits.request_seconds
-    with engines_here(setup.plan, size, setup.cost, setup.silence, drain_seconds) as (handle, model):
-        work = Fleetwork(handle, model, setup.tokenizer, size.most, setup.cost, setup.silence, setup.endurance)
-        server = AppServer(Front(work, asked).app, asked, partial(_say_where, setup, ""))
+    server_options, size = setup.server_options, setup.size
+    drain_seconds = server_options.limits.request_seconds
+    with local_engines(setup.plan, size, setup.policy, drain_seconds) as (handle, model):
+        work = FleetBackend(handle, model, setup.tokenizer, size.most, setup.policy)
+        server = AppServer(IngressApp(work, server_options).app, server_options, partial(_say_where, setup, ""))
         server.run(sockets)
         return 0 if server.started else 1
 
 
-def _serve_behind_ray(setup: Setup, asked: ServerOptions, num_ingresses: int) -> int:
-    """Serve from ingresses that are processes of their own."""
-    from ..fleet.cluster import fleet_here
+def _serve_behind_ray(setup: FleetSetup, server_options: ServerOptions, num_ingresses: int) -> int:
+    from ..fleet.cluster import local_fleet
 
-    with fleet_here(setup.plan, setup.size, setup.front(asked), num_ingresses):
+    with local_fleet(setup.plan, setup.size, setup.ingress_plan(server_options), num_ingresses):
         ended = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: ended.set())
-        host = f"[{asked.host}]" if ":" in asked.host else asked.host
-        _say_where(setup, f" through {num_ingresses} ingresses", f"http://{host}:{asked.port}")
+        host = f"[{server_options.host}]" if ":" in server_options.host else server_options.host
+        _say_where(setup, f" through {num_ingresses} ingresses", f"http://{host}:{server_options.port}")
         while not ended.wait(1):
             pass
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends the process at once
     return 0
 
 
-def _say_where(setup: Setup, through: str, address: str) -> None:
-    size, name = setup.size, setup.asked.model_name
+def _say_where(setup: FleetSetup, through: str, address: str) -> None:
+    size, name = setup.size, setup.server_options.model_name
     number = f"{size.least}" if size.most == size.least else f"{size.least} to {size.most}"
-    with suppress(OSError):  # it is not read, or the disk is full: clients are served all the same
+    with suppress(OSError):  # nothing reads stdout, or the disk is full: serve clients anyway
         print(f"blockyard serves {name} from {number} replicas{through} at {address}/v1", flush=True)
     _say(f"watch the fleet at {address}/ui/")
 
 
 def memory_of(folder: Path, options: argparse.Namespace, arguments: dict[str, Any]) -> FleetMemory:
-    """Returns what a fleet on CPUs will take. Raises what `KVCacheSpec.from_config` raises."""
+    """Return the memory of a fleet on CPUs. Raises like `KVCacheSpec.from_config`."""
     files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
     spec = KVCacheSpec.from_config(folder, block_size=options.block_size, dtype=options.dtype)
     stored = dtype_bytes("dtype", spec.model_dtype) if spec.model_dtype else dtype_bytes("dtype", options.dtype)

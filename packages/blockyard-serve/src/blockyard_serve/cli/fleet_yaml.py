@@ -1,4 +1,4 @@
-"""`blockyard fleet serve` as an application that `serve deploy` and `serve run` take from a YAML file, on any cluster.
+"""`blockyard fleet serve` as an application for a YAML file of `serve deploy` and `serve run`, on any cluster.
 
 applications:
 - import_path: blockyard_serve.cli.fleet_yaml:application
@@ -12,37 +12,38 @@ from typing import Any
 from blockyard.cli import parse
 from blockyard.errors import InvalidArgument
 
-from ..fleet.cluster import engines, ingresses
+from ..fleet.cluster import engine_application, ingress_application
 from .fleet_serve import cluster_setup
 
-#: What the file says elsewhere, or Ray Serve by itself.
+#: Options that belong to another part of the file.
 _ELSEWHERE = {"host": "http_options", "port": "http_options"}
 
 
 def application(args: dict[str, Any]) -> Any:
-    """Return the application: deployments `ingress` and `engine`, whose other options the file may set.
+    """Return the application. The file may set further options of its deployments, `ingress` and `engine`.
 
-    args: the options of `blockyard fleet serve` by name, without dashes before it and with _ between words; a flag is
-    true, a repeated option a list. The model's folder is on every node. Raises `InvalidArgument` for what the command
-    does not have, and what the command raises.
+    Raises `InvalidArgument` for an unknown option; otherwise like the command.
+
+    Args:
+        args: options of `blockyard fleet serve` by name, with _ for - and without leading dashes. A flag is true, a
+            repeated option is a list. Every node needs the model's folder.
     """
     try:
         options = parse(["fleet", "serve", *_words(args)])
     except SystemExit:
-        raise InvalidArgument(f"args is {args}; blockyard fleet serve --help says what it may have") from None
+        raise InvalidArgument(f"args is {args}; see blockyard fleet serve --help for its options") from None
     options.ingresses = max(options.ingresses, 1)
     setup = cluster_setup(options)
-    seconds = setup.asked.limits.request_seconds
-    engine_application = engines(setup.plan, setup.size, setup.cost, setup.silence, seconds, setup.plan.threads)
-    return ingresses(engine_application, setup.front(setup.asked), options.ingresses, 1)
+    seconds = setup.server_options.limits.request_seconds
+    engines = engine_application(setup.plan, setup.size, setup.policy, seconds, setup.plan.threads)
+    return ingress_application(engines, setup.ingress_plan(setup.server_options), options.ingresses, 1)
 
 
 def _words(args: dict[str, Any]) -> list[str]:
-    """Return options as a shell would hand them over."""
     words: list[str] = []
     for name, value in args.items():
         if name in _ELSEWHERE:
-            raise InvalidArgument(f"args has {name}; it belongs to {_ELSEWHERE[name]} of the file")
+            raise InvalidArgument(f"args has {name}; set it in {_ELSEWHERE[name]} of the file")
         if name == "model":
             words.insert(0, str(value))
         elif value is True:

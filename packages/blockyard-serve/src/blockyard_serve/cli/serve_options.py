@@ -16,8 +16,8 @@ from blockyard_engine.cli import (
 _SERVE_DESCRIPTION = """\
 Serve a language model to clients of OpenAI's API: models, completions and chat completions, whole or streamed.
 
-It listens on this machine alone unless --host says otherwise. SIGTERM, Ctrl-C or a closed terminal stops it in order:
-no new requests, running ones end within --drain-seconds.
+It listens on loopback only unless --host is given. SIGTERM, Ctrl-C or closing the terminal shuts it down: new requests
+are refused, and running ones may continue for --drain-seconds.
 """
 
 
@@ -25,14 +25,14 @@ _SERVE_EPILOG = """\
 examples:
   blockyard serve                                       SmolLM2-135M-Instruct on http://127.0.0.1:8000
   blockyard serve --model ./my-llama --port 0           your own model, on any free port (it is printed)
-  blockyard serve --tier file:/var/kv,bytes=50GiB       what was computed is found again after a restart
-  blockyard serve --tensor-parallel 2                   the model's heads and features over two processes
+  blockyard serve --tier file:/var/kv,bytes=50GiB       cached prompts survive a restart
+  blockyard serve --tensor-parallel 2                   split the model over two processes or GPUs
   torchrun --nproc-per-node 2 -m blockyard serve        the same, with torchrun's processes
   blockyard serve --host 0.0.0.0 --api-key-env MY_KEY   for other machines, with a key
-  blockyard serve --tenant acme,min=50%,key-env=ACME    half of the pool is sure to requests with that key
+  blockyard serve --tenant acme,min=50%,key-env=ACME    guarantee half of the pool to that key's requests
 
 paths: /v1/models  /v1/completions  /v1/chat/completions  /tokenize  /detokenize  /health  /ping  /version  /metrics
-       /ui (a page that shows the blocks)
+       /ui (page with the blocks)
 """
 
 
@@ -56,26 +56,26 @@ def _add_serve_address(group: Any) -> None:
     group.add_argument(
         "--ui",
         choices=("text", "map", "off"),
-        help="the page under /ui: with the prompts of all clients, the map and figures alone, or no page; "
-        "default: text on a loopback address, map elsewhere",
+        help="page under /ui: text (with all clients' prompts), map (without prompts) or off; default: text on a "
+        "loopback address, map otherwise",
     )
     group.add_argument(
         "--status-seconds",
         type=float,
         default=10.0,
         metavar="S",
-        help="of work between two lines on stderr that say how it goes; 0 for none; default: 10",
+        help="seconds of work between two status lines on stderr; 0 for none; default: 10",
     )
     group.add_argument(
         "--tenant-metrics",
         type=int,
         default=0,
         metavar="N",
-        help="show tokens and hits of the N largest tenants (cache salts, as digests) in /metrics; default: none",
+        help="show tokens and hits of the N largest tenants in /metrics (cache salts as digests); default: 0",
     )
     _add_traces(group)
     group.add_argument(
-        "--check-endpoint", action="store_true", help="GET /check verifies the cache's invariants; for tests"
+        "--check-endpoint", action="store_true", help="add GET /check, which verifies the cache's invariants; for tests"
     )
 
 
@@ -83,16 +83,20 @@ def _add_traces(group: Any) -> None:
     group.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
-        help="send spans of requests there by OTLP over HTTP, like http://localhost:4318/v1/traces; default: none",
+        help="send spans of requests to this OTLP/HTTP collector, such as http://localhost:4318/v1/traces",
     )
 
 
 def _add_address(group: Any) -> None:
     group.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; default: 127.0.0.1, this machine alone"
+        "--host", default="127.0.0.1", help="address to listen on; default: 127.0.0.1, only this machine"
     )
-    group.add_argument("--port", type=int, default=8000, metavar="N", help="0 for any free one; default: 8000")
-    group.add_argument("--served-model-name", metavar="NAME", help="what clients call the model; default: its folder")
+    group.add_argument(
+        "--port", type=int, default=8000, metavar="N", help="port to listen on; 0 for any free one; default: 8000"
+    )
+    group.add_argument(
+        "--served-model-name", metavar="NAME", help="name of the model for clients; default: its folder's name"
+    )
     key = group.add_mutually_exclusive_group()
     key.add_argument("--api-key-env", metavar="VARIABLE", help="environment variable that holds the API key")
     key.add_argument("--api-key-file", metavar="FILE", help="file that holds the API key")
@@ -101,25 +105,25 @@ def _add_address(group: Any) -> None:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="let web pages of this origin (http://localhost:3000; '*' for all) use the server; may be repeated",
+        help="allow web pages of this origin (http://localhost:3000; '*' for all) to use the server; repeatable",
     )
     group.add_argument(
         "--allowed-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="answer requests for this name too, as a proxy sends it in the header Host ('*' for all); may be "
-        "repeated; default: on loopback without a key 127.0.0.1, localhost, [::1] and --host alone, else all",
+        help="accept requests with this name in the header Host ('*' for all); repeatable; default: on loopback "
+        "without a key only 127.0.0.1, localhost, [::1] and --host, otherwise all",
     )
-    group.add_argument("--access-log", action="store_true", help="log a line for each request, on stderr")
+    group.add_argument("--access-log", action="store_true", help="log every request on stderr")
 
 
 _FLEET_SERVE_DESCRIPTION = """\
 Serve a language model from several replicas of the engine behind one address, for clients of OpenAI's API.
 
-Replicas are processes of Ray Serve on this machine. Each request goes where most of its prompt is cached already, as
-the replicas' KV events say, and no replica is flooded. A replica that dies is replaced, and its answers go on elsewhere
-behind the tokens that their clients have. SIGTERM, Ctrl-C or a closed terminal stops all in order.
+Replicas are processes of Ray Serve on this machine. The router follows their KV events, and sends each request to the
+replica that has most of its prompt cached, without overloading any. A replica that dies is replaced, and its answers
+continue on another one. SIGTERM, Ctrl-C or closing the terminal shuts everything down.
 """
 
 
@@ -127,10 +131,10 @@ _FLEET_SERVE_EPILOG = """\
 examples:
   blockyard fleet serve                                 two replicas of SmolLM2-135M-Instruct on http://127.0.0.1:8000
   blockyard fleet serve ./my-llama --replicas 3 --num-blocks 2000
-  blockyard fleet serve --resumes 0                     a lost replica ends its answers with an error
+  blockyard fleet serve --resumes 0                     answers of a lost replica end with an error
 
 paths: /v1/models  /v1/completions  /v1/chat/completions  /tokenize  /detokenize  /health  /ping  /version  /metrics
-       /fleet (replicas, claims that came true, choices and why)  /ui (the same as a page)
+       /fleet (replicas, claimed and true hits, routing decisions)  /ui (the same as a page)
 """
 
 
@@ -144,33 +148,33 @@ def add_fleet_serve_options(commands: Any) -> None:
         _FLEET_SERVE_EPILOG,
     )
     model = parser.add_argument_group("model")
-    model.add_argument("model", nargs="?", metavar="MODEL", help="a folder or a .gguf file, as for serve --model")
+    model.add_argument("model", nargs="?", metavar="MODEL", help="folder or .gguf file, as for serve --model")
     add_device_options(model)
     add_cache_field(model, "max_model_len", "; default: the model's limit", says_default=True)
     _add_fleet(parser.add_argument_group("fleet"))
     add_cache_options(parser.add_argument_group("cache, of each replica"), max_num_seqs=32)
-    add_tenant_options(parser.add_argument_group("tenants, whose shares are of each replica's pool"))
+    add_tenant_options(parser.add_argument_group("tenants (sizes are per replica)"))
     server = parser.add_argument_group("server")
     _add_address(server)
     _add_traces(server)
     server.add_argument(
         "--check-endpoint",
         action="store_true",
-        help="GET /check compares the router's knowledge with what replicas hold; for tests",
+        help="add GET /check, which compares the router's knowledge with the replicas; for tests",
     )
     _add_serve_limits(parser.add_argument_group("limits"))
     parser.set_defaults(tensor_parallel=None, context_parallel=None)
 
 
 def _add_fleet(group: Any) -> None:
-    group.add_argument("--replicas", type=int, default=2, metavar="N", help="engines; default: 2")
-    group.add_argument("--max-replicas", type=int, metavar="N", help="up to which they grow with their load in tokens")
+    group.add_argument("--replicas", type=int, default=2, metavar="N", help="number of engines; default: 2")
+    group.add_argument("--max-replicas", type=int, metavar="N", help="maximum for scaling by load; default: --replicas")
     group.add_argument(
         "--token-load",
         type=float,
         default=0.8,
         metavar="X",
-        help="tokens of requests, answers at their longest, over those of the pool, that a replica is to have; "
+        help="target load of a replica: tokens of its requests, answers at full length, relative to its pool; "
         "default: 0.8",
     )
     group.add_argument(
@@ -178,53 +182,55 @@ def _add_fleet(group: Any) -> None:
         type=float,
         default=120.0,
         metavar="S",
-        help="of less load, after which a replica is let go when its answers have ended; default: 120",
+        help="seconds of less load after which a replica is stopped; default: 120",
     )
     group.add_argument(
         "--ingresses",
         type=int,
         default=0,
         metavar="N",
-        help="processes before the engines, behind Ray's HTTP proxy; default: 0, this process",
+        help="number of ingress processes behind Ray's HTTP proxy; default: 0, this process is the ingress",
     )
     group.add_argument(
         "--prefill-replicas",
         type=int,
         default=0,
         metavar="N",
-        help="of the engines, that compute long prompts for the others, who get them by a --tier; default: 0",
+        help="number of replicas that prefill long prompts for the others, through a --tier; default: 0",
     )
     group.add_argument(
         "--prefill-tokens",
         type=int,
         default=512,
         metavar="N",
-        help="that no other engine has, from which a prompt is long; default: 512",
+        help="uncached tokens from which a prompt counts as long; default: 512",
     )
     group.add_argument(
-        "--threads", type=int, metavar="N", help="of each replica; default: the machine's cores over the replicas"
+        "--threads", type=int, metavar="N", help="threads of each replica; default: cores divided by --replicas"
     )
-    group.add_argument("--cost", default="robust", metavar="NAME", help="how to choose; default: robust")
     group.add_argument(
-        "--silence",
+        "--cost", default="robust", metavar="NAME", help="routing cost, see docs/fleet.md; default: robust"
+    )
+    group.add_argument(
+        "--heartbeat-timeout",
         type=float,
         default=3.0,
         metavar="S",
-        help="without a heartbeat, after which what a replica holds is not believed; default: 3",
+        help="seconds without a heartbeat after which a replica's contents are not trusted; default: 3",
     )
     group.add_argument(
-        "--stall",
+        "--progress-timeout",
         type=float,
         default=5.0,
         metavar="S",
-        help="without a word about a request, after which its replica counts as lost; default: 5",
+        help="seconds without a message about a request after which its replica counts as lost; default: 5",
     )
     group.add_argument(
         "--resumes",
         type=int,
         default=3,
         metavar="N",
-        help="how often a request whose replica is lost goes on elsewhere; 0 for never; default: 3",
+        help="how often a request continues on another replica if its own is lost; 0 for never; default: 3",
     )
 
 
@@ -232,22 +238,32 @@ def _add_serve_events(group: Any) -> None:
     group.add_argument(
         "--kv-events",
         metavar="ENDPOINT",
-        help="publish what the cache holds, as vLLM does: tcp://127.0.0.1:5557 (replays one port higher)",
+        help="publish KV events in vLLM's format: tcp://127.0.0.1:5557 (replays use the next port)",
     )
-    group.add_argument("--kv-events-topic", default="", metavar="TOPIC", help="first frame of the messages")
+    group.add_argument("--kv-events-topic", default="", metavar="TOPIC", help="topic, the first frame of every message")
 
 
 def _add_serve_limits(group: Any) -> None:
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     seconds: dict[str, Any] = {"type": float, "metavar": "S"}
-    group.add_argument("--max-body-bytes", default=2**20, help="of a request; default: 1 MiB", **number)
-    group.add_argument("--max-waiting", default=128, help="completions in the queue; default: 128", **number)
-    group.add_argument("--max-completions", default=64, help="of one request; default: 64", **number)
-    group.add_argument("--max-tokens", help="new tokens of a completion; default: the room in the context", **number)
-    group.add_argument("--default-max-tokens", help="of a chat that does not say; default: --max-tokens", **number)
-    group.add_argument("--max-connections", default=512, help="open at once; default: 512", **number)
-    group.add_argument("--request-seconds", default=600.0, help="until an answer is whole; default: 600", **seconds)
-    group.add_argument("--header-seconds", default=15.0, help="until a client sent its headers; default: 15", **seconds)
-    group.add_argument("--body-seconds", default=15.0, help="until it sent its body; default: 15", **seconds)
-    group.add_argument("--client-seconds", default=30.0, help="until it took what was sent; default: 30", **seconds)
-    group.add_argument("--drain-seconds", default=30.0, help="for running requests at a stop; default: 30", **seconds)
+    group.add_argument("--max-body-bytes", default=2**20, help="size of a request body; default: 1 MiB", **number)
+    group.add_argument("--max-waiting", default=128, help="completions that may wait; default: 128", **number)
+    group.add_argument("--max-completions", default=64, help="completions of one request; default: 64", **number)
+    group.add_argument("--max-tokens", help="new tokens of a completion; default: all that fit", **number)
+    group.add_argument(
+        "--default-max-tokens", help="new tokens of a chat without a limit; default: --max-tokens", **number
+    )
+    group.add_argument("--max-connections", default=512, help="open connections; default: 512", **number)
+    group.add_argument(
+        "--request-seconds", default=600.0, help="time until a response is complete; default: 600", **seconds
+    )
+    group.add_argument(
+        "--header-seconds", default=15.0, help="time for a client to send headers; default: 15", **seconds
+    )
+    group.add_argument("--body-seconds", default=15.0, help="time for a client to send a body; default: 15", **seconds)
+    group.add_argument(
+        "--client-seconds", default=30.0, help="time for a client to receive what was sent; default: 30", **seconds
+    )
+    group.add_argument(
+        "--drain-seconds", default=30.0, help="time for running requests at shutdown; default: 30", **seconds
+    )

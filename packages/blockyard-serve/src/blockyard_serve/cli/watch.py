@@ -1,4 +1,4 @@
-"""`blockyard watch` finds the page of a running server, and opens it; its options stand here too."""
+"""The command `blockyard watch`: find the page of a running server and open it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from blockyard.cli import add_command
 from blockyard.errors import InvalidArgument
 
 _DESCRIPTION = """\
-Open the page of a running server, which shows its blocks. It prints the page's address, and opens a browser
-where there is one.
+Open the page of a running server, which shows its blocks: print its address and open it in a browser.
 """
 
 _EPILOG = """\
@@ -25,7 +24,7 @@ examples:
   blockyard watch                                  a server on this machine: http://127.0.0.1:8000
   blockyard watch http://127.0.0.1:8001 --no-open
 
-A server with an API key lets the page ask for it: it is never part of the address.
+If the server has an API key, the page asks for it; the address never contains it.
 """
 
 
@@ -35,20 +34,20 @@ def add_watch_options(commands: Any) -> None:
     parser.add_argument(
         "url", nargs="?", default="http://127.0.0.1:8000", metavar="URL", help="default: http://127.0.0.1:8000"
     )
-    parser.add_argument("--no-open", action="store_true", help="print the address, and open nothing")
+    parser.add_argument("--no-open", action="store_true", help="only print the address")
 
 
-#: For each of its pieces, and for all of an answer.
+#: Timeouts of one read and of the whole response.
 _SECONDS = 10
-_SECONDS_IN_ALL = 20
+_TOTAL_SECONDS = 20
 _MAX_BYTES = 2**16
 _MAX_WHY = 200
-#: What only this page says of itself.
+#: Part of the page that identifies it.
 _MARK = b'<meta name="application-name" content="Blockyard">'
 
 
 def run_watch(options: argparse.Namespace) -> int:
-    """Print the page's address, and open it unless told not to."""
+    """Print the page's address, and open it unless `--no-open` is given."""
     address = page_address(options.url)
     print(address, flush=True)
     if not options.no_open:
@@ -57,14 +56,14 @@ def run_watch(options: argparse.Namespace) -> int:
 
 
 def page_address(url: str) -> str:
-    """Finds the page of a server under /ui/, or at the address itself, by two requests at most.
+    """Return the address of a server's page, at /ui/ or at the URL itself. Sends at most two requests.
 
-    Raises `InvalidArgument`, in one sentence, for what is no address, and where there is no such page.
+    Raises `InvalidArgument` if `url` is not a URL, or there is no page.
     """
     _require_address(url)
     bare = url.rstrip("/")
     bare = bare.removesuffix("/v1") if urlsplit(bare).path == "/v1" else bare
-    why = "it has no page; is it a blockyard server, started without --ui off?"
+    why = "there is no page; check that it is a blockyard server without --ui off"
     for address in (f"{bare}/ui/", f"{bare}/"):
         try:
             if _has_mark(address):
@@ -72,7 +71,9 @@ def page_address(url: str) -> str:
         except urllib.error.HTTPError:
             continue
         except (OSError, HTTPException, ValueError) as error:
-            why = _printable(str(getattr(error, "reason", error)))
+            # The text is the server's: remove what could be escape sequences of a terminal.
+            reason = str(getattr(error, "reason", error))[:_MAX_WHY]
+            why = "".join(each if each.isprintable() else "?" for each in reason)
             break
     raise InvalidArgument(f"url is {shown(url)}; {why}")
 
@@ -82,15 +83,15 @@ def _require_address(url: str) -> None:
         parts = urlsplit(url)
         is_one = parts.scheme in ("http", "https") and bool(parts.hostname)
         is_one = is_one and not (parts.username or parts.query or parts.fragment) and url.isprintable()
-        is_one = is_one and parts.port != 0  # which raises where it is above 65535
+        is_one = is_one and parts.port != 0  # raises if it is above 65535
     except ValueError:
         is_one = False
     if not is_one:
-        raise InvalidArgument(f"url is {shown(url)}; it must be an address like http://127.0.0.1:8000, without a key")
+        raise InvalidArgument(f"url is {shown(url)}; it must be a URL such as http://127.0.0.1:8000, without a key")
 
 
 def _has_mark(address: str) -> bool:
-    """Says whether it answers with the page. A socket's timeout begins anew with each byte, so another thread asks."""
+    """Return whether the page is at `address`. Uses a thread, because socket timeouts restart with every byte."""
     answers: list[bytes] = []
     errors: list[Exception] = []
 
@@ -103,14 +104,9 @@ def _has_mark(address: str) -> bool:
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(_SECONDS_IN_ALL)
+    asking.join(_TOTAL_SECONDS)
     if errors:
         raise errors[0]
     if not answers:
-        raise OSError(f"it has not answered within {_SECONDS_IN_ALL} seconds")
+        raise OSError(f"it did not answer within {_TOTAL_SECONDS} seconds")
     return _MARK in answers[0]
-
-
-def _printable(text: str) -> str:
-    """Returns a server's own words without what could be escape sequences for a terminal."""
-    return "".join(each if each.isprintable() else "?" for each in text[:_MAX_WHY])

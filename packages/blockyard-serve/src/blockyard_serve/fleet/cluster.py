@@ -1,4 +1,4 @@
-"""The applications of Ray Serve that a fleet is, and Ray on this machine alone, which ends to the last process."""
+"""Deploys a fleet on Ray Serve, on a local Ray whose processes all stop with the command."""
 
 from __future__ import annotations
 
@@ -22,31 +22,36 @@ from typing import TYPE_CHECKING, Any
 from blockyard.errors import MissingExtra, ModelError
 
 from ..jobs.served_model import ServedModel
-from .remains import MARK, Undertaker
+from .leftovers import MARK, CleanupProcess
 from .replica import EngineReplica, ReplicaPlan
 
 if TYPE_CHECKING:
     from .app import IngressPlan
+    from .dispatcher import RoutingPolicy
 
 APPLICATION, ENGINE, INGRESS = "blockyard", "engine", "ingress"
-#: Of Ray's store, in which nothing of ours is: the least that it takes.
+#: Size of Ray's object store, which we do not use: the minimum.
 _STORE_BYTES = 80 * 2**20
-#: Seconds between two looks at a replica's health, and until one that says nothing counts as ill; three in a row are
-#: replaced.
+#: Seconds between two health checks of a replica, and until one fails without an answer. Ray replaces a replica after
+#: three failures in a row.
 _HEALTH_PERIOD, _HEALTH_TIMEOUT = 2.0, 8.0
-#: Seconds from a load to a decision about it, over which it is averaged, and from one report of it to the next.
+#: Seconds over which the load is averaged, and between two reports of it.
 _LOOK_BACK, _REPORT = 10.0, 2.0
-#: Seconds that Ray's proxy may take to know the ingresses.
+#: Seconds for Ray's proxy to find the ingresses.
 _PROXY_SECONDS = 60.0
-#: No ingress has a bound of its own: `ServerLimits` has one.
-_MANY = 10_000
+#: Ray's limit of requests per ingress; `ServerLimits` has the effective one.
+_MAX_ONGOING = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSize:
-    """Says how many engines there are: `least`, and up to `most` by their load in tokens.
+    """Number of engines.
 
-    token_load: of a replica, at which it is well used (`TokenLoad`). idle_seconds: of less load until one is let go.
+    Attributes:
+        least: minimum.
+        most: maximum; above the minimum, the number follows the load in tokens.
+        token_load: target load of a replica (`TokenLoad`).
+        idle_seconds: seconds of less load after which a replica is stopped.
     """
 
     least: int
@@ -55,7 +60,7 @@ class FleetSize:
     idle_seconds: float = 120.0
 
     def options(self) -> dict[str, Any]:
-        """Return what Ray Serve is told of it."""
+        """Return the options of Ray Serve's deployment."""
         if self.most == self.least:
             return {"num_replicas": self.least}
         from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
@@ -75,26 +80,25 @@ class FleetSize:
         return {"autoscaling_config": scaling}
 
 
-def engines(
+def engine_application(
     plan: ReplicaPlan,
     size: FleetSize,
-    cost: str,
-    silence: float,
+    policy: RoutingPolicy,
     drain_seconds: float,
     num_cpus: float,
     **more: Any,
 ) -> Any:
     """Return the engines as an application of Ray Serve.
 
-    drain_seconds: that an engine which is let go may take to end its answers. num_cpus: of Ray's, for each. more: other
-    options of the deployment, before these.
+    A stopping engine has `drain_seconds` to finish its answers. Ray reserves `num_cpus` for each engine. `more` are
+    further options of the deployment, which take precedence.
     """
     from ray import serve
     from ray.serve.config import RequestRouterConfig
 
     router = RequestRouterConfig(
         request_router_class="blockyard_serve.fleet.ray_serve.ExactRouter",
-        request_router_kwargs={"cost": cost, "silence": silence},
+        request_router_kwargs={"cost": policy.cost, "heartbeat_timeout": policy.heartbeat_timeout},
     )
     options: dict[str, Any] = {
         "name": ENGINE,
@@ -111,8 +115,8 @@ def engines(
     return serve.deployment(**options | size.options() | more)(EngineReplica).bind(plan)
 
 
-def ingresses(engine: Any, plan: IngressPlan, count: int, num_cpus: float) -> Any:
-    """Return ingresses before engines as an application of Ray Serve."""
+def ingress_application(engine: Any, plan: IngressPlan, count: int, num_cpus: float) -> Any:
+    """Return ingresses in front of engines as an application of Ray Serve."""
     from ray import serve
 
     from .ingress import Ingress
@@ -120,7 +124,7 @@ def ingresses(engine: Any, plan: IngressPlan, count: int, num_cpus: float) -> An
     deployment = serve.deployment(
         name=INGRESS,
         num_replicas=count,
-        max_ongoing_requests=_MANY,
+        max_ongoing_requests=_MAX_ONGOING,
         ray_actor_options={"num_cpus": num_cpus},
         health_check_period_s=_HEALTH_PERIOD,
         health_check_timeout_s=_HEALTH_TIMEOUT,
@@ -136,15 +140,15 @@ def _quiet() -> dict[str, Any]:
 
 
 @contextmanager
-def ray_here(num_gpus: int) -> Iterator[Callable[[], None]]:
-    """Run Ray, with ports on loopback alone, for as long as the block lasts; then nothing of it is left.
+def local_ray(num_gpus: int) -> Iterator[Callable[[], None]]:
+    """Run Ray, with ports on loopback only, during the `with` block; then stop all of its processes.
 
-    Yields what is to be called when all is ready: until then a signal ends this process at once. What is left then,
-    and where it is killed, `remains` ends. Raises `MissingExtra` without Ray.
+    Yields a function to call once the fleet is ready: until then, a signal ends this process at once. `leftovers`
+    cleans up after that, and if the process is killed. Raises `MissingExtra` if Ray is not installed.
     """
     mark, folder = secrets.token_hex(16), Path(tempfile.mkdtemp(prefix="blockyard-fleet-"))
     _set_environment(mark)
-    undertaker = Undertaker(mark, folder)
+    cleanup = CleanupProcess(mark, folder)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
     def is_ready() -> None:
@@ -158,7 +162,7 @@ def ray_here(num_gpus: int) -> Iterator[Callable[[], None]]:
             warnings.simplefilter("ignore")
             ray.init(
                 address="local",
-                num_cpus=1,  # no replica asks for any: what runs here is counted in memory
+                num_cpus=1,  # replicas reserve none: on this machine, memory is the limit
                 num_gpus=num_gpus,
                 include_dashboard=False,
                 object_store_memory=_STORE_BYTES,
@@ -166,50 +170,52 @@ def ray_here(num_gpus: int) -> Iterator[Callable[[], None]]:
                 log_to_driver=False,
                 _temp_dir=str(folder),
             )
-        _leave_on(handlers)  # Ray sets one of its own
+        _leave_on(handlers)  # Ray has replaced the handler
         try:
             yield is_ready
         finally:
             ray.shutdown()
     finally:
-        undertaker.close()
+        cleanup.close()
 
 
 @contextmanager
-def engines_here(plan: ReplicaPlan, size: FleetSize, cost: str, silence: float, drain_seconds: float) -> Iterator[Any]:
-    """Run Ray and engines, whose ingress is this process; yields Ray Serve's handle and the model's sizes.
+def local_engines(plan: ReplicaPlan, size: FleetSize, policy: RoutingPolicy, drain_seconds: float) -> Iterator[Any]:
+    """Run Ray and engines for an ingress in this process. Yields Ray Serve's handle and the model's sizes.
 
-    Raises `MissingExtra` without Ray, and `ModelError`, with what a replica said, where one does not become ready.
+    Raises:
+        MissingExtra: if Ray is not installed.
+        ModelError: if a replica does not become ready; with its error.
     """
-    with ray_here(_num_gpus(plan, size)) as is_ready:
+    with local_ray(_num_gpus(plan, size)) as is_ready:
         from ray import serve
 
         serve.start(proxy_location="Disabled", logging_config=_quiet())
-        handle = _run(engines(plan, size, cost, silence, drain_seconds, 0), None)
+        handle = _run(engine_application(plan, size, policy, drain_seconds, 0), None)
         model: ServedModel = handle.model.remote().result(timeout_s=60)
         is_ready()
         yield handle, model
 
 
 @contextmanager
-def fleet_here(
-    plan: ReplicaPlan, size: FleetSize, front: IngressPlan, num_ingresses: int, num_cpus: float = 0
+def local_fleet(
+    plan: ReplicaPlan, size: FleetSize, ingress: IngressPlan, num_ingresses: int, num_cpus: float = 0
 ) -> Iterator[None]:
-    """Run Ray, engines and ingresses behind Ray's HTTP proxy, at the host and port of `front`.
+    """Run Ray, engines, and ingresses with Ray's HTTP proxy in front, at the host and port of `ingress`.
 
-    At the end requests that run have the seconds of the limits to end. Raises as `engines_here`.
+    At the end running requests may continue for `drain_seconds`. Raises like `local_engines`.
     """
-    with ray_here(_num_gpus(plan, size)) as is_ready:
+    with local_ray(_num_gpus(plan, size)) as is_ready:
         from ray import serve
 
-        options = front.options
+        options = ingress.options
         serve.start(
             proxy_location="HeadOnly",
             http_options={"host": options.host, "port": options.port},
             logging_config=_quiet(),
         )
-        engine = engines(plan, size, front.cost, front.silence, options.limits.request_seconds, num_cpus)
-        _run(ingresses(engine, front, num_ingresses, num_cpus), "/")
+        engine = engine_application(plan, size, ingress.policy, options.limits.request_seconds, num_cpus)
+        _run(ingress_application(engine, ingress, num_ingresses, num_cpus), "/")
         _require_answer(options.host, options.port)
         is_ready()
         try:
@@ -225,7 +231,7 @@ def _num_gpus(plan: ReplicaPlan, size: FleetSize) -> int:
 
 
 def _require_answer(host: str, port: int) -> None:
-    """Wait until the proxy passes requests on. Raises `ModelError` where it does not."""
+    """Wait until the proxy forwards requests. Raises `ModelError` if it does not."""
     deadline = time.monotonic() + _PROXY_SECONDS
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     while time.monotonic() < deadline:
@@ -238,11 +244,11 @@ def _require_answer(host: str, port: int) -> None:
             finally:
                 connection.close()
         time.sleep(0.2)
-    raise ModelError(f"Ray's HTTP proxy does not answer at {host}:{port}")
+    raise ModelError(f"Ray's HTTP proxy did not answer at {host}:{port} within {_PROXY_SECONDS:g} seconds")
 
 
 def _leave_on(numbers: Iterable[int]) -> None:
-    """Have a signal end this process at once, unless it is ignored: Ray, half begun, would be waited for long."""
+    """End this process at once on a signal that is not ignored: stopping a half-started Ray takes long."""
 
     def leave(number: int, _: Any) -> None:
         print("blockyard: interrupted", file=sys.stderr, flush=True)
@@ -254,17 +260,17 @@ def _leave_on(numbers: Iterable[int]) -> None:
 
 
 def _set_environment(mark: str) -> None:
-    """Set what Ray reads when it is imported and begun."""
+    """Set the variables that Ray reads when it is imported and started."""
     os.environ.update(
         {
             MARK: mark,
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # 0 is Ray's way to say: addresses of loopback
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # 0 means loopback addresses
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_AUTH_MODE": "token",  # no other program of this machine may give it work
+            "RAY_AUTH_MODE": "token",  # other programs on this machine must not submit work
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_enable_worker_prestart": "0",
-            "RAY_worker_niceness": "0",  # 15 by default: engines would give way to all else, the ingress in front too
-            "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # one that is ill is not waited for as one that is let go
+            "RAY_worker_niceness": "0",  # Ray's default of 15 lets every other process go first
+            "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # do not wait for unhealthy ones to drain
             "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": str(_REPORT),
         }
     )
@@ -282,7 +288,7 @@ def _ray() -> Any:
 
 
 def _run(application: Any, route: str | None) -> Any:
-    """Start it; return Ray Serve's handle when all of it is ready. Raises `ModelError`."""
+    """Start the application; return Ray Serve's handle when it is ready. Raises `ModelError`."""
     from ray import serve
 
     try:
@@ -292,7 +298,7 @@ def _run(application: Any, route: str | None) -> Any:
 
 
 def _reason(status: Any) -> str:
-    """Return the last line of what a replica said when it could not be made."""
+    """Return the last line of the error of a replica that could not start."""
     application = status.applications.get(APPLICATION)
     found = [] if application is None else [each.message for each in application.deployments.values()]
     lines = [line.strip() for line in "\n".join(found).splitlines() if line.strip()]

@@ -1,13 +1,12 @@
-"""Jobs go to replicas here; one whose replica is lost goes on at another, and its client sees a pause.
+"""Sends jobs to replicas. If a replica is lost, its jobs continue on another one; their clients notice a pause.
 
-The ingress keeps what a client got of each answer. Of one completion without logprobs it sends prompt and tokens so far
-to the next replica, which continues the answer (`Engine.add_request(answer_prefix=...)`). Several completions, or
-logprobs, are computed again from the beginning under the same seed, and what the client has is left out. Either way no
-token comes twice, and none that an undisturbed run would not have had, as far as the model's numbers are the same
-(float32).
+The ingress stores the tokens that a client has received. For one completion without logprobs it sends prompt and
+tokens to the next replica, which continues the answer (`Engine.add_request`). Several completions, or logprobs, are
+computed again from the start with the same seed, and tokens that the client has are skipped. Either way no token
+is sent twice, and the answer is that of an undisturbed run, provided that the model's numbers are equal (float32).
 
-Where replicas compute prompts for the others, a long prompt goes to one of them first, for its first token; then the
-request goes on elsewhere, in the same way, and what was computed comes by the tiers that both have.
+If some replicas prefill for others, a long prompt goes to one of them first, for its first token. The request then
+continues on another replica in the same way, and loads its blocks from the tiers that both share.
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ from blockyard_engine import GenerationResult, NewToken
 
 from ..errors import ApiError, overloaded, unavailable
 from ..jobs.job import Event, Job
-from ..jobs.places import Places
-from ..jobs.request_figures import RequestFigures
-from .asks import ReplicaAsk
-from .figures import FleetFigures
+from ..jobs.queue_slots import QueueSlots
+from ..jobs.request_metrics import RequestMetrics
+from .fleet_metrics import FleetMetrics
+from .replica_request import ReplicaRequest
 from .shared import SharedFleet
 
 _log = logging.getLogger("blockyard_serve")
 
-#: Seconds for a stream to take note that it is not read any more: until then it cannot be closed.
+#: Seconds for a stream to notice that its reader has stopped; it cannot be closed before.
 END_SECONDS = 1.0
 
 #: An async iterator of lists of events, with a `cancel`; Ray's `DeploymentResponseGenerator` is one.
-Send = Callable[[ReplicaAsk], Any]
+Send = Callable[[ReplicaRequest], Any]
 
 
-class Lost(Exception):
-    """A replica has not brought an answer to its end."""
+class ReplicaLost(Exception):
+    """A replica failed before its answer was complete."""
 
 
-class Full(Exception):
-    """A replica takes no more of this tenant now (429): another one may. error: what it said."""
+class ReplicaFull(Exception):
+    """A replica has no queue slots for this tenant now (429); another one may."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.message)
@@ -57,23 +56,32 @@ class Full(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Endurance:
-    """Says what the loss of a replica may cost. resumes: how often a request may go on elsewhere; 0 for never.
+class RoutingPolicy:
+    """How a fleet routes requests and resumes those of lost replicas.
 
-    stall: seconds after which a replica without a word counts as lost; it says something each second. prefill_tokens:
-    from how many tokens that no other replica has a prompt is computed by one of those that do that for the others.
+    Attributes:
+        cost: name of the router's cost.
+        heartbeat_timeout: seconds without a message after which a replica is not trusted.
+        resumes: how often a request may continue on another replica; 0 for never.
+        progress_timeout: seconds without a message after which a replica counts as lost; it sends one every second.
+        prefill_tokens: prompts that no decoding replica has all but this many tokens of go to a prefilling one first.
     """
 
+    cost: str = "robust"
+    heartbeat_timeout: float = 3.0
     resumes: int = 3
-    stall: float = 5.0
+    progress_timeout: float = 5.0
     prefill_tokens: int = 512
 
 
 @dataclass(slots=True)
 class Progress:
-    """Knows how far a job has come. tokens: what was passed on, by completion. avoid: replicas that it has lost.
+    """Progress of a job over all attempts.
 
-    full: those that had no place for it.
+    Attributes:
+        tokens: tokens that the client has, by completion.
+        avoid: replicas that were lost.
+        full: replicas that refused it with 429.
     """
 
     tokens: list[list[int]]
@@ -82,46 +90,56 @@ class Progress:
 
     @property
     def num_tokens(self) -> int:
-        """Return how many tokens were passed on."""
+        """Number of tokens that the client has."""
         return sum(map(len, self.tokens))
 
 
 @dataclass(slots=True)
 class Attempt:
-    """Knows where a job is, this time: its replica, the number by which it is booked, the hits that were claimed.
+    """One attempt to run a job on a replica. A late callback of the router only affects its own attempt.
 
-    heard_at: seconds of `time.monotonic`. A word of the router that comes late is one about its own attempt.
+    Attributes:
+        replica: the replica; "" until one is chosen.
+        number: the router's number of the attempt.
+        claimed: tokens that the router expects the replica to have; -1 if unknown.
+        last_event_at: time of the last message, in seconds of `time.monotonic`.
     """
 
     replica: str = ""
     number: str = ""
     claimed: int = 0
-    heard_at: float = field(default_factory=time.monotonic)
+    last_event_at: float = field(default_factory=time.monotonic)
 
-    def chosen(self, number: str, choice: Choice) -> None:
-        """Take note of the router's choice; called in its thread."""
+    def record_choice(self, number: str, choice: Choice) -> None:
+        """Store the router's choice. Called in its thread."""
         self.replica, self.number, self.claimed = choice.replica or "", number, choice.num_tokens
-        self.heard_at = time.monotonic()
+        self.last_event_at = time.monotonic()
 
-    def moved(self, replica: str) -> None:
-        """Take note that another replica than the chosen one took it; nothing is claimed of that one."""
+    def reassign(self, replica: str) -> None:
+        """Store that another replica than the chosen one took the request; its hits are unknown."""
         if replica != self.replica:
             self.replica, self.claimed = replica, -1
 
 
 class TraceHeaders:
-    """Keeps the caller's span for the replica, which makes the spans."""
+    """Extracts trace headers. The replica makes the spans."""
 
     def context_of(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Return the headers that name it (W3C Trace Context)."""
+        """Return the headers of W3C Trace Context."""
         return {name: headers[name] for name in ("traceparent", "tracestate", "baggage") if name in headers}
 
 
 class Dispatcher:
-    """Runs jobs on the replicas of a fleet (a `JobRunner`). All but `ask_ranks` is called in the loop's thread.
+    """Runs jobs on the replicas of a fleet (a `JobRunner`). Only `check_ranks` may be called outside the event loop.
 
-    send: asks a replica that the router chooses. fleet: what the router knows. capacity: completions that may wait and
-    run together. figures, requests: what is counted. roster: the tenants who share the pool of each replica.
+    Args:
+        send: sends a request to the replica that the router chooses.
+        fleet: the router's state.
+        metrics: counts hits and lost replicas.
+        capacity: completions that may wait and run together.
+        policy: how requests are routed and resumed.
+        retry_after_seconds: `Retry-After` of refused requests.
+        roster: tenants that share the pool of each replica.
     """
 
     tracer = TraceHeaders()
@@ -130,58 +148,50 @@ class Dispatcher:
         self,
         send: Send,
         fleet: SharedFleet,
-        figures: FleetFigures,
-        requests: RequestFigures,
+        metrics: FleetMetrics,
+        requests: RequestMetrics,
         capacity: int,
-        endurance: Endurance,
+        policy: RoutingPolicy,
         retry_after_seconds: int = 1,
         roster: Roster | None = None,
     ) -> None:
         self.capacity = capacity
         self._send = send
         self._fleet = fleet
-        self._figures = figures
+        self._metrics = metrics
         self._requests = requests
-        self._endurance = endurance
+        self._policy = policy
         self._retry_after = retry_after_seconds
         self._tasks: dict[Job, asyncio.Task[None]] = {}
-        self._places = Places(capacity, roster or Roster(tenant_groups(())))
+        self._slots = QueueSlots(capacity, roster or Roster(tenant_groups(())))
         self._refusal: str | None = None
 
     @property
     def refusal(self) -> str | None:
-        """Tells why no job is taken at all; None while it serves."""
         return self._refusal
 
-    def start(self) -> None:
-        """Begin to serve."""
+    def start(self) -> None: ...
 
-    def ask_ranks(self) -> str | None:
-        """Return `refusal`, or that there is no replica."""
+    def check_ranks(self) -> str | None:
+        """Return `refusal`, or an error if no replica is ready."""
         return self._refusal or (None if self._fleet.num_replicas else "no replica is ready")
 
-    def require_place(self, num_completions: int = 1, tenant: int = -1) -> None:
-        """Raise `ApiError` (429, 503) if that many would not be taken now. O(tenants).
-
-        tenant: who asks, by number; -1 where that is not known yet.
-        """
+    def require_capacity(self, num_completions: int = 1, tenant: int = -1) -> None:
         if self._refusal is not None:
             self._requests.count_refusal("not_serving")
             raise unavailable(self._refusal, self._retry_after)
-        if (full := self._places.refusal(num_completions, tenant)) is not None:
+        if (full := self._slots.refusal(num_completions, tenant)) is not None:
             self._requests.count_refusal("queue_full")
             raise overloaded(full, self._retry_after)
 
     def submit(self, jobs: list[Job]) -> None:
-        """Take the jobs of one client, all or none. Raises `ApiError` (429, 503) if there is no place. O(jobs)."""
         num_completions = sum(job.num_completions for job in jobs)
-        self.require_place(num_completions, jobs[0].tenant)
-        self._places.take(num_completions, jobs[0].tenant)
+        self.require_capacity(num_completions, jobs[0].tenant)
+        self._slots.take(num_completions, jobs[0].tenant)
         for job in jobs:
-            self._tasks[job] = asyncio.ensure_future(self._carry(job))
+            self._tasks[job] = asyncio.ensure_future(self._run(job))
 
     def cancel(self, jobs: Iterable[Job]) -> None:
-        """End jobs whose client is gone, if they still wait or run; their replicas are told."""
         for job in jobs:
             task = self._tasks.get(job)
             if task is not None and not job.is_over:
@@ -189,38 +199,33 @@ class Dispatcher:
                 task.cancel()
 
     def refuse(self, why: str) -> None:
-        """Take no more jobs; those that wait or run go on."""
         self._refusal = why
 
     def end_all(self, error: ApiError) -> None:
-        """End every job with an error."""
         for job, task in list(self._tasks.items()):
             self._end(job, error)
             task.cancel()
 
     def stop(self, timeout: float) -> bool:  # noqa: ARG002
-        """End all."""
         self.refuse("the server has stopped")
         self.end_all(unavailable("the server has stopped", self._retry_after))
         return True
 
-    # One job, from its first replica to its last.
-
-    async def _carry(self, job: Job) -> None:
+    async def _run(self, job: Job) -> None:
         progress = Progress([[] for _ in range(job.num_completions)])
         try:
             self._end(job, await self._last_event(job, progress))
-        except Exception:  # a bug here must not leave a client without a word
-            _log.exception("request %s could not be carried on", job.name)
+        except Exception:  # a bug here must not leave a client waiting
+            _log.exception("request %s failed in the dispatcher", job.name)
             self._end(job, unavailable("the fleet failed on this request; its log says why", self._retry_after))
         finally:
             if self._tasks.pop(job, None) is not None:
-                self._places.take(-job.num_completions, job.tenant)
+                self._slots.take(-job.num_completions, job.tenant)
 
     async def _last_event(self, job: Job, progress: Progress) -> GenerationResult | ApiError:
-        """Return what ends a job; its tokens are passed on meanwhile."""
+        """Run a job until it ends, on several replicas if needed; return its result or error."""
         num_losses = 0
-        hands_over = self._is_handed_over(job)
+        hands_over = self._should_hand_over(job)
         while True:
             attempt = Attempt()
             try:
@@ -228,90 +233,94 @@ class Dispatcher:
                 if last is not None:
                     return last
                 hands_over = False
-            except Full as full:
+            except ReplicaFull as full:
                 hands_over = False
-                is_told_again = attempt.replica in progress.full
+                is_repeated = attempt.replica in progress.full
                 progress.full.add(attempt.replica)
-                if is_told_again or progress.full.issuperset(self._fleet.others()):
+                if is_repeated or progress.full.issuperset(self._fleet.others()):
                     return full.error
-            except Lost as loss:
+            except ReplicaLost as loss:
                 num_losses, hands_over = num_losses + 1, False
-                self._figures.lost(attempt.replica)
-                allowed = self._endurance.resumes if job.resumes else 0
+                self._metrics.count_loss(attempt.replica)
+                allowed = self._policy.resumes if job.resumes else 0
                 _log.warning("request %s lost its replica %s: %s", job.name, attempt.replica or "-", loss)
                 if num_losses > allowed:
-                    times = f"{num_losses} times" if allowed else "and the request is not to go on elsewhere"
-                    return unavailable(f"the replica was lost, {times}: {loss}", self._retry_after)
-                self._figures.resumed(progress.num_tokens)
+                    why = f"{num_losses} times" if allowed else "and resuming is off"
+                    return unavailable(f"the replica was lost, {why}: {loss}", self._retry_after)
+                self._metrics.count_resume(progress.num_tokens)
                 progress.avoid.append(attempt.replica)
 
-    def _is_handed_over(self, job: Job) -> bool:
-        """Say whether a replica computes the prompt for another one, which goes on. O(prompt + replicas)."""
+    def _should_hand_over(self, job: Job) -> bool:
+        """Return whether a prefilling replica computes the prompt first. O(prompt + replicas)."""
         prefills, others = self._fleet.prefills, self._fleet.others()
-        if not prefills or not others or not _goes_on(job) or job.sampling.max_tokens == 1:
+        if not prefills or not others or not _can_continue(job) or job.sampling.max_tokens == 1:
             return False
         (hits,) = self._fleet.hits([job.prompt.token_ids], job.extra_keys)
         most = max((hits.get(name, 0) for name in others), default=0)
-        return len(job.prompt.token_ids) - most >= self._endurance.prefill_tokens
+        return len(job.prompt.token_ids) - most >= self._policy.prefill_tokens
 
     async def _try(
         self, job: Job, progress: Progress, attempt: Attempt, hands_over: bool
     ) -> GenerationResult | ApiError | None:
-        """Have one replica answer; None where it has handed over. Raises `Lost` where it does not come to an end."""
-        ask = _ask_of(job, progress, hands_over)
-        ask.avoid = (*progress.avoid, *progress.full, *(self._fleet.others() if hands_over else self._fleet.prefills))
-        ask.on_choice, ask.on_moved = partial(self._chosen, job, attempt), attempt.moved
-        skip = [0] * job.num_completions if ask.given else [len(tokens) for tokens in progress.tokens]
+        """Run a job on one replica. Return its result or error; None if it has handed over."""
+        request = _request_of(job, progress, hands_over)
+        request.avoid = (
+            *progress.avoid,
+            *progress.full,
+            *(self._fleet.others() if hands_over else self._fleet.prefills),
+        )
+        request.on_choice, request.on_reassigned = partial(self._record_choice, job, attempt), attempt.reassign
+        skip = [0] * job.num_completions if request.answer_prefix else [len(tokens) for tokens in progress.tokens]
         was_resumed = progress.num_tokens > 0
-        stream = self._send(ask)
+        stream = self._send(request)
         is_first = True
         try:
-            async with aclosing(self._heard(stream, attempt)) as heard:
-                async for events in heard:
+            async with aclosing(self._events(stream, attempt)) as messages:
+                async for events in messages:
                     if is_first and events:
                         is_first = False
-                        self._fleet.first_token(attempt.number)
+                        self._fleet.record_first_token(attempt.number)
                     last = self._pass_on(job, progress, events, skip)
                     if isinstance(last, ApiError) and last.status == 503:
-                        raise Lost(last.message)  # it serves no more; others may
+                        raise ReplicaLost(last.message)  # it is stopping; others may serve
                     if isinstance(last, ApiError) and last.status == 429:
-                        raise Full(last)
+                        raise ReplicaFull(last)
                     if last is not None:
                         if isinstance(last, GenerationResult) and not was_resumed:
-                            self._figures.claim(attempt.replica, attempt.claimed, last)
+                            self._metrics.count_claim(attempt.replica, attempt.claimed, last)
                         stream = None
                         return last
             if hands_over and progress.num_tokens:
-                self._figures.num_handed_over += 1
+                self._metrics.num_handed_over += 1
                 return None
-            raise Lost("its answer ended before its end")
+            raise ReplicaLost("its stream ended before the answer was complete")
         finally:
             if stream is not None:
                 with suppress(Exception):
-                    stream.cancel()  # a replica that was only slow has not to go on
+                    stream.cancel()  # a replica that was only slow must stop
 
-    async def _heard(self, stream: Any, attempt: Attempt) -> AsyncGenerator[list[Event], None]:
-        """Yield what a replica says. Raises `Lost` where it fails, or is silent for too long once it was chosen."""
+    async def _events(self, stream: Any, attempt: Attempt) -> AsyncGenerator[list[Event], None]:
+        """Yield a replica's messages. Raise `ReplicaLost` if it fails or exceeds the progress timeout."""
         coming: asyncio.Future[list[Event]] | None = None
         try:
             while True:
                 if coming is None:
                     coming = asyncio.ensure_future(anext(stream))
-                done, _ = await asyncio.wait([coming], timeout=self._endurance.stall / 4)
+                done, _ = await asyncio.wait([coming], timeout=self._policy.progress_timeout / 4)
                 if not done:
-                    # Without a choice it waits for a replica to be there, as long as its client does.
-                    if attempt.replica and time.monotonic() - attempt.heard_at > self._endurance.stall:
-                        raise Lost(f"it has said nothing for {self._endurance.stall:g} s")
+                    # Without a choice, it waits for a replica as long as its client waits.
+                    if attempt.replica and time.monotonic() - attempt.last_event_at > self._policy.progress_timeout:
+                        raise ReplicaLost(f"it sent no message for {self._policy.progress_timeout:g} s")
                     continue
                 try:
                     events = coming.result()
                 except StopAsyncIteration:
                     return
                 except Exception as error:
-                    said, _, _ = str(error).strip().partition("\n")
-                    raise Lost(f"{type(error).__name__}: {said}") from None
+                    message, _, _ = str(error).strip().partition("\n")
+                    raise ReplicaLost(f"{type(error).__name__}: {message}") from None
                 coming = None
-                attempt.heard_at = time.monotonic()
+                attempt.last_event_at = time.monotonic()
                 yield events
         finally:
             if coming is not None:
@@ -319,24 +328,25 @@ class Dispatcher:
                 with suppress(BaseException):
                     await asyncio.wait([coming], timeout=END_SECONDS)
 
-    def _chosen(self, job: Job, attempt: Attempt, number: str, choice: Choice) -> None:
-        """Take note of a choice; called in the router's thread."""
-        attempt.chosen(number, choice)
-        self._figures.choices.append((job.name, choice))
+    def _record_choice(self, job: Job, attempt: Attempt, number: str, choice: Choice) -> None:
+        attempt.record_choice(number, choice)
+        self._metrics.choices.append((job.name, choice))
 
     def _pass_on(
         self, job: Job, progress: Progress, events: list[Event], skip: list[int]
     ) -> GenerationResult | ApiError | None:
-        """Pass the tokens on that the client has not; return what ended the job, if that came."""
+        """Send new tokens to the client; return the result or error, if it has arrived."""
         now, counts = time.perf_counter(), [0] * job.num_completions
         last: GenerationResult | ApiError | None = None
         for event in events:
             if not isinstance(event, NewToken):
                 last = event
             elif skip[event.index]:
-                had = progress.tokens[event.index]
-                if event.token_id != had[len(had) - skip[event.index]]:
-                    return unavailable("the answer could not be gone on with elsewhere", self._retry_after)
+                sent = progress.tokens[event.index]
+                if event.token_id != sent[len(sent) - skip[event.index]]:
+                    return unavailable(
+                        "another replica computed a different answer, so this one cannot be resumed", self._retry_after
+                    )
                 skip[event.index] -= 1
             else:
                 progress.tokens[event.index].append(event.token_id)
@@ -358,15 +368,15 @@ class Dispatcher:
         job.mailbox.put(job.position, event)
 
 
-def _goes_on(job: Job) -> bool:
-    """Say whether another replica can go on behind what one has given."""
+def _can_continue(job: Job) -> bool:
+    """Return whether another replica can continue the answer, instead of computing it again."""
     return job.num_completions == 1 and job.sampling.logprobs is None
 
 
-def _ask_of(job: Job, progress: Progress, hands_over: bool) -> ReplicaAsk:
-    given = progress.tokens[0] if _goes_on(job) else []
+def _request_of(job: Job, progress: Progress, hands_over: bool) -> ReplicaRequest:
+    given = progress.tokens[0] if _can_continue(job) else []
     prompt = job.prompt.token_ids
-    return ReplicaAsk(
+    return ReplicaRequest(
         token_ids=np.array([*prompt, *given], np.int32),
         num_prompt=len(prompt),
         max_tokens=1 if hands_over else (job.sampling.max_tokens - len(given)) * job.num_completions,

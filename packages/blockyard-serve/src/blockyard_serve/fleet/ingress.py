@@ -1,6 +1,7 @@
-"""An ingress in a replica of Ray Serve, behind Ray's HTTP proxy: there may be several, and Ray replaces one that dies.
+"""An ingress in a replica of Ray Serve, reached through Ray's HTTP proxy. Ray replaces it if it dies.
 
-Each has a mirror and a book of its own. What it shows of the fleet is what all of them know; its metrics are its own.
+Each ingress has its own mirror of the replicas and its own bookings. GET /fleet merges the views of all ingresses;
+metrics are those of the ingress that answers.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from starlette.types import ASGIApp
 from blockyard.errors import MissingExtra
 from blockyard_engine.model import load_tokenizer
 
-from ..http.server import guarded
-from .app import Fleetwork, Front, IngressPlan
+from ..http.server import wrap_app
+from .app import FleetBackend, IngressApp, IngressPlan
 from .replica import listen_on_loopback
 
 try:
@@ -22,13 +23,13 @@ try:
 except ImportError as error:
     raise MissingExtra(f"a fleet needs {error.name}: pip install 'blockyard[fleet,serve]'") from error
 
-#: Seconds that a look at the other ingresses may take.
-_LOOK_SECONDS = 30.0
+#: Timeout of a call of all ingresses.
+_CALL_SECONDS = 30.0
 
 
 @serve.ingress()
 class Ingress:
-    """Is an application of `app` as Ray Serve makes it."""
+    """A Ray Serve deployment of an `IngressApp`."""
 
     async def __init__(self, engines: Any, plan: IngressPlan) -> None:  # type: ignore[misc]
         if plan.is_local:
@@ -38,35 +39,33 @@ class Ingress:
         self._name = context.replica_id.unique_id
         model = await engines.model.remote()
         self._options = plan.options
-        self._front = Front(
-            Fleetwork(
+        self._app = IngressApp(
+            FleetBackend(
                 engines,
                 model,
                 load_tokenizer(Path(plan.folder)),
                 plan.num_replicas,
-                plan.cost,
-                plan.silence,
-                plan.endurance,
+                plan.policy,
                 name=f"fleet-{self._name}",
             ),
             plan.options,
-            self._ask_all,
+            self._view_all,
         )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return guarded(self._front.app, self._options)
+        return wrap_app(self._app.app, self._options)
 
-    async def look(self, what: str) -> tuple[str, dict[str, Any]]:
-        """Return this one's name, and what it knows (`Front.look`)."""
-        return self._name, await self._front.look(what)
+    async def view(self, what: str) -> tuple[str, dict[str, Any]]:
+        """Return this ingress's name and view of the fleet (`IngressApp.view`)."""
+        return self._name, await self._app.view(what)
 
-    async def _ask_all(self, what: str) -> list[dict[str, Any]]:
+    async def _view_all(self, what: str) -> list[dict[str, Any]]:
         try:
-            told = await self._others.broadcast("look", what).results_async(timeout_s=_LOOK_SECONDS)
-        except Exception as error:  # one has just died, or this one is not known yet
+            found = await self._others.broadcast("view", what).results_async(timeout_s=_CALL_SECONDS)
+        except Exception as error:  # one has just died, or Ray does not know this one yet
             if what != "state":
                 return [{"ok": False, "error": f"an ingress does not answer: {error}"[:500]}]
-            told = []
-        looks = dict(told)
-        own = looks.pop(self._name, None) or await self._front.look(what)
-        return [own, *looks.values()]
+            found = []
+        views = dict(found)
+        own = views.pop(self._name, None) or await self._app.view(what)
+        return [own, *views.values()]

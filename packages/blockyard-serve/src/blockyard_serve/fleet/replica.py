@@ -1,4 +1,4 @@
-"""A replica is an engine in a process of its own, as Ray Serve runs it. It knows nothing of the others."""
+"""A replica: an engine in a separate process, run by Ray Serve. Replicas do not know each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from blockyard.errors import InvariantError
 from blockyard.keys import plain_keys
 from blockyard_engine import Engine, NewToken
-from blockyard_engine.prompt_encoding import EncodedPrompt
+from blockyard_engine.prompts import EncodedPrompt
 
 from ..errors import ApiError
 from ..jobs.engine_thread import EngineThread
@@ -24,30 +24,36 @@ from ..jobs.job import Event, Job, Mailbox
 from ..jobs.served_model import ServedModel
 from ..jobs.tracing import RequestTracer
 from ..otlp import otlp_tracer
-from .asks import ReplicaAsk
+from .replica_request import ReplicaRequest
 from .token_load import TOKEN_LOAD
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
-#: Seconds without a token after which a replica says that it is there all the same.
+#: Seconds without a token after which a replica sends an empty message.
 BEAT = 1.0
-#: Seconds from one message of a stream to the next, at least: tokens that come sooner go together.
+#: Minimum of seconds between two messages of a stream; tokens in between are sent together.
 GATHER = 0.02
-#: Seconds from one heartbeat of an idle replica's KV events to the next.
+#: Seconds between two heartbeats of an idle replica's KV events.
 EVENTS_BEAT = 1.0
-#: Seconds that tiers may take to have a prompt that is handed over; then it is computed again, or as much as they lack.
+#: Seconds for tiers to store a prompt that is handed over; what they lack then is computed again.
 STORE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """Says what a replica is made of. threads: torch's. capacity: its queue.
+    """The arguments of a replica.
 
-    is_local: whether its ports are on loopback; else they are on its node's address, for ingresses of other nodes.
-    arguments: returns those of `Engine.from_pretrained`, in the replica's process: what they open belongs to it.
-    traces: where spans of requests go (`otlp_tracer`), None for nowhere. num_prefills: how many replicas, the first by
-    rank, compute prompts for the others.
+    Attributes:
+        model_name: label of the metrics.
+        dtype: data type of the weights.
+        device: device of the model.
+        threads: number of torch's threads.
+        capacity: completions that may wait and run together.
+        is_local: whether to open ports on loopback only; otherwise on the node's address, for other nodes.
+        arguments: returns the arguments of `Engine.from_pretrained`; called in the replica's process.
+        traces: collector for spans of requests (`otlp_tracer`), if any.
+        num_prefills: number of replicas, the first by rank, that prefill for the others.
     """
 
     path: str
@@ -63,7 +69,13 @@ class ReplicaPlan:
 
 
 class Replica:
-    """Is an engine that answers asks; its methods run in one loop, the engine in a thread of its own."""
+    """Serves one engine. Methods run on one event loop, the engine in its own thread.
+
+    Args:
+        capacity: completions that may wait and run together.
+        model_name: label of the metrics.
+        tracer: receives spans of requests, if any.
+    """
 
     def __init__(self, engine: Engine, capacity: int, model_name: str, tracer: Tracer | None = None) -> None:
         self._model = ServedModel.of(engine)
@@ -71,75 +83,82 @@ class Replica:
         self._thread = EngineThread(engine, capacity, model_name, status_seconds=0, tracer=spans)
         self._thread.start()
         self._num_pool_tokens = engine.cache.config.num_blocks * engine.cache.block_size
-        self._num_tokens_asked = 0
+        self._num_tokens_in_flight = 0
 
     @property
     def token_load(self) -> float:
-        """Return the tokens of its requests, answers at their longest, over those that its pool takes."""
-        return self._num_tokens_asked / self._num_pool_tokens
+        """Tokens of its requests, answers at full length, relative to the tokens that its pool can hold."""
+        return self._num_tokens_in_flight / self._num_pool_tokens
 
     @property
     def thread(self) -> EngineThread:
-        """Return the engine's thread."""
+        """The engine thread."""
         return self._thread
 
     async def model(self) -> ServedModel:
-        """Return the sizes by which requests are planned; they are the same of all replicas."""
+        """Return the sizes for planning requests. All replicas have the same."""
         return self._model
 
-    async def generate(self, ask: ReplicaAsk) -> AsyncGenerator[list[Event], None]:
-        """Yield what happens as lists, until a result or an error; an empty list each second in which nothing does.
+    async def generate(self, request: ReplicaRequest) -> AsyncGenerator[list[Event], None]:
+        """Yield lists of events until a result or an error; an empty list after each second without one.
 
-        One that hands over ends behind its first tokens.
+        A request that hands over ends after its first tokens.
         """
         mailbox = Mailbox()
-        prompt = EncodedPrompt(ask.prompt, self._model.vocab_size)
-        tenant = self._model.limits.roster.number_of(plain_keys(ask.extra_keys))
-        rest: dict[str, Any] = {"name": ask.name, "session": ask.session, "given": ask.given, "tenant": tenant}
+        prompt = EncodedPrompt(request.prompt, self._model.vocab_size)
+        tenant = self._model.limits.roster.number_of(plain_keys(request.extra_keys))
+        rest: dict[str, Any] = {
+            "name": request.name,
+            "session": request.session,
+            "answer_prefix": request.answer_prefix,
+            "tenant": tenant,
+        }
         if self._thread.tracer is not None:
-            rest["parent"] = self._thread.tracer.context_of(ask.trace)
-        job = Job(prompt, ask.sampling, ask.priority, 0, mailbox, time.perf_counter(), ask.extra_keys, **rest)
+            rest["parent"] = self._thread.tracer.context_of(request.trace)
+        job = Job(
+            prompt, request.sampling, request.priority, 0, mailbox, time.perf_counter(), request.extra_keys, **rest
+        )
         try:
             self._thread.submit([job])
         except ApiError as error:
             yield [error]
             return
-        num_tokens = len(ask.token_ids) + ask.max_tokens
-        self._num_tokens_asked += num_tokens
+        num_tokens = len(request.token_ids) + request.max_tokens
+        self._num_tokens_in_flight += num_tokens
         try:
             async with aclosing(_gathered(mailbox)) as gathered:
                 async for events in gathered:
                     yield events
                     last = events[-1] if events else None
-                    if ask.hands_over and isinstance(last, NewToken) and last.finish_reason is None:
+                    if request.hands_over and isinstance(last, NewToken) and last.finish_reason is None:
                         self._thread.cancel([job])
-                        await self._stored(ask)
+                        await self._wait_stored(request)
                         return
         finally:
-            self._num_tokens_asked -= num_tokens
+            self._num_tokens_in_flight -= num_tokens
             self._thread.cancel([job])
 
-    async def _stored(self, ask: ReplicaAsk) -> None:
-        """Wait until the engine's tiers have stored what was computed of a prompt, for `STORE_SECONDS` at most."""
+    async def _wait_stored(self, request: ReplicaRequest) -> None:
+        """Wait until the tiers have stored the request's prompt, for at most `STORE_SECONDS`."""
 
         def is_storing(engine: Any) -> bool:
-            return engine.offload is not None and engine.offload.is_storing(ask.prompt, ask.extra_keys)
+            return engine.offload is not None and engine.offload.is_storing(request.prompt, request.extra_keys)
 
         end = time.monotonic() + STORE_SECONDS
-        while await asyncio.wrap_future(self._thread.ask(is_storing)) and time.monotonic() < end:
+        while await asyncio.wrap_future(self._thread.call(is_storing)) and time.monotonic() < end:
             await asyncio.sleep(GATHER / 4)
 
-    async def ask(self, call: Callable[[Engine], Any]) -> Any:
-        """Return what `call` says of the engine, asked between two steps, or the error for the client."""
+    async def call(self, function: Callable[[Engine], Any]) -> Any:
+        """Return the result of `function`, called with the engine between two steps, or its `ApiError`."""
         try:
-            return await asyncio.wrap_future(self._thread.ask(call))
+            return await asyncio.wrap_future(self._thread.call(function))
         except ApiError as error:
             return error
 
     async def held(self, prompts: Sequence[NDArray[np.int32]]) -> tuple[list[int], str]:
-        """Return how many leading tokens of each prompt the cache has, and what is wrong with the cache, "" as a rule.
+        """Return how many leading tokens of each prompt the cache has, and its problem, "" for none.
 
-        Asked between two steps. O(blocks).
+        Reads the cache between two steps. O(blocks).
         """
 
         def look(engine: Any) -> tuple[list[int], str]:
@@ -149,13 +168,13 @@ class Replica:
             except InvariantError as error:
                 return found, str(error)
             leaks = not engine.has_unfinished and engine.cache.num_used_blocks
-            return found, "blocks are held, and nothing runs" if leaks else ""
+            return found, "blocks are held although no request runs" if leaks else ""
 
-        return await asyncio.wrap_future(self._thread.ask(look))
+        return await asyncio.wrap_future(self._thread.call(look))
 
 
 class EngineReplica(Replica):
-    """Is a replica as Ray Serve makes it."""
+    """A replica that Ray Serve starts from a plan."""
 
     def __init__(self, plan: ReplicaPlan) -> None:
         if plan.is_local:
@@ -163,7 +182,12 @@ class EngineReplica(Replica):
         import torch
 
         torch.set_num_threads(plan.threads)
-        port = f"tcp://{'127.0.0.1' if plan.is_local else _node_address()}:*"
+        port = "tcp://127.0.0.1:*"
+        if not plan.is_local:
+            import ray
+
+            address = str(ray.util.get_node_ip_address())
+            port = f"tcp://[{address}]:*" if ":" in address else f"tcp://{address}:*"
         events = {"endpoint": port, "replay_endpoint": port, "heartbeat": EVENTS_BEAT}
         arguments = {**plan.arguments(), "kv_events": events}
         engine = Engine.from_pretrained(plan.path, dtype=getattr(torch, plan.dtype), device=plan.device, **arguments)
@@ -174,9 +198,9 @@ class EngineReplica(Replica):
         self._num_prefills = plan.num_prefills
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """Say where the KV events are, which the router follows, and whether this one computes prompts for others.
+        """Return the endpoints of the KV events, for the router, and whether this replica prefills for others.
 
-        Ray gives a replica that takes the place of a dead one its rank.
+        Ray gives the rank of a dead replica to the one that replaces it.
         """
         from ray.serve import get_replica_context
 
@@ -184,23 +208,23 @@ class EngineReplica(Replica):
         return {"kv": self._endpoints, "pid": os.getpid(), "prefill": does_prefill}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Report the load by which the fleet may grow and shrink."""
+        """Return the load that the autoscaling policy uses."""
         return {TOKEN_LOAD: self.token_load}
 
     def check_health(self) -> None:
-        """Raise where the engine serves no more; Ray then replaces this replica."""
+        """Raise if the engine does not serve; Ray then replaces this replica."""
         if self._thread.refusal is not None:
             raise RuntimeError(self._thread.refusal)
 
     async def inspect(self, prompts: Sequence[NDArray[np.int32]]) -> tuple[str, int, list[int], str]:
-        """Return this replica's name and process, and what `held` does."""
+        """Return this replica's name and process id, and the result of `held`."""
         from ray.serve import get_replica_context
 
         return str(get_replica_context().replica_id.unique_id), os.getpid(), *await self.held(prompts)
 
 
 async def _gathered(mailbox: Mailbox) -> AsyncGenerator[list[Event], None]:
-    """Yield a job's events, those within `GATHER` seconds together."""
+    """Yield a job's events; those within `GATHER` seconds together."""
     loop = asyncio.get_running_loop()
     next_at, is_over = loop.time(), False
     while not is_over:
@@ -215,15 +239,8 @@ async def _gathered(mailbox: Mailbox) -> AsyncGenerator[list[Event], None]:
         yield events
 
 
-def _node_address() -> str:
-    import ray
-
-    address = str(ray.util.get_node_ip_address())
-    return f"[{address}]" if ":" in address else address
-
-
 def listen_on_loopback() -> None:
-    """Have the one port that Ray 2.60 opens on all addresses, a replica's of gRPC, opened on this machine's own."""
+    """Bind the gRPC port of a replica, which Ray 2.60 opens on all addresses, to loopback."""
     from ray.serve._private import replica
 
     opened = getattr(replica, "add_port_to_grpc_server", None)

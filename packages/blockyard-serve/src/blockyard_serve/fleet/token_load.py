@@ -1,4 +1,4 @@
-"""This says how many replicas a load in tokens wants: a policy for Ray Serve's autoscaling that imports nothing of Ray.
+"""Autoscaling by load in tokens: a policy for Ray Serve that does not import Ray.
 
 AutoscalingConfig(min_replicas=1, max_replicas=8, policy=AutoscalingPolicy(
     policy_function="blockyard_serve.fleet.token_load:TokenLoad", policy_kwargs={"target": 0.8}))
@@ -16,12 +16,13 @@ TOKEN_LOAD = "token_load"
 
 
 class TokenLoad:
-    """Wants as many replicas as keep the load of each at a target.
+    """Chooses the number of replicas that keeps each one's load at a target. Ray bounds and delays the decision.
 
-    The load of a replica is the tokens of its requests, prompts and answers at their longest, over those that its pool
-    takes: at 1 the pool is spoken for, above it requests wait. Ray bounds and delays what this says.
+    The load of a replica is the tokens of its requests, with answers at full length, relative to the tokens that its
+    pool can hold: at 1 the pool is fully reserved, above 1 requests wait.
 
-    Raises `InvalidArgument` for a target that is not above 0.
+    Args:
+        target: load of each replica; above 0.
     """
 
     def __init__(self, target: float = 0.8) -> None:
@@ -30,7 +31,7 @@ class TokenLoad:
             raise InvalidArgument(f"target is {target}; it must be above 0")
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
-        """Return how many replicas are wanted, a fraction as a rule, and no state; what there is, until one reports."""
+        """Return the number of replicas, usually a fraction, and no state. Without reports, the current number."""
         loads = (context.aggregated_metrics or {}).get(TOKEN_LOAD)
         if not loads:
             return context.target_num_replicas, {}

@@ -1,15 +1,16 @@
-"""The clients' side of the server: connections, paths, and answers on their way out.
+"""The clients' side of the server: connections, routes and responses.
 
-Read it in this order:
+Reading order:
 
-    body, api_key             a bounded body; the API key
-    hosts, origins            the names under which requests come; web pages of other origins
-    run                       a client's request from its jobs to its end, and the time that it has
-    request_log               an id and a line of the log for each request; few of the warnings that repeat
-    streaming                 server-sent events, and clients that vanish
-    service                   what the paths share
-    routes, tokenizer_routes, live_routes    the paths
-    app                       the application that they make
-    listening                 the address, taken first
-    connections, server       uvicorn, slow clients, and the way it stops
+    access           allowed hosts, web origins and API keys
+    body             request bodies, limited in size and time
+    request_run      one client's request, from its jobs to its end or its deadline
+    request_log      request ids and the log
+    streaming        server-sent events
+    service          the parts that the routes share
+    routes           routes of OpenAI's and vLLM's APIs, probes and metrics
+    live_routes      the page under /ui
+    app              the application that combines them
+    listening        sockets, opened before the model is loaded
+    server           uvicorn: connection timeouts and shutdown
 """

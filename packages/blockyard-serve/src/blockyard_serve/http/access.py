@@ -1,8 +1,8 @@
-"""Decides who may ask: under which names of this machine, from which web pages, and with which key.
+"""Access control: which host names a request may use, which web pages may send it, and with which API key.
 
-A page of evil.example may re-point its name to 127.0.0.1 (DNS rebinding): for the browser the server is then a part of
-the page's own site, and no rule about origins holds. What the browser still says is the name, in the header Host. Pages
-of other origins may use the server where they were named (CORS); by default there are none.
+A page on evil.example may point its name to 127.0.0.1 (DNS rebinding). To the browser the server is then part of
+that site, and no rule about origins applies. The header Host still has the name, so it is checked. Web pages of
+other origins may use the server only if they are listed (CORS).
 """
 
 from __future__ import annotations
@@ -31,31 +31,27 @@ from ..errors import ApiError
 _PORT = re.compile(r":[0-9]*$")
 _NAME = re.compile(r"\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-#: Of the header, in an error.
+#: Characters of the header that an error shows.
 _MAX_SHOWN = 100
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only programs of this machine can connect to a server that listens on `host`.
+    """Return whether only programs on this machine can connect to a server on `host`.
 
-    A name counts by its addresses: a machine's own name is often one of loopback.
+    Names are resolved: a machine's own name often has a loopback address.
     """
     try:
         found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, ValueError):  # no server can listen there
         return False
-    return all(_is_of_loopback(str(address[0])) for *_, address in found)
-
-
-def _is_of_loopback(address: str) -> bool:
-    plain = ipaddress.ip_address(address.partition("%")[0])
-    return (getattr(plain, "ipv4_mapped", None) or plain).is_loopback
+    plain = [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
+    return all((getattr(each, "ipv4_mapped", None) or each).is_loopback for each in plain)
 
 
 def require_hosts(hosts: Sequence[str]) -> list[str]:
-    """Return names or addresses without a port, as they stand in the header Host; or "*", for all.
+    """Return host names in lower case. Each is a name or address without port, as in the header Host, or "*" for all.
 
-    Raises `InvalidArgument`, naming the one at fault.
+    Raises `InvalidArgument` for an invalid name.
     """
     for host in hosts:
         if not (isinstance(host, str) and _NAME.fullmatch(host)):
@@ -65,9 +61,13 @@ def require_hosts(hosts: Sequence[str]) -> list[str]:
 
 
 def known_hosts(host: str, allowed: Sequence[str], has_key: bool) -> list[str] | None:
-    """Return the names under which requests may come to a server on `host`; None for any.
+    """Return the host names under which requests may come; None for any.
 
-    allowed: names besides those of loopback and `host`. Without them it is any, but on loopback without a key.
+    Args:
+        host: address on which the server listens.
+        allowed: names besides `host` and those of loopback. Without any, all names are allowed, except on loopback
+            without a key.
+        has_key: whether requests need a key.
     """
     allowed = require_hosts(allowed)
     if "*" in allowed or not (allowed or (is_loopback(host) and not has_key)):
@@ -77,14 +77,17 @@ def known_hosts(host: str, allowed: Sequence[str], has_key: bool) -> list[str] |
 
 
 class KnownHosts:
-    """ASGI around the application: a request under another name gets 403, whatever its path. hosts: None for any."""
+    """ASGI middleware that answers requests for other host names with 403.
+
+    Args:
+        hosts: allowed names; None for any.
+    """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str] | None) -> None:
         self._app = app
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on, or refuse it. O(headers)."""
         error = self._error(scope) if scope["type"] == "http" and self._hosts is not None else None
         if error is None:
             await self._app(scope, receive, send)
@@ -93,28 +96,26 @@ class KnownHosts:
 
     def _error(self, scope: Scope) -> ApiError | None:
         assert self._hosts is not None
-        asked = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), None)
-        if asked is None or _name_of(asked) in self._hosts:  # a browser always sends it
+        host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), None)
+        if host is None:  # a browser always sends it
             return None
-        name = _name_of(asked)[:_MAX_SHOWN]
-        message = f"the header Host is {shown(name)}; this server answers to {', '.join(self._hosts)} (--allowed-host)"
+        name = _PORT.sub("", host.strip().lower())
+        if name in self._hosts:
+            return None
+        allowed = ", ".join(self._hosts)
+        message = f"the header Host is {shown(name[:_MAX_SHOWN])}; allowed are {allowed} (--allowed-host adds names)"
         return ApiError(403, message, "permission_error", code="host_not_allowed", close=True)
 
 
-def _name_of(host: str) -> str:
-    """Return a header's value without the port, in lower case."""
-    return _PORT.sub("", host.strip().lower())
-
-
-#: What a page may read of an answer besides its body.
+#: Headers of responses that web pages of other origins may read.
 _SHOWN_HEADERS = ["X-Request-ID", "Retry-After"]
 _MAX_AGE_SECONDS = 600
 
 
 def require_origins(origins: Sequence[str]) -> list[str]:
-    """Origins as browsers send them: scheme, host and port, nothing behind; or "*" alone, for all pages.
+    """Return web origins without duplicates: scheme, host and port as browsers send them, or "*" for all.
 
-    Raises `InvalidArgument`, naming the one at fault: a browser compares them letter by letter.
+    Raises `InvalidArgument` for an invalid origin. Browsers compare origins letter by letter.
     """
     for origin in origins:
         if origin != "*" and not _is_origin(origin):
@@ -124,7 +125,7 @@ def require_origins(origins: Sequence[str]) -> list[str]:
 
 
 def allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
-    """Answer browsers that ask for pages of these origins. Cookies play no part; a key is sent by the page."""
+    """Allow web pages of these origins to use the application. Cookies are not used; the page sends the key."""
     allowed = require_origins(origins)
     if allowed:
         app.add_middleware(
@@ -154,7 +155,7 @@ _TENANT_HEADER = "x-tenant"
 
 
 def read_key_file(path: str | Path) -> str:
-    """Return the key in a file, without the white space around it. Raises `InvalidArgument` if there is none."""
+    """Return the key in a file, without surrounding white space. Raises `InvalidArgument` if there is none."""
     try:
         with open(path, "rb") as file:
             content = file.read(_MAX_KEY_BYTES + 1)
@@ -164,7 +165,7 @@ def read_key_file(path: str | Path) -> str:
 
 
 def require_key(name: str, key: str) -> str:
-    """Return a key that can be sent in a header. Raises `InvalidArgument`, which does not show it."""
+    """Return `key` if it can be sent in a header. Raises `InvalidArgument`, which does not show it."""
     stripped = key.strip()
     if not stripped or len(stripped) > _MAX_KEY_BYTES or not (stripped.isascii() and stripped.isprintable()):
         raise InvalidArgument(f"{name} must be 1 to {_MAX_KEY_BYTES} printable ASCII characters")
@@ -172,10 +173,13 @@ def require_key(name: str, key: str) -> str:
 
 
 class KeyGuard:
-    """Lets requests with a key pass, and says whose they are. Only digests of keys are kept, and written nowhere.
+    """Checks API keys and identifies tenants by them. Stores only digests of keys.
 
-    key: the server's own, None for none. tenant_keys: of tenants, by name. Raises `InvalidArgument` for a key that two
-    have.
+    Raises `InvalidArgument` if two keys are equal.
+
+    Args:
+        key: the server's own key, if any.
+        tenant_keys: keys of tenants by name.
     """
 
     def __init__(self, key: str | None, tenant_keys: Mapping[str, str] | None = None) -> None:
@@ -185,48 +189,49 @@ class KeyGuard:
             digest = _digest(require_key(f"the API key of {name!r}", text))
             if digest == self._digest or self._tenants.setdefault(digest, name) != name:
                 other = "the server's own" if digest == self._digest else f"that of {self._tenants[digest]!r}"
-                raise InvalidArgument(f"the API key of tenant {name!r} is {other}; each must have one of its own")
+                raise InvalidArgument(
+                    f"the API key of tenant {name!r} equals {other}; give each tenant a different key"
+                )
 
     @property
     def has_key(self) -> bool:
-        """Say whether requests need a key."""
+        """True if requests need a key."""
         return self._digest is not None or bool(self._tenants)
 
     def __call__(self, request: Request) -> None:
-        """Raise `ApiError` (401) for a request without a key, if there are any; note whose it is (`tenant_of`).
+        """Check the key of a request, and store its tenant (`tenant_of`).
 
-        A tenant's key says it; with the server's own, or without any, the header X-Tenant does (403 where both do, and
-        differ).
+        A tenant's key identifies the tenant. With the server's own key, or without any, the header X-Tenant does.
+        Raises `ApiError`: 401 without a valid key; 403 if X-Tenant names another tenant than the key.
         """
         named, digest = request.headers.get(_TENANT_HEADER), _bearer(request)
         owner = self._tenants.get(digest)
         if owner is None:
-            self.own(request)
+            self.require_server_key(request)
         elif named not in (None, owner):
-            message = f"the API key is of another tenant than {shown(named)}, which the header X-Tenant names"
+            message = f"the header X-Tenant is {shown(named)}, but the API key belongs to another tenant"
             raise ApiError(403, message, "permission_error", code="tenant_not_allowed")
         request.state.tenant = owner or named
 
-    def own(self, request: Request) -> None:
-        """Raise `ApiError` (401) for a request without the server's own key: of what concerns all tenants."""
+    def require_server_key(self, request: Request) -> None:
+        """Raise `ApiError` (401) unless a request has the server's own key: it concerns all tenants."""
         if self.has_key and not (self._digest and hmac.compare_digest(_bearer(request), self._digest)):
             raise ApiError(401, "the API key is missing or wrong", "authentication_error", code="invalid_api_key")
 
 
 def require_tenants(roster: Roster, names: Iterable[str]) -> None:
-    """Raise `InvalidArgument` for a name that is none of the tenants, and for one whose keys have no salt."""
+    """Raise `InvalidArgument` for a name that is not a tenant, or whose keys have no salt."""
     for name in names:
         roster.keys_of(name, ())
 
 
 def tenant_of(request: Request) -> str | None:
-    """Return the tenant whose request it is, which a `KeyGuard` has passed; None where nothing says it."""
+    """Return the tenant of a request that a `KeyGuard` has checked; None if it is unknown."""
     named: str | None = request.state.tenant
     return named
 
 
 def _bearer(request: Request) -> bytes:
-    """Return the digest of the key that came with a request, b"" for none."""
     kind, _, key = request.headers.get("authorization", "").partition(" ")
     return _digest(key.strip()) if kind.lower() == "bearer" else b""
 

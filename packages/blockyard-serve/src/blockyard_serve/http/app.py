@@ -1,4 +1,4 @@
-"""The application: paths, errors in one form, and the engine thread's life around it."""
+"""The application: routes, error responses, and the lifespan of the engine thread."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ from ..errors import ApiError, failed
 from ..jobs.engine_thread import EngineThread
 from ..jobs.metrics_page import MetricsPage, Page
 from ..jobs.planner import Planner
-from ..jobs.prompts import PromptEncoder
+from ..jobs.prompt_encoder import PromptEncoder
 from ..jobs.served_model import ServedModel
 from ..jobs.tracing import RequestTracer
 from ..limits import ServerLimits
 from ..openai.responses import TokenTexts
 from .access import KeyGuard, allow_origins, require_tenants
 from .live_routes import add_live_page
+from .request_run import ClientGone
 from .routes import (
-    OneEngine,
+    SingleEngine,
+    absence_reason,
     check_routes,
     hint_routes,
     openai_routes,
     operator_routes,
     retain_routes,
     tokenizer_routes,
-    why_absent,
 )
-from .run import ClientGone
 from .service import Service
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 
-#: Asked by probes and scrapers all the time; not counted.
+#: Paths of probes and scrapers, which are not counted.
 PROBES = frozenset({"/health", "/metrics", "/ping", "/version"})
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS"})
-#: Of paths that no route has, and of methods beside those: what clients make up gets no series of its own.
+#: Labels for paths without a route and for other methods, so that clients cannot create series.
 _NONE, _OTHER = "none", "OTHER"
 
 
-class HttpFigures(Collector):
-    """`http_requests_total` by handler, method and class of status, and `http_request_duration_seconds` by handler.
+class HttpMetrics(Collector):
+    """Counts responses by route, method and status class, and sums their durations by route.
 
-    One thread counts and reads: that of the server's event loop. A handler is the path of a route.
+    Only the event loop's thread counts and collects.
     """
 
     def __init__(self) -> None:
@@ -65,14 +65,16 @@ class HttpFigures(Collector):
         self._seconds: dict[str, float] = {}
 
     def count(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """Count an answer. O(1)."""
+        """Count a response. O(1)."""
         self._requests[handler, method if method in _METHODS else _OTHER, f"{status // 100}xx"] += 1
         self._seconds[handler] = self._seconds.get(handler, 0.0) + seconds
 
     def collect(self) -> Iterable[Metric]:
-        """Return a counter and a sum. O(routes)."""
-        requests = CounterMetricFamily("http_requests", "Answers.", labels=["handler", "method", "status"])
-        seconds = SummaryMetricFamily("http_request_duration_seconds", "Until the last byte.", labels=["handler"])
+        """Return the metrics. O(routes)."""
+        requests = CounterMetricFamily("http_requests", "Responses.", labels=["handler", "method", "status"])
+        seconds = SummaryMetricFamily(
+            "http_request_duration_seconds", "Seconds until the last byte.", labels=["handler"]
+        )
         numbers: Counter[str] = Counter()
         for (handler, method, status), number in self._requests.items():
             requests.add_metric([handler, method, status], number)
@@ -83,18 +85,17 @@ class HttpFigures(Collector):
 
 
 class CountedRequests:
-    """ASGI around the application: counts each answer when its last byte is sent, or the client is gone."""
+    """ASGI middleware that counts each response when it ends or its client leaves."""
 
-    def __init__(self, app: ASGIApp, figures: HttpFigures) -> None:
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
         self._app = app
-        self._figures = figures
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on. O(1)."""
         if scope["type"] != "http" or scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 500  # of what the application does not catch
+        started, status = time.perf_counter(), 500  # if the application raises
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -106,27 +107,23 @@ class CountedRequests:
             await self._app(scope, receive, noted)
         finally:
             route = getattr(scope.get("route"), "path", None) or _NONE
-            self._figures.count(route, scope["method"], status, time.perf_counter() - started)
+            self._metrics.count(route, scope["method"], status, time.perf_counter() - started)
 
 
 class PathsWithSlash:
-    """ASGI around the application: answers a path with a slash at its end as it does without, and redirects nobody.
+    """ASGI middleware that ignores a trailing slash of the path, instead of redirecting the client.
 
-    A redirect would name the scheme that this server sees, http behind a proxy, and send the client's key there.
+    A redirect would name the scheme that this server sees, which is http if a proxy is in front. The client would then
+    send its key over http.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on. O(1)."""
-        if scope["type"] == "http" and len(scope["path"]) > 1 and not _is_page(scope["path"]):
+        if scope["type"] == "http" and len(scope["path"]) > 1 and not scope["path"].startswith("/ui/"):
             scope["path"] = scope["path"].rstrip("/") or "/"
         await self._app(scope, receive, send)
-
-
-def _is_page(path: str) -> bool:
-    return path.startswith("/ui/")
 
 
 def create_app(
@@ -142,18 +139,25 @@ def create_app(
     ui: str = "off",
     tenant_keys: Mapping[str, str] | None = None,
 ) -> FastAPI:
-    """Return the application around an engine, which belongs to it from now on.
+    """Return the ASGI application that serves an engine. The engine belongs to it from now on.
 
-    model_name: what clients call the model. api_key: what they must send as bearer token; none if None. has_check:
-    whether GET /check is there. cors_origins: of web pages that may use it from a browser. status_seconds: of work
-    between two lines of the log (INFO, `blockyard_serve.status`) that say how it goes; 0 for none.
-    tenant_metrics: tenants that GET /metrics shows by name, at most 100; 0 for none. tracer: of OpenTelemetry,
-    gets spans of every request; None for none. ui: what the page under /ui shows: "text" (prompts too), "map" (no
-    prompts), or "off" for no page. tenant_keys: the API key of each tenant that has one, by its name.
+    `app.state.engine_thread` is the engine thread; it runs during the application's lifespan.
 
-    `app.state.engine_thread` is the thread; it runs from the application's start to its end (the lifespan of ASGI).
-    Raises `InvalidArgument` for an engine without a tokenizer, for a name that no answer could carry, for what is no
-    origin, for another `ui`, and for numbers outside their limits.
+    Args:
+        engine: the engine.
+        model_name: name of the model for clients.
+        limits: limits on requests.
+        api_key: bearer token that clients must send; None for none.
+        has_check: whether to add GET /check.
+        cors_origins: origins of web pages that may use the server.
+        status_seconds: seconds of work between two status lines (log `blockyard_serve.status`, INFO); 0 for none.
+        tenant_metrics: number of tenants that GET /metrics shows by name, at most 100.
+        tracer: OpenTelemetry tracer for spans of requests; None for no tracing.
+        ui: the page under /ui: "text" (with prompts), "map" (without prompts) or "off".
+        tenant_keys: API keys of tenants by name.
+
+    Raises:
+        InvalidArgument: for an engine without a tokenizer, or an argument outside its limits.
     """
     require_unicode("model_name", model_name)
     limits = limits or ServerLimits()
@@ -165,56 +169,67 @@ def create_app(
     encoder = PromptEncoder(engine.tokenizer, model.vocab_size)
     planner = Planner(model, encoder, limits, capacity)
     service = Service(thread, planner, TokenTexts(engine.tokenizer), limits, model_name, int(time.time()))
-    guard, figures = KeyGuard(api_key, tenant_keys), HttpFigures()
+    guard, metrics = KeyGuard(api_key, tenant_keys), HttpMetrics()
     require_tenants(model.limits.roster, tenant_keys or {})
-    page = MetricsPage(thread, engine, [figures])
-    app = app_of(service, encoder, model.hash_block_size, guard, figures, page, cors_origins, ui != "off")
+    page = MetricsPage(thread, engine, [metrics])
+    app = make_app(service, encoder, model.hash_block_size, guard, metrics, page, cors_origins, ui != "off")
     app.state.engine_thread = thread
-    app.include_router(hint_routes(service, OneEngine(thread), thread.request_figures, guard))
-    app.include_router(retain_routes(service, OneEngine(thread), encoder, guard))
+    app.include_router(hint_routes(service, SingleEngine(thread), thread.request_metrics, guard))
+    app.include_router(retain_routes(service, SingleEngine(thread), encoder, guard))
     if has_check:
         app.include_router(check_routes(thread, guard))
     add_live_page(app, thread, encoder, model_name, guard, ui)
     return app
 
 
-def app_of(
+def make_app(
     service: Service,
     encoder: PromptEncoder,
     block_size: int,
     guard: KeyGuard,
-    figures: HttpFigures,
+    metrics: HttpMetrics,
     page: Page,
     cors_origins: Sequence[str],
     has_ui: bool,
 ) -> FastAPI:
-    """Return an application with the paths that need no engine in this process.
+    """Return an application with the routes that need no engine in this process.
 
-    block_size: tokens of a block that can be hit. figures: counts its answers. page: what GET /metrics shows.
-    `app.state.runner` runs from the application's start to its end. Raises `InvalidArgument` for what is no origin.
+    `app.state.runner` runs during the application's lifespan. `page` renders GET /metrics; `block_size` is the number
+    of tokens in a block that can be hit. Raises `InvalidArgument` for an invalid origin.
     """
-    # The pages that FastAPI would add load scripts from elsewhere, and the bodies are read by hand.
-    # It would also send clients from a path with a slash too many to http, and their keys with them.
+    # FastAPI's own pages load scripts from other sites and cannot describe bodies that are parsed by hand.
+    # Its redirects of trailing slashes are replaced by `PathsWithSlash`.
     off: dict[str, Any] = {"openapi_url": None, "docs_url": None, "redoc_url": None, "redirect_slashes": False}
     app = FastAPI(title="Blockyard", lifespan=_lifespan, **off)
     app.state.runner, app.state.encoder = service.runner, encoder
-    app.state.stop_seconds = service.limits.drain_seconds  # for the step that runs when the application ends
+    app.state.stop_seconds = service.limits.drain_seconds  # for the step that is running at shutdown
     app.include_router(openai_routes(service, guard))
-    app.add_middleware(CountedRequests, figures=figures)
+    app.add_middleware(CountedRequests, metrics=metrics)
     app.add_middleware(PathsWithSlash)
     app.include_router(operator_routes(service, page, has_ui))
     app.include_router(tokenizer_routes(service, encoder, block_size, guard))
     allow_origins(app, cors_origins)
-    add_error_forms(app)
+    add_error_handlers(app)
     return app
 
 
-def add_error_forms(app: FastAPI) -> None:
-    """Have errors answered in OpenAI's form."""
-    app.add_exception_handler(ApiError, _show_api_error)
-    app.add_exception_handler(ClientGone, _show_nothing)
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer errors in OpenAI's format."""
+
+    async def show_api_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
+        assert isinstance(error, ApiError)
+        return JSONResponse(error.body(), error.status, error.headers())
+
+    async def show_nothing(request: Request, error: Exception) -> Response:  # noqa: ARG001
+        return Response(status_code=499)  # the client has left: nothing reads it
+
+    async def show_failure(request: Request, error: Exception) -> Response:  # noqa: ARG001
+        return JSONResponse(failed().body(), 500)  # Starlette raises the error again, which writes it to the log
+
+    app.add_exception_handler(ApiError, show_api_error)
+    app.add_exception_handler(ClientGone, show_nothing)
     app.add_exception_handler(HTTPException, _show_http_error)
-    app.add_exception_handler(Exception, _show_failure)
+    app.add_exception_handler(Exception, show_failure)
 
 
 @asynccontextmanager
@@ -227,24 +242,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.runner.stop(app.state.stop_seconds)
 
 
-async def _show_api_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    assert isinstance(error, ApiError)
-    return JSONResponse(error.body(), error.status, error.headers())
-
-
-async def _show_nothing(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    return Response(status_code=499)  # the client has left, and nothing reads it
-
-
 async def _show_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
-    why = why_absent(path) if error.status_code == 404 else None
+    why = absence_reason(path) if error.status_code == 404 else None
     hint = f"; {why}" if why else ""
     shown = ApiError(error.status_code, f"{request.method[:20]} {path[:200]}: {error.detail}{hint}")
     return JSONResponse(shown.body(), shown.status, dict(error.headers or {}))
-
-
-async def _show_failure(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    # Starlette raises the error again behind this answer, so the server's log has all of it.
-    return JSONResponse(failed().body(), 500)

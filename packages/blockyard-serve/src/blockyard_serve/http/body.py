@@ -1,4 +1,4 @@
-"""A request's body, bounded while it is read: in bytes and in time; and one with two lengths ends its connection."""
+"""Request bodies, limited in size and time."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from ..limits import ServerLimits
 
 
 class OneLength:
-    """ASGI around the application: a request with Content-Length and Transfer-Encoding is the last of its connection.
+    """ASGI middleware that closes the connection after a request with both Content-Length and Transfer-Encoding.
 
-    The second of them holds (RFC 9112, 6.3). A proxy before the server may have gone by the first, and sent as part of
-    the body what would be read here as the next request, of another client perhaps.
+    Transfer-Encoding wins (RFC 9112, 6.3). A proxy that went by Content-Length may have sent as part of this body what
+    would be read here as the next request, perhaps another client's.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on. O(headers)."""
-
         async def send_last(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
@@ -34,19 +32,21 @@ class OneLength:
 
 
 async def read_body(request: Request, limits: ServerLimits) -> bytes:
-    """The body. Raises `ApiError`: 413 for one beyond the limit, 408 for one that comes too slowly, 415 for no JSON.
+    """Return the body of a request. Holds at most the limit and one network read.
 
-    No more than the limit and one piece of the network's is ever held.
+    Raises `ApiError`: 413 if it is too large, 408 if it arrives too slowly, 415 if it is not JSON.
     """
     _require_json(request)
-    _require_declared_size(request, limits.max_body_bytes)
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > limits.max_body_bytes:
+        raise _too_large(limits.max_body_bytes)
     try:
         async with asyncio.timeout(limits.body_seconds):
             return await _read(request, limits.max_body_bytes)
     except TimeoutError:
         raise timed_out(f"the body did not arrive within {limits.body_seconds:g} seconds", 408) from None
     except ClientDisconnect:
-        raise invalid("the client went away") from None
+        raise invalid("the client disconnected") from None
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
@@ -59,21 +59,15 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def _require_json(request: Request) -> None:
-    # A web page may send any other type to this machine from a browser without asking first.
+    # Browsers let any web page send other types to this machine without a CORS preflight.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         message = "the header Content-Type must be application/json (curl -H 'Content-Type: application/json')"
         raise ApiError(415, message, close=True)
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise ApiError(415, "a body must come as it is: content encodings are not supported", close=True)
-
-
-def _require_declared_size(request: Request, max_bytes: int) -> None:
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:20]) > max_bytes:
-        raise _too_large(max_bytes)
+        raise ApiError(415, "the header Content-Encoding is not supported; send the body uncompressed", close=True)
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    message = f"the body is larger than {max_bytes} bytes"
+    message = f"the body is larger than {max_bytes} bytes (--max-body-bytes)"
     return ApiError(413, message, code="request_too_large", close=True)

@@ -1,4 +1,4 @@
-"""The sockets of a server, taken first: a port that is in use should not cost the loading of a model."""
+"""Sockets of a server. They are opened first, so that a port in use is reported before a model is loaded."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from typing import Any
 from blockyard.arguments import require_int, require_str
 from blockyard.errors import InvalidArgument
 
-#: "localhost" may be an address of IPv6 too, on a machine that has none.
+#: "localhost" may resolve to an IPv6 address on a machine without IPv6.
 _NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
 def open_sockets(host: str, port: int) -> list[socket.socket]:
-    """Sockets bound to every address of `host`, all with one port; they do not listen yet, so no client connects.
+    """Return sockets bound to every address of `host`, all with the same port. They do not listen yet.
 
-    host: "" for all addresses of this machine. port: 0 for any free one. Raises `InvalidArgument`, naming both, where
-    that cannot be had; then none is left open.
+    Raises `InvalidArgument` if an address cannot be bound; then no socket stays open.
+
+    Args:
+        host: name or address; "" for all addresses of this machine.
+        port: port; 0 for any free one.
     """
     require_str("host", host)
     require_int("port", port, 0, 65535)
-    with ExitStack() as held:  # closes them if one of them fails
+    with ExitStack() as held:  # closes all if one fails
         try:
             opened = _opened(_addresses(host, port), held)
         except (OSError, UnicodeError) as error:
@@ -33,9 +36,9 @@ def open_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 def cannot_listen(host: str, port: int, error: Exception) -> InvalidArgument:
-    """Return the sentence for an address that cannot be had."""
+    """Return the error for an address that cannot be bound."""
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return InvalidArgument(f"host is {host!r} and port is {port}; no server can listen there: {why}")
+    return InvalidArgument(f"host is {host!r} and port is {port}; cannot listen there: {why}")
 
 
 def _addresses(host: str, port: int) -> list[_Address]:
@@ -60,13 +63,13 @@ def _opened(addresses: list[_Address], held: ExitStack) -> list[socket.socket]:
 
 
 def _bound(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
-    # The protocol is named for asyncio: it turns Nagle's algorithm off only where it is, and a client that delays its
-    # acknowledgements, as most do, would have each small piece of an answer 40 ms late.
+    # asyncio turns Nagle's algorithm off only if the protocol is given. Otherwise clients that delay acknowledgements,
+    # as most do, would receive each small chunk 40 ms late.
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a server before this one linger
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a previous server linger
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # the other kind has a socket of its own
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has its own socket
         made.bind(address)
     except OSError:
         made.close()

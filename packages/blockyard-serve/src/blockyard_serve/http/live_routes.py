@@ -1,4 +1,4 @@
-"""The page under /ui: its state behind the key, its files open, because a browser asks for those without one."""
+"""Routes of the page under /ui. Its state needs the key; its files do not, because browsers load them without one."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from blockyard_engine import Engine, GenerationResult
 
 from ..jobs.engine_thread import EngineThread
 from ..jobs.job import Job
-from ..jobs.prompts import PromptEncoder
-from ..live import LivePage, Surroundings
-from ..live.prompts import PromptLog
+from ..jobs.prompt_encoder import PromptEncoder
+from ..live import EngineStatus, LivePage
+from ..live.prompt_log import PromptLog
 from .access import KeyGuard
 
-#: What the page shows: prompts too, the map and the figures alone, or nothing at all.
+#: The page with prompts, without prompts, or no page.
 UI_MODES = ("text", "map", "off")
 
 
 def require_ui_mode(mode: str) -> str:
-    """Return `mode` if it is one of `UI_MODES`. Raises `InvalidArgument`."""
+    """Return `mode` if it is one of `UI_MODES`; otherwise raise `InvalidArgument`."""
     if mode not in UI_MODES:
         raise InvalidArgument(f"ui is {mode!r}; it must be one of {', '.join(UI_MODES)}")
     return mode
@@ -36,7 +36,7 @@ def require_ui_mode(mode: str) -> str:
 def add_live_page(
     app: FastAPI, thread: EngineThread, encoder: PromptEncoder, model_name: str, guard: KeyGuard, mode: str
 ) -> None:
-    """Mount the page at /ui/, and lead /ui there. mode: of `UI_MODES`; nothing is mounted, or noted, for "off"."""
+    """Mount the page at /ui/, and redirect /ui to it. `mode` is one of `UI_MODES`; "off" does nothing."""
     if require_ui_mode(mode) == "off":
         return
     shows_text = mode == "text"
@@ -45,7 +45,7 @@ def add_live_page(
         def decode(tokenizer: Any) -> list[str]:
             return [tokenizer.decode(list(tokens), skip_special_tokens=False) for tokens in lists]
 
-        return await encoder.ask(decode)
+        return await encoder.call(decode)
 
     page = LivePage(
         EngineSource(thread, shows_text),
@@ -53,21 +53,21 @@ def add_live_page(
         texts,
         shows_text,
         "../v1/chat/completions",
-        lambda scope: guard.own(Request(scope)),
+        lambda scope: guard.require_server_key(Request(scope)),
         lambda: thread.refusal is not None,
     )
     if shows_text:
-        note_prompts(thread, page.prompts)
+        log_prompts(thread, page.prompts)
 
-    lead_to_page(app, page)
+    mount_page(app, page)
     app.state.live_page = page
 
 
-def lead_to_page(app: FastAPI, page: ASGIApp) -> None:
-    """Mount a page at /ui/, and lead /ui there."""
+def mount_page(app: FastAPI, page: ASGIApp) -> None:
+    """Mount a page at /ui/, and redirect /ui to it."""
 
     async def to_the_page(request: Request) -> Response:  # noqa: ARG001
-        return RedirectResponse("ui/", 307)  # relative, so that it holds behind a proxy with a prefix
+        return RedirectResponse("ui/", 307)  # relative, for proxies that add a prefix
 
     app.add_route("/ui", to_the_page, methods=["GET", "HEAD"])
     app.mount("/ui", page)
@@ -77,24 +77,28 @@ AnswerT = TypeVar("AnswerT")
 
 
 class EngineSource:
-    """The cache of an engine thread, for `blockyard_serve.live`. shows_names: the X-Request-ID of clients too."""
+    """The cache of an engine thread, as a `blockyard_serve.live.Source`.
+
+    Args:
+        shows_names: whether to show the X-Request-ID of clients.
+    """
 
     def __init__(self, thread: EngineThread, shows_names: bool = True) -> None:
         self._thread = thread
         self._shows_names = shows_names
 
-    def ask(self, question: Callable[[KVCacheManager, Surroundings], AnswerT]) -> Future[AnswerT]:
-        """See `blockyard_serve.live.Source`; the future has `ApiError` where the thread has ended."""
-        return self._thread.ask(lambda engine: question(engine.cache, self._around(engine)))
+    def call(self, function: Callable[[KVCacheManager, EngineStatus], AnswerT]) -> Future[AnswerT]:
+        """See `CacheSource.call`. The future raises `ApiError` if the thread has ended."""
+        return self._thread.call(lambda engine: function(engine.cache, self._status(engine)))
 
-    def _around(self, engine: Engine) -> Surroundings:
+    def _status(self, engine: Engine) -> EngineStatus:
         names = self._names() if self._shows_names else {}
         step, preemptions = self._thread.num_steps, engine.num_preemptions
         counts = (step, engine.num_running, engine.num_waiting, preemptions)
-        return Surroundings(*counts, names, engine.loading_blocks, _tier_lines(engine))
+        return EngineStatus(*counts, names, engine.loading_blocks, _tier_lines(engine))
 
     def _names(self) -> dict[str, str]:
-        """Return names by holders, as the engine's scheduler writes them. O(completions)."""
+        """Return display names by holder, as the engine's scheduler names holders. O(completions)."""
         names = {}
         for request_id, (name, num_completions) in self._thread.job_names().items():
             names[f"request {request_id}"] = name
@@ -103,8 +107,8 @@ class EngineSource:
         return names
 
 
-def note_prompts(thread: EngineThread, prompts: PromptLog) -> None:
-    """Note the prompt of each job that comes to its end from now on, with the name its client gave it."""
+def log_prompts(thread: EngineThread, prompts: PromptLog) -> None:
+    """Add the prompt of each job that finishes from now on to `prompts`."""
 
     def note(job: Job, result: GenerationResult) -> None:
         prompts.note(job.prompt.token_ids, result.num_cached_tokens, job.extra_keys, job.name)

@@ -1,7 +1,7 @@
-"""An id for every request, in its answer's headers and in the log, where a line says what became of it.
+"""Request ids, and a log line for each request.
 
-The paths find the entry of their request with `entry_of`, and tell it what only they know. Warnings that any client can
-have written as often as it likes come once in ten seconds, with the number left out.
+Routes get the entry of their request with `entry_of` and add what only they know. Warnings that a client can
+provoke are written once in ten seconds, with the number of suppressed ones.
 """
 
 from __future__ import annotations
@@ -19,35 +19,39 @@ from blockyard_engine import GenerationResult
 
 from ..openai.responses import usage
 
-#: Seconds between two warnings of the same words.
+#: Seconds between two equal warnings.
 REPEAT_SECONDS = 10.0
-#: Different ones that are known at a time.
-_MOST_WORDS = 64
+#: Maximum of different warnings to remember.
+_MAX_WARNINGS = 64
 
 
-class Sparingly(logging.Filter):
-    """Lets a warning pass if its words did not in the last ten seconds; all else passes. clock: seconds, monotonic."""
+class RepeatFilter(logging.Filter):
+    """Logging filter that suppresses a warning if the same one was written in the last ten seconds.
+
+    Args:
+        clock: returns seconds, monotonic.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        #: By words: when they passed, and how many have not since.
-        self._passed: dict[str, tuple[float, int]] = {}
+        #: By message: when it was last written, and how many were suppressed since.
+        self._written: dict[str, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether the record is written. O(1)."""
+        """Return whether to write the record. O(1)."""
         if record.levelno != logging.WARNING:
             return True
-        words, now = str(record.msg), self._clock()
-        last, left_out = self._passed.get(words, (-REPEAT_SECONDS, 0))
+        message, now = str(record.msg), self._clock()
+        last, suppressed = self._written.get(message, (-REPEAT_SECONDS, 0))
         if now - last < REPEAT_SECONDS:
-            self._passed[words] = last, left_out + 1
+            self._written[message] = last, suppressed + 1
             return False
-        if len(self._passed) >= _MOST_WORDS:
-            self._passed.clear()
-        self._passed[words] = now, 0
-        if left_out:
-            record.msg = f"{words} And {left_out} more since the last such line."
+        if len(self._written) >= _MAX_WARNINGS:
+            self._written.clear()
+        self._written[message] = now, 0
+        if suppressed:
+            record.msg = f"{message} And {suppressed} more since the last such line."
         return True
 
 
@@ -59,17 +63,16 @@ _log = logging.getLogger(__name__)
 
 
 class RequestLog:
-    """ASGI around the application: it sees the answers to what the application does not catch, too.
+    """ASGI middleware that logs each request, also if the application raises.
 
-    A client, or a proxy before the server, may send an id of its own in X-Request-ID. A line is INFO; it is WARNING
-    for an answer with 500 or 504, so that it is there without an access log.
+    Clients and proxies may send an id in X-Request-ID. Lines are INFO, and WARNING for 500 and 504, which are thus
+    logged even without an access log.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on; O(headers)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -82,10 +85,12 @@ class RequestLog:
 
 
 class LogEntry:
-    """One request: its id, and what its line will say."""
+    """The log entry of one request."""
 
     def __init__(self, scope: Scope) -> None:
-        self.request_id = _id_of(scope)
+        ids = (value for name, value in scope["headers"] if name.lower() == _ID_HEADER)
+        usable = (bytes(value).decode("ascii") for value in ids if _USABLE_ID.fullmatch(value))
+        self.request_id = next(usable, None) or f"req-{secrets.token_hex(12)}"
         self._scope = scope
         self._started_at = time.perf_counter()
         self._status = 0
@@ -94,20 +99,20 @@ class LogEntry:
         self._results: list[GenerationResult] = []
 
     def note_results(self, results: Iterable[GenerationResult]) -> None:
-        """Note what came of its prompts, those that ran to their end."""
+        """Add the results of the prompts that finished."""
         self._results = list(results)
 
     def note_late_error(self, status: int) -> None:
-        """Note an error that came when the answer had begun, so that its own status is not the answer's."""
+        """Add an error that occurred after the response had begun with another status."""
         self._late_status = status
 
     @property
     def has_failed(self) -> bool:
-        """Say whether it is the server's fault, or the time was over."""
+        """True if the server failed or the deadline passed."""
         return bool({500, 504} & {self._status, self._late_status})
 
     def around(self, send: Send) -> Send:
-        """Wrap `send`, with the id in the headers."""
+        """Wrap `send`: add the id to the headers, and record the status."""
 
         async def send_noted(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -120,7 +125,7 @@ class LogEntry:
         return send_noted
 
     def __str__(self) -> str:
-        # The path as it was sent, percent signs and all: decoded, it could forge a line. The query may hold secrets.
+        # The path is not decoded, because it could then forge a line. The query is left out: it may hold secrets.
         path = bytes(self._scope.get("raw_path") or b"")[:_MAX_PATH].decode("ascii", "replace")
         client = ":".join(str(part) for part in self._scope.get("client") or ("-",))
         end = f" then {self._late_status}" * (self._late_status > 0) + " cut" * (not self._is_whole)
@@ -137,23 +142,19 @@ class LogEntry:
 
 
 def entry_of(scope: Scope) -> LogEntry:
-    """Return the entry of a request; where nothing keeps a log, one that nothing reads. O(1)."""
+    """Return the log entry of a request; an unused one if the application has no `RequestLog`. O(1)."""
     entry = scope.get("state", {}).get(_ENTRY)
     return entry if isinstance(entry, LogEntry) else LogEntry(scope)
 
 
-def _id_of(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name.lower() == _ID_HEADER and _USABLE_ID.fullmatch(value):
-            return bytes(value).decode("ascii")
-    return f"req-{secrets.token_hex(12)}"
-
-
 def log_config(has_info: bool) -> dict[str, Any]:
-    """For `logging.config.dictConfig`: the server's log and uvicorn's on stderr, with times. has_info: INFO too.
+    """Return a configuration for `logging.config.dictConfig`: the server's and uvicorn's logs on stderr, with times.
 
-    The lines that say how it goes are INFO, and there in any case. Of uvicorn's warnings, which clients cause without a
-    key, there are few.
+    Status lines are always written. Repeated warnings of uvicorn, which clients can provoke without a key, are
+    suppressed.
+
+    Args:
+        has_info: whether to write INFO lines.
     """
     logger = {"handlers": ["stderr"], "level": "INFO" if has_info else "WARNING", "propagate": False}
     stderr = {"class": "logging.StreamHandler", "formatter": "plain", "stream": "ext://sys.stderr"}
@@ -162,7 +163,7 @@ def log_config(has_info: bool) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(message)s"}},
-        "filters": {"sparingly": {"()": Sparingly}},
+        "filters": {"sparingly": {"()": RepeatFilter}},
         "handlers": {"stderr": stderr, "few": {**stderr, "filters": ["sparingly"]}},
         "loggers": {
             "uvicorn": {**logger, "handlers": ["few"]},

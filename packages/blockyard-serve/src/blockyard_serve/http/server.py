@@ -1,7 +1,7 @@
-"""uvicorn around the application: where it listens, and how it stops.
+"""uvicorn around the application: connection timeouts and shutdown.
 
-On SIGTERM, SIGINT or SIGHUP no connection and no request is taken any more, those that run go on for `drain_seconds`,
-and what is left then ends with an error of its own before the process does. A second SIGINT does not wait.
+On SIGTERM, SIGINT or SIGHUP the server refuses new connections and requests. Running requests may continue for
+`drain_seconds`; then they end with an error, and the process exits. A second SIGINT ends them at once.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 
-#: Of a next request, taken while the one before is still answered. Keeping more would have no bound, and a server that
-#: stops reading does not see that the client has gone: a client that sends more is disconnected.
+#: Bytes of a next request that are accepted before the current one is answered. A server that stops reading does not
+#: notice that the client left, and one that buffers without a limit runs out of memory: more than this disconnects.
 _MAX_EARLY_BYTES = 2**14
 _MAX_READ_BYTES = 2**13
 
 
-class _Patience:
-    """A timer that runs from the first `start` to `stop`."""
+class _Timer:
+    """A timer that calls `give_up` if `stop` does not come within `seconds` of the first `start`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, give_up: Callable[[], None]) -> None:
         self._loop = loop
@@ -52,39 +52,41 @@ class _Patience:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to wait, unless the timer runs already."""
         if self._timer is None:
             self._timer = self._loop.call_later(self._seconds, self._give_up)
 
     def stop(self) -> None:
-        """End the wait."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
-def impatient_protocol(header_seconds: float, client_seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP/1.1 over h11, with an end to waiting.
+def protocol_with_timeouts(header_seconds: float, client_seconds: float) -> type[asyncio.Protocol]:
+    """Return uvicorn's HTTP/1.1 protocol (h11) with timeouts.
 
-    A connection is closed if its next request has not begun after `header_seconds`, and cut if what was sent to it
-    has not gone out after `client_seconds`, or if it sends 16 KiB behind a request that is not answered yet.
+    A connection is closed if its next request does not begin within `header_seconds`. It is aborted if a response is
+    not received within `client_seconds`, or if more than 16 KiB arrive after a request that is not answered yet.
     """
 
-    class ImpatientProtocol(H11Protocol):
-        """One connection."""
-
+    class TimedProtocol(H11Protocol):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            self._for_headers = _Patience(self.loop, header_seconds, self._close_if_idle)
-            self._for_reader = _Patience(self.loop, client_seconds, self._cut)
+
+            def close_if_idle() -> None:
+                self._for_headers.stop()
+                if not self._is_busy():
+                    self.transport.close()
+
+            self._for_headers = _Timer(self.loop, header_seconds, close_if_idle)
+            self._for_reader = _Timer(self.loop, client_seconds, self._cut)
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            # `pause_writing` comes as soon as anything waits to be sent: by default only 64 KiB would tell of a reader
-            # that does not read, and what is less would hold its connection forever.
+            # `pause_writing` is then called as soon as anything waits to be sent. By default it takes 64 KiB, and a
+            # client that does not read a shorter response would hold its connection forever.
             transport.set_write_buffer_limits(0)
-            # asyncio reads this many bytes at once, by default 256 KiB: as chunks of a byte each, seconds of parsing
-            # in which no other client is served.
+            # Bytes that asyncio reads at once. The default of 256 KiB may be chunks of one byte each, which take
+            # seconds to parse while no other client is served.
             transport.max_size = _MAX_READ_BYTES  # type: ignore[attr-defined]
             self._for_headers.start()
 
@@ -113,7 +115,7 @@ def impatient_protocol(header_seconds: float, client_seconds: float) -> type[asy
             return self.cycle is not None and not self.cycle.response_complete
 
         def _read_on(self) -> None:
-            # uvicorn stops reading at the first byte too many, and would not notice that the client has gone.
+            # uvicorn stops reading at the first byte of a next request, and would not notice that the client left.
             if self.flow.read_paused and not self.cycle.more_body:
                 early, _ = self.conn.trailing_data
                 if len(early) > _MAX_EARLY_BYTES:
@@ -121,40 +123,41 @@ def impatient_protocol(header_seconds: float, client_seconds: float) -> type[asy
                 else:
                     self.flow.resume_reading()
 
-        def _close_if_idle(self) -> None:
-            self._for_headers.stop()
-            if not self._is_busy():
-                self.transport.close()
-
         def _cut(self) -> None:
-            # To close it in order would be to wait for the reader again.
-            self.transport.abort()
+            self.transport.abort()  # `close` would wait for the reader again
 
-    return ImpatientProtocol
+    return TimedProtocol
 
 
-#: Seconds for the last errors to reach their clients, behind the drain.
+#: Seconds for the last errors to reach their clients, after the drain.
 _FAREWELL_SECONDS = 5
-#: Connections that wait to be accepted. Each costs the loop milliseconds while the engine computes, and the last waits
-#: for all of them: who finds no place tries again after a second, also one who fills the queue on purpose.
+#: Connections that wait to be accepted. Accepting one takes milliseconds while the engine computes, so a longer queue
+#: would delay the last one too much; clients that find it full retry after a second.
 _MAX_UNACCEPTED = 128
-#: Seconds that clients have to take the error when a second signal cuts them.
+#: Seconds for clients to receive the error after a second signal.
 _CUT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """host: loopback unless told otherwise. port: 0 for any free one. api_key: None for none; it is shown nowhere.
+    """Options of a server.
 
-    access_log: whether each request is a line of the log (on stderr). has_check: whether GET /check is there.
-    cors_origins: of web pages that may use it from a browser, as "http://localhost:3000"; "*" for all.
-    status_seconds: of work between two lines of the log that say how it goes; 0 for none.
-    tenant_metrics: tenants that GET /metrics shows by name, at most 100; 0 for none. tracer: of OpenTelemetry,
-    gets spans of every request; None for none.
-    allowed_hosts: names under which requests may come, besides those of loopback and `host`; "*" for all. Without them
-    it is all, but on loopback without a key none besides.
-    ui: what the page under /ui shows: "text", "map" (no prompts) or "off". tenant_keys: the API key of each tenant that
-    has one, by its name (docs/tenants.md); shown nowhere.
+    Attributes:
+        model_name: name of the model for clients.
+        host: address to listen on.
+        port: port to listen on; 0 for any free one.
+        api_key: key that clients must send; None for none. Never shown.
+        limits: limits on requests.
+        access_log: whether to log every request (on stderr).
+        has_check: whether to add GET /check.
+        cors_origins: origins of web pages that may use the server, as "http://localhost:3000"; "*" for all.
+        allowed_hosts: host names under which requests may come, besides `host` and those of loopback; "*" for all.
+            Without any, all names are allowed, except on loopback without a key.
+        status_seconds: seconds of work between two status lines in the log; 0 for none.
+        tenant_metrics: number of tenants that GET /metrics shows by name, at most 100.
+        tracer: OpenTelemetry tracer for spans of requests; None for no tracing.
+        ui: the page under /ui: "text" (with prompts), "map" (without prompts) or "off".
+        tenant_keys: API keys of tenants by name (docs/tenants.md). Never shown.
     """
 
     model_name: str
@@ -174,20 +177,21 @@ class ServerOptions:
 
     @property
     def has_key(self) -> bool:
-        """Say whether requests need a key."""
+        """True if requests need a key."""
         return self.api_key is not None or bool(self.tenant_keys)
 
 
-def guarded(app: ASGIApp, options: ServerOptions) -> ASGIApp:
-    """Return the application with its log of requests, and closed to names of hosts that are not its own."""
+def wrap_app(app: ASGIApp, options: ServerOptions) -> ASGIApp:
+    """Return the application with the middleware for request log, body lengths and host names."""
     hosts = known_hosts(options.host, options.allowed_hosts, options.has_key)
     return RequestLog(OneLength(KnownHosts(app, hosts)))
 
 
 class AppServer(uvicorn.Server):
-    """Serves an application of `app_of` until a signal ends it. `run()` blocks.
+    """Serves an application of `make_app` until a signal ends it.
 
-    on_listening: called once, with the address, when clients can connect.
+    Args:
+        on_listening: called once with the address when clients can connect.
     """
 
     def __init__(self, app: FastAPI, options: ServerOptions, on_listening: Callable[[str], None] | None = None) -> None:
@@ -197,14 +201,14 @@ class AppServer(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         limits = options.limits
         config = uvicorn.Config(
-            guarded(self.app, options),
-            http=impatient_protocol(limits.header_seconds, limits.client_seconds),
-            loop="asyncio",  # of uvloop's connections it cannot be set how much they read at once
+            wrap_app(self.app, options),
+            http=protocol_with_timeouts(limits.header_seconds, limits.client_seconds),
+            loop="asyncio",  # uvloop does not let us limit the bytes that are read at once
             ws="none",
             lifespan="on",
             log_level="warning" if not options.access_log else "info",
             log_config=log_config(options.access_log),
-            access_log=False,  # `RequestLog` has more to say
+            access_log=False,  # `RequestLog` writes it
             server_header=False,
             proxy_headers=False,
             limit_concurrency=limits.max_connections,
@@ -215,40 +219,39 @@ class AppServer(uvicorn.Server):
 
     @property
     def address(self) -> str:
-        """Return where clients connect, once it listens."""
+        """URL of the server, once it listens."""
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until a signal ends it. sockets: bound to where it should listen; opened for the options' host and port
-        if None.
+        """Serve until a signal ends it. Raises `InvalidArgument` if the server cannot listen there.
 
-        Raises `InvalidArgument`, naming both, where it cannot listen.
+        Args:
+            sockets: bound sockets; None opens them for the options' host and port.
         """
         super().run(sockets or open_sockets(self._options.host, self._options.port))
 
     def stop(self, why: str) -> None:
-        """Stop as on a signal, from any thread. why: what clients that still come are told."""
+        """Stop as on a signal; callable from any thread. `why` is the reason that new requests get."""
         self.app.state.runner.refuse(why)
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say where."""
         self._loop = asyncio.get_running_loop()
         try:
             await super().startup(sockets)
-        except OSError as error:  # another server had the same address, and was ready before this one
+        except OSError as error:  # another server was faster to listen on the same address
             await self.lifespan.shutdown()
             raise cannot_listen(self._options.host, self._options.port, error) from None
         if self.started and self._on_listening is not None:
             self._on_listening(self.address)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new requests, let the others end within the limit, and end what is left."""
+        """Refuse new requests, wait for running ones up to the limit, and end the rest."""
         runner = self.app.state.runner
         if runner.refusal is None:
             runner.refuse("the server is stopping")
-        self._say_what_ends()
+        self._report_running()
         end = asyncio.get_running_loop().call_later(
             self._options.limits.drain_seconds, runner.end_all, unavailable("the server is stopping", _FAREWELL_SECONDS)
         )
@@ -258,37 +261,36 @@ class AppServer(uvicorn.Server):
             end.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop in order at the first signal; a second Ctrl-C ends what still runs, and the order stays."""
+        """Shut down on the first signal; end running requests on a second Ctrl-C."""
         if self.should_exit and sig == signal.SIGINT and self._loop is not None:
             self._loop.call_soon_threadsafe(self._cut)
         else:
             super().handle_exit(sig, frame)
 
-    def _say_what_ends(self) -> None:
-        """Say on stderr how long the stop may take, if requests run."""
+    def _report_running(self) -> None:
         page = getattr(self.app.state, "live_page", None)
         number = len(self.server_state.tasks) - (0 if page is None else page.feed.num_readers)
         if number > 0:
-            words = f"{number} request{'s end' if number > 1 else ' ends'}"
-            seconds = f"{self._options.limits.drain_seconds:g} s"
-            print(f"blockyard: stopping: {words} within {seconds}; Ctrl-C again cuts them", file=sys.stderr, flush=True)
+            seconds = self._options.limits.drain_seconds
+            message = f"stopping: {number} request{'s' * (number > 1)} may run for {seconds:g} s; Ctrl-C ends them now"
+            print(f"blockyard: {message}", file=sys.stderr, flush=True)
 
     def _cut(self) -> None:
-        """End every request with an error, and soon after every connection."""
         assert self._loop is not None
         runner = self.app.state.runner
         runner.refuse("the server is stopping")
         runner.end_all(unavailable("the server is stopping", _FAREWELL_SECONDS))
         self.app.state.stop_seconds = min(self.app.state.stop_seconds, _FAREWELL_SECONDS)
-        self._loop.call_later(_CUT_SECONDS, self._abort_connections)
 
-    def _abort_connections(self) -> None:
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
+        def abort() -> None:
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+
+        self._loop.call_later(_CUT_SECONDS, abort)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Does as uvicorn's, but a signal that has ended the server in order does not kill the process afterwards."""
+        """Handle signals as uvicorn does, but do not kill the process after an orderly shutdown."""
         with super().capture_signals(), self._capture_hangup():
             try:
                 yield
@@ -297,7 +299,7 @@ class AppServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def _capture_hangup(self) -> Iterator[None]:
-        """A terminal that closes ends the server in order too, unless nohup has it ignored."""
+        """Shut down in order when the terminal closes, unless nohup has SIGHUP ignored."""
         hangup = getattr(signal, "SIGHUP", None)
         is_ours = threading.current_thread() is threading.main_thread()
         if hangup is None or not is_ours or signal.getsignal(hangup) is not signal.SIG_DFL:
@@ -311,9 +313,12 @@ class AppServer(uvicorn.Server):
 
 
 class Server(AppServer):
-    """Serves an engine until a signal ends it. `run()` blocks; the engine is the server's own from now on.
+    """Serves an engine until a signal ends it. `run()` blocks.
 
-    on_listening: called once, with the address, when clients can connect.
+    Args:
+        engine: the engine; it belongs to the server from now on.
+        options: options of the server.
+        on_listening: called once with the address when clients can connect.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The paths share who runs jobs, one model, and requests that are read, run and answered."""
+"""The parts that routes share: reading, running and answering requests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..jobs.job import JobRunner
 from ..jobs.planner import Planner
 from ..limits import ServerLimits
 from ..openai.protocol import GenerationFields, parse_request
-from ..openai.responses import Form, TokenTexts
+from ..openai.responses import ResponseBuilder, TokenTexts
 from .access import tenant_of
 from .body import read_body
 from .request_log import entry_of
-from .run import Deadline, Run, while_connected
+from .request_run import Deadline, Run, while_connected
 from .streaming import EventStream
 
 WantedT = TypeVar("WantedT")
@@ -28,7 +28,11 @@ WorkT = TypeVar("WorkT")
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the paths need. model_name: what clients call the model."""
+    """The dependencies of routes.
+
+    Attributes:
+        created: Unix time at which the server started.
+    """
 
     runner: JobRunner
     planner: Planner
@@ -37,10 +41,10 @@ class Service:
     model_name: str
     created: int
 
-    async def answer(self, request: Request, kind: type[GenerationFields], form: type[Form]) -> Response:
-        """Read a request, run it, and answer whole or in pieces. Raises `ApiError`."""
+    async def answer(self, request: Request, kind: type[GenerationFields], form: type[ResponseBuilder]) -> Response:
+        """Run a request that generates; return the whole response or a stream. Raises `ApiError`."""
         deadline, entry = Deadline(self.limits.request_seconds), entry_of(request.scope)
-        self.runner.require_place()
+        self.runner.require_capacity()
         wanted = await self.read(request, lambda body: parse_request(kind, body))
         self.require_model(wanted.model)
         shape = form(self.model_name, self.texts, wanted.num_logprobs is not None)
@@ -60,20 +64,20 @@ class Service:
             entry.note_results(run.finished.values())
 
     async def read(self, request: Request, parse: Callable[[bytes], WantedT]) -> WantedT:
-        """Return the body, as `parse` understands it. Raises `ApiError`."""
+        """Return the parsed body of a request. Raises `ApiError`."""
         body = await read_body(request, self.limits)
-        return await asyncio.to_thread(parse, body)  # a large one takes long; others go on
+        return await asyncio.to_thread(parse, body)  # parsing a large one takes long
 
     def require_model(self, name: str | None) -> None:
-        """Raise `ApiError` (404) for a model that is not this one; None for a request that names none."""
+        """Raise `ApiError` (404) if a request names another model."""
         if name not in (None, self.model_name):
-            message = (
-                f"the model '{name[:100]}' does not exist; this server has '{self.model_name}' and no LoRA adapters"
+            served = f"this server serves '{self.model_name}', without LoRA adapters"
+            raise ApiError(
+                404, f"the model '{name[:100]}' does not exist; {served}", code="model_not_found", param="model"
             )
-            raise ApiError(404, message, code="model_not_found", param="model")
 
     def model(self) -> dict[str, Any]:
-        """Return the model as /v1/models shows it."""
+        """Return the model object of /v1/models."""
         return {
             "id": self.model_name,
             "object": "model",
@@ -84,6 +88,6 @@ class Service:
 
 
 async def within(deadline: Deadline, request: Request, work: Coroutine[Any, Any, WorkT]) -> WorkT:
-    """Return the result of `work`; raises `ApiError` (504) at the deadline, and `ClientGone` when the client leaves."""
+    """Return the result of `work`. Raises `ApiError` (504) at the deadline, `ClientGone` if the client leaves."""
     async with deadline.hold():
         return await while_connected(work, request.receive)

@@ -1,4 +1,4 @@
-"""Server-sent events: the pieces of an answer as they come, to a client that may be slow or vanish."""
+"""Streamed responses as server-sent events."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from starlette.types import Receive, Scope, Send
 from blockyard_engine import NewToken
 
 from ..errors import ApiError
-from ..openai.responses import Choice, Form, token_counts
+from ..openai.responses import Choice, ResponseBuilder, token_counts
 from .request_log import entry_of
-from .run import ClientGone, Run, while_connected
+from .request_run import ClientGone, Run, while_connected
 
 _DONE = b"data: [DONE]\n\n"
 
 
 class Pieces:
-    """Turns a run's tokens into the choices of a stream."""
+    """Turns the tokens of a run into the choices of a stream."""
 
-    def __init__(self, form: Form, num_completions: int) -> None:
+    def __init__(self, form: ResponseBuilder, num_completions: int) -> None:
         self._form = form
         self._num_completions = num_completions
         self._has_begun: set[int] = set()
 
     def of(self, position: int, token: NewToken) -> list[Choice]:
-        """Return the choices of a token of the prompt at `position`; none if its text is held back. O(its text)."""
+        """Return the choices for a token of the prompt at `position`; none while its text is held back. O(its text)."""
         index, choices = self._index(position, token), []
         if token.text or token.logprob is not None:
             choices.append(self._form.text_choice(index, token.text, token.logprob))
@@ -38,7 +38,7 @@ class Pieces:
         return choices
 
     def opening(self, position: int, token: NewToken) -> list[Choice]:
-        """Return what is sent before a completion's first token, which `token` may be. O(1)."""
+        """Return the choice to send before a completion's first token; none for later tokens. O(1)."""
         index = self._index(position, token)
         if index in self._has_begun:
             return []
@@ -51,11 +51,18 @@ class Pieces:
 
 
 class EventStream(Response):
-    """The stream of one run. An error before its first piece is an answer with a status; later ones are a piece."""
+    """The stream of one run. Errors before the first chunk are normal error responses; later ones are sent as an event.
 
-    def __init__(self, run: Run, form: Form, wants_usage: bool, wants_continuous_usage: bool = False) -> None:
+    Args:
+        wants_usage: whether the last chunk has the token counts.
+        wants_continuous_usage: whether every chunk has them.
+    """
+
+    def __init__(
+        self, run: Run, form: ResponseBuilder, wants_usage: bool, wants_continuous_usage: bool = False
+    ) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        del self.headers["content-length"]  # of the empty body that Response assumes
+        del self.headers["content-length"]  # Response sets it for an empty body
         self._run = run
         self._form = form
         self._wants_usage = wants_usage
@@ -64,7 +71,6 @@ class EventStream(Response):
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the pieces until the answer ends or the client leaves."""
         try:
             with self._run, contextlib.suppress(ClientGone):  # leaving the run frees its blocks
                 await while_connected(self._send_all(scope, receive, send), receive)
@@ -100,15 +106,11 @@ class EventStream(Response):
             yield _event(self._form.usage_chunk(list(self._run.finished.values())))
 
     def _encoded(self, choices: list[Choice]) -> list[bytes]:
-        # Where usage is wanted, OpenAI's API says null in every piece but the last.
-        more = {"usage": self._usage_so_far()} if self._wants_usage else {}
+        more: dict[str, Any] = {"usage": None} if self._wants_usage else {}  # null in every chunk but the last
+        if self._wants_continuous_usage:
+            num_prompt = sum(len(job.prompt.token_ids) for job in self._run.jobs)
+            more = {"usage": token_counts(num_prompt, self._num_tokens)}
         return [_event({**self._form.chunk(choice), **more}) for choice in choices]
-
-    def _usage_so_far(self) -> dict[str, int] | None:
-        if not self._wants_continuous_usage:
-            return None
-        num_prompt = sum(len(job.prompt.token_ids) for job in self._run.jobs)
-        return token_counts(num_prompt, self._num_tokens)
 
     async def _send(self, send: Send, piece: bytes, more_body: bool = True) -> None:
         if not self._has_begun:

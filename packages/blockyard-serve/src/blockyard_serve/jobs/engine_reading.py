@@ -1,4 +1,4 @@
-"""The state of an engine between two steps, made in its thread and read in any other."""
+"""Metrics of an engine between two steps: read in the engine thread, exported from any other."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineReading:
-    """What an engine says of its cache and its queue.
+    """State of an engine between two steps.
 
-    num_running, num_waiting: requests; num_deferred: those of the waiting ones that wait for a running one to compute
-    the beginning of their prompt, and not for room. num_failed_steps: steps in which something raised. offload: its
-    tiers; None without any.
+    Attributes:
+        num_deferred: waiting requests whose prefix is being computed by a running one; they do not lack blocks.
+        num_drafts: drafts that speculation proposed.
+        num_drafted_tokens: tokens of these drafts.
+        num_accepted_tokens: drafted tokens that the model confirmed.
+        offload: statistics of its tiers, if it has any.
     """
 
     cache: CacheReading
@@ -37,7 +40,7 @@ class EngineReading:
 
     @classmethod
     def of(cls, engine: Engine, num_failed_steps: int) -> EngineReading:
-        """Read the engine. O(num_blocks + requests), so it is made when it is asked for and not after every step."""
+        """Read the engine. O(num_blocks + requests), so read on demand and not after every step."""
         return cls(
             cache=CacheReading.of(engine.cache, engine.num_preemptions, engine.num_cpu_hit_tokens),
             num_running=engine.num_running,
@@ -51,7 +54,7 @@ class EngineReading:
         )
 
 
-#: name: (what it is, how it is read). Gauges go up and down, counters only up.
+#: Help text and value of each metric.
 Readings = dict[str, tuple[str, Callable[[EngineReading], float]]]
 
 GAUGES: Readings = {
@@ -60,8 +63,11 @@ GAUGES: Readings = {
 }
 COUNTERS: Readings = {
     "vllm:spec_decode_num_drafts": ("Drafts that speculation proposed.", lambda seen: seen.num_drafts),
-    "vllm:spec_decode_num_draft_tokens": ("Tokens of them.", lambda seen: seen.num_drafted_tokens),
-    "vllm:spec_decode_num_accepted_tokens": ("Those the model confirmed.", lambda seen: seen.num_accepted_tokens),
+    "vllm:spec_decode_num_draft_tokens": ("Tokens of drafts.", lambda seen: seen.num_drafted_tokens),
+    "vllm:spec_decode_num_accepted_tokens": (
+        "Draft tokens that the model confirmed.",
+        lambda seen: seen.num_accepted_tokens,
+    ),
     "blockyard:failed_steps": ("Steps in which something raised.", lambda seen: seen.num_failed_steps),
 }
 WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
@@ -69,14 +75,19 @@ SLEEP_STATE = "vllm:engine_sleep_state"
 
 
 class EngineCollector(Collector):
-    """The engine's part of the page. read: gives the latest reading. labels: by name, the same for all metrics."""
+    """Collector of an engine's metrics.
+
+    Args:
+        read: returns the latest reading.
+        labels: labels of every metric.
+    """
 
     def __init__(self, read: Callable[[], EngineReading], labels: dict[str, str]) -> None:
         self._read = read
         self._labels = labels
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all gauges and counters, of one moment. O(1)."""
+        """Yield the metrics of one reading. O(1)."""
         seen, names, texts = self._read(), list(self._labels), list(self._labels.values())
         for name, (text, value) in GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=names)
@@ -90,11 +101,8 @@ class EngineCollector(Collector):
         waiting.add_metric([*texts, "capacity"], seen.num_waiting - seen.num_deferred)
         waiting.add_metric([*texts, "deferred"], seen.num_deferred)
         yield waiting
-        yield self._awake()
-
-    def _awake(self) -> Metric:
-        """Return what vLLM's boards ask for; an engine here never sleeps."""
-        states = GaugeMetricFamily(SLEEP_STATE, "Whether the engine is awake.", labels=[*self._labels, "sleep_state"])
+        # vLLM's dashboards ask for it; this engine never sleeps.
+        states = GaugeMetricFamily(SLEEP_STATE, "Whether the engine is awake.", labels=[*names, "sleep_state"])
         for state in ("awake", "weights_offloaded", "discard_all"):
-            states.add_metric([*self._labels.values(), state], state == "awake")
-        return states
+            states.add_metric([*texts, state], state == "awake")
+        yield states

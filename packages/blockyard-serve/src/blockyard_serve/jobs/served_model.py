@@ -1,4 +1,4 @@
-"""Plans of requests ask this of an engine, as values: the engine may be in another process."""
+"""Sizes of a model that planning needs, as a value: the engine may be in another process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from blockyard_engine.scheduling import CacheLimits
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The sizes of a model and of the cache it is served from.
+    """Sizes of a model and of the cache that serves it.
 
-    context: tokens of the longest sequence that the model knows. num_blocks: of the pool. max_num_seqs: sequences that
-    run at once. hash_block_size: tokens of a block that can be hit. limits: what an empty cache can carry to its end.
+    Attributes:
+        context: tokens of the longest sequence that the model supports.
+        hash_block_size: tokens of a block that can be hit.
+        limits: sequences that an empty cache can hold to their end.
     """
 
     context: int
@@ -25,7 +27,7 @@ class ServedModel:
 
     @classmethod
     def of(cls, engine: Engine) -> ServedModel:
-        """Read an engine. O(1)."""
+        """Read the sizes of an engine. O(1)."""
         config = engine.cache.config
         return cls(
             context=engine.shape.max_model_len,
@@ -38,5 +40,5 @@ class ServedModel:
 
     @property
     def max_model_len(self) -> int:
-        """Return the tokens of the longest sequence that is served: the model's limit, or what the pool can hold."""
+        """Tokens of the longest sequence that the context and the pool allow."""
         return self.limits.max_model_len

@@ -1,4 +1,4 @@
-"""A line in the log every few seconds of work: what runs and waits, tokens a second, blocks held, hits."""
+"""A log line every few seconds of work: requests, throughput, blocks held and hits."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ _log = logging.getLogger("blockyard_serve.status")
 
 
 def require_status_seconds(seconds: object) -> float:
-    """Return `seconds` if it is a number of at least 0. Raises `InvalidArgument`."""
+    """Return `seconds` if it is a number of at least 0; otherwise raise `InvalidArgument`."""
     number = require_number("status_seconds", seconds)
     if number < 0:
-        raise InvalidArgument(f"status_seconds is {number:g}; it must be 0, for no line, or more")
+        raise InvalidArgument(f"status_seconds is {number:g}; it must be at least 0 (0: no status line)")
     return number
 
 
 class StatusLine:
-    """Written by the engine's thread. seconds: of work, between two lines; 0 for none. now: when it begins.
+    """Writes the status line, in the engine's thread. Idle time does not count as work.
 
-    Time without work does not count, so a line says what the engine does when it has something to do.
+    Args:
+        seconds: seconds of work between two lines; 0 for none.
+        now: current time.
     """
 
     def __init__(self, engine: Engine, seconds: float, now: float) -> None:
@@ -36,11 +38,11 @@ class StatusLine:
         self._begin(now)
 
     def skip(self, seconds: float) -> None:
-        """The engine had nothing to do for so long. O(1)."""
+        """Do not count `seconds` without work. O(1)."""
         self._began += seconds
 
     def note(self, report: StepReport, now: float) -> None:
-        """Note that a step ended. O(1), and O(running sequences) where a line is due."""
+        """Count a step; write the line if it is due. O(1), and O(running sequences) with a line."""
         self._num_new += len(report.new_tokens)
         self._num_computed += report.num_tokens
         if self._seconds and now - self._began >= self._seconds:

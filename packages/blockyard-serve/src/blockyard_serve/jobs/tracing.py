@@ -1,4 +1,4 @@
-"""A span for each request, and in it queue, prefill and decode: made when it ends, from the times that were noted."""
+"""A span for each request, with child spans for queue, prefill and decode, made when the request ends."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, Tracer
 
-#: Causes in the order in which the first of equals is named; the tail is no fault.
+#: Miss causes; of causes with equal counts the first is reported. The tail is not a fault.
 _CAUSES = ("evicted", "no_state", "other_keys", "never_seen", "recomputed", "tail")
 
 
 class RequestTracer:
-    """Hands spans to a tracer of OpenTelemetry, under vLLM's names for attributes where it has one.
+    """Sends spans of requests to an OpenTelemetry tracer. Attributes have vLLM's names if it has them.
 
-    block_size: tokens in a block, for `kv_cache.blocks_hit` and `kv_cache.blocks_missed`. model_name: an attribute.
-    Raises `MissingExtra` without opentelemetry.
+    Raises `MissingExtra` if opentelemetry is not installed.
+
+    Args:
+        block_size: tokens in a block, for `kv_cache.blocks_hit` and `kv_cache.blocks_missed`.
+        model_name: attribute of each span.
     """
 
     def __init__(self, tracer: Tracer, block_size: int, model_name: str) -> None:
@@ -38,12 +41,12 @@ class RequestTracer:
         self._model_name = model_name
 
     def context_of(self, headers: Mapping[str, str]) -> Context:
-        """The caller's span, from a request's headers (`traceparent`): the parent of the request's. O(headers)."""
+        """Return the context of the client's span, from the header `traceparent`. O(headers)."""
         return self._extract(dict(headers))
 
     def end(self, job: Job, result: GenerationResult | None, now: float, error: str = "") -> None:
-        """Make the spans of a job that is over, `now` by the clock of its times. error: why, if it did not finish."""
-        offset = time.time_ns() - int(now * 1e9)  # from that clock to the one that spans are in
+        """Record the spans of a job that ended at `now`, on the clock of its times. `error`: why it did not finish."""
+        offset = time.time_ns() - int(now * 1e9)  # from the job's clock to the spans' clock
 
         def start(name: str, parent: Context | None, began: float, **attributes: Any) -> Span:
             return self._tracer.start_span(name, parent, start_time=offset + int(began * 1e9), attributes=attributes)
@@ -79,7 +82,6 @@ class RequestTracer:
         return found
 
     def _of_cache(self, result: GenerationResult) -> dict[str, Any]:
-        """Return blocks hit and missed, where the hits lay, and, with `track_misses`, why the others were missed."""
         hit = -(-result.num_cached_tokens // self._block_size)
         full = result.num_prompt_tokens // self._block_size
         found: dict[str, Any] = {
@@ -95,7 +97,7 @@ class RequestTracer:
 
 
 def phases(job: Job, now: float) -> list[tuple[str, float, float]]:
-    """(name, began, ended) of what a job went through, the last of them until now if it did not finish it."""
+    """Return (name, began, ended) of each phase of a job; a phase that did not complete ends at `now`."""
     found = [("queue", job.arrived_at, now if job.started_at is None else job.started_at)]
     if job.started_at is not None:
         found.append(("prefill", job.started_at, now if job.first_token_at is None else job.first_token_at))
@@ -105,14 +107,14 @@ def phases(job: Job, now: float) -> list[tuple[str, float, float]]:
 
 
 def tier_of(result: GenerationResult) -> str:
-    """Return where the cached tokens of a prompt lay: "gpu", "cpu", "gpu+cpu" or "none"."""
+    """Return which pool held the cached tokens of a prompt: "gpu", "cpu", "gpu+cpu" or "none"."""
     cpu = min(result.num_cpu_cached_tokens, result.num_cached_tokens)
     tiers = ["gpu"] * (result.num_cached_tokens > cpu) + ["cpu"] * (cpu > 0)
     return "+".join(tiers) or "none"
 
 
 def missed_tokens(misses: MissCauses) -> dict[str, int]:
-    """Return tokens by cause; the tail counts only where nothing else was missed."""
+    """Return missed tokens by cause; the tail is left out if other tokens were missed too."""
     numbers = {cause: misses.missed[cause] for cause in _CAUSES}
     if any(number for cause, number in numbers.items() if cause != "tail"):
         del numbers["tail"]

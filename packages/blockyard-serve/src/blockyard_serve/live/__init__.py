@@ -1,26 +1,24 @@
-"""A page that shows the blocks of a running cache as it works: a map of the pool, requests, a time line, a tree.
+"""A page that shows the blocks of a running cache: a map of the pool, requests, a timeline, a tree of prompts.
 
-    from blockyard_serve.live import Desk, LivePage
+    from blockyard_serve.live import CallQueue, LivePage
 
-    desk = Desk(cache)         # the thread that owns the cache calls desk.answer() between two steps
-    app = LivePage(desk)       # an ASGI application, for any server in any other thread
+    calls = CallQueue(cache)   # the thread that owns the cache calls calls.run() between two steps
+    app = LivePage(calls)      # an ASGI application, for a server in another thread
 
-`blockyard serve` has it under /ui (docs/page.md). Read it in this order; a file needs only those before it:
+`blockyard serve` has it under /ui (docs/page.md). Reading order; a file needs only those above it:
 
-    desk          how another thread asks something of a cache between two steps
-    snapshot      what is copied there: counts and block tables, nothing is formatted
-    cells         what each block is; blocks to cells, at most a few thousand however large the pool is
-    frames        one moment on the wire with its sequences, whole or as what changed since the moment before
-    prompts       the latest prompts that were answered
-    forest        what is cached, as branches, from who follows whom
-    tree          the heaviest of them, and what of them the latest prompts hit
-    hits          which of the latest prompts hit a block
-    details       one block, one run of blocks: asked for when the reader points at it
-    feed          one sampler for all who watch, at a bounded rate
-    page          the paths, and what a browser is told that it may do
+    call_queue    calls from other threads, run by the cache's owner between two steps
+    snapshot      a copy of the cache's counts and block tables
+    cells         states of blocks; at most a few thousand cells for a pool of any size
+    frames        one moment on the wire, whole or as a change since the previous one
+    prompt_log    the latest prompts, and their hits of a block
+    tree          the tree of cached prompts, and the latest prompts' hits
+    details       one block, or a run of blocks, on request
+    feed          one sampler for all readers, at a bounded rate
+    live_page     the ASGI application
 """
 
-from .desk import Desk, Source, Surroundings
-from .page import LivePage
+from .call_queue import CacheSource, CallQueue, EngineStatus
+from .live_page import LivePage
 
-__all__ = ["Desk", "LivePage", "Source", "Surroundings"]
+__all__ = ["CacheSource", "CallQueue", "EngineStatus", "LivePage"]

@@ -1,4 +1,4 @@
-"""What is asked for when the reader points at a thing: one block, a run of blocks."""
+"""Details on request: one block, or a run of blocks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from blockyard import KVCacheManager
 from blockyard.extending import KVCacheBlock
 
-from .desk import Surroundings
+from .call_queue import EngineStatus
 from .frames import Frame
 
-#: Lists of token ids to their texts, one each.
+#: Decodes lists of token ids, each to one text.
 Texts = Callable[[Sequence[Sequence[int]]], Awaitable[list[str]]]
-#: Blocks of a run, holders and tokens of a block that are told.
+#: Maximum of blocks in a run, and of holders and tokens shown of a block.
 MAX_RUN = 1024
 _MAX_HOLDERS = 64
 _MAX_SHOWN_TOKENS = 4096
@@ -26,8 +26,13 @@ _MAX_SHOWN_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class SeenBlock:
-    """A block between two steps. names: of its holders, as the page shows them. is_plain: token blocks hold the keys
-    and values themselves: one layer group without a window, and no CPU pool."""
+    """A block between two steps.
+
+    Attributes:
+        names: display names of its holders.
+        step: number of steps so far.
+        is_plain: whether its tokens identify its content: one layer group without a window, and no CPU pool.
+    """
 
     block: KVCacheBlock
     names: list[str]
@@ -35,8 +40,8 @@ class SeenBlock:
     is_plain: bool
 
 
-def see_config(cache: KVCacheManager, around: Surroundings) -> dict[str, Any]:  # noqa: ARG001
-    """Return what does not change, in the cache's thread. O(groups)."""
+def read_config(cache: KVCacheManager, status: EngineStatus) -> dict[str, Any]:  # noqa: ARG001
+    """Return the constant settings of a cache. Only in its thread. O(groups)."""
     config = cache.config
     return {
         "block_size": cache.block_size,
@@ -45,18 +50,18 @@ def see_config(cache: KVCacheManager, around: Surroundings) -> dict[str, Any]:  
     }
 
 
-def see_block(block_id: int, cache: KVCacheManager, around: Surroundings) -> SeenBlock | None:
-    """One block, in the cache's thread; None where there is none of this id. O(running sequences * their blocks)."""
+def read_block(block_id: int, cache: KVCacheManager, status: EngineStatus) -> SeenBlock | None:
+    """Return a block, or None if the id does not exist. Only in the cache's thread. O(held blocks)."""
     if not 1 <= block_id < len(cache.pool.ref_counts()):
         return None
     block = cache.block(block_id)
-    known = around.names
+    known = status.names
     names = [_named(holder, known) for holder in block.holders[:_MAX_HOLDERS]]
-    return SeenBlock(block, names, around.step, not cache.config.is_mapped)
+    return SeenBlock(block, names, status.step, not cache.config.is_mapped)
 
 
 async def block_answer(seen: SeenBlock, texts: Texts | None, shows_text: bool) -> dict[str, Any]:
-    """Return a block for the page. texts: None where there is no tokenizer. shows_text: whether prompts may be seen."""
+    """Return a block for the page. `texts` is None without a tokenizer; `shows_text` allows prompts."""
     block = seen.block
     answer: dict[str, Any] = {
         "id": block.block_id,
@@ -83,7 +88,7 @@ async def block_answer(seen: SeenBlock, texts: Texts | None, shows_text: bool) -
 
 
 def run_answer(frame: Frame, ref_counts: NDArray[np.int32], first: int, count: int) -> dict[str, Any]:
-    """The states of blocks `first` and following at a frame, base64 of a byte each, and their counts. O(count)."""
+    """Return the states (base64, a byte each) and reference counts of `count` blocks from `first` on. O(count)."""
     end = min(first - 1 + min(count, MAX_RUN), len(frame.states))
     states = frame.states[first - 1 : end]
     return {
@@ -95,7 +100,7 @@ def run_answer(frame: Frame, ref_counts: NDArray[np.int32], first: int, count: i
 
 
 def _named(holder: str, names: Mapping[str, str]) -> str:
-    """ "sequence 12 'request 3'" is "request 3" on the page, and what its client called it."""
+    """Return a holder's display name: its inner name and the name that the client gave."""
     start = holder.find("'")
     inner = holder[start + 1 : -1] if start >= 0 and holder.endswith("'") else holder
     name = names.get(inner, "")

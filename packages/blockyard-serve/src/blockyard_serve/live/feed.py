@@ -1,4 +1,7 @@
-"""One sampler for all who watch: at a bounded rate, at a bounded share of the cache's thread, while there is one."""
+"""One sampler for all readers.
+
+It bounds its rate and its share of the cache's thread, and runs only while someone reads.
+"""
 
 from __future__ import annotations
 
@@ -15,49 +18,53 @@ from numpy.typing import NDArray
 
 from blockyard import KVCacheManager
 
-from .desk import AnswerT, Source, Surroundings
+from .call_queue import AnswerT, CacheSource, EngineStatus
 from .details import Texts
 from .frames import Frame, event
-from .prompts import PromptLog
+from .prompt_log import PromptLog
 from .snapshot import Snapshot, take_snapshot
 from .tree import (
     SLICE_BLOCKS,
     TreeBranch,
+    add_tokens,
+    blocks_to_read,
     cached_tree,
     count_prompts,
-    note_tokens,
-    see_identities,
-    see_keys,
-    see_tokens,
-    told,
-    wanted,
+    read_identities,
+    read_keys,
+    read_tokens,
+    tree_answer,
 )
 
-#: Seconds between two frames at least, and the share of the time that copying may take in the cache's thread.
+#: Minimum of seconds between two frames.
 MIN_SECONDS = 0.1
+#: Maximum fraction of the cache's thread that copying may take.
 MAX_SHARE = 0.005
-#: Frames may cost this share of a processor besides.
+#: Maximum fraction of another core that making frames may take.
 _MAX_FRAME_SHARE = 0.1
-#: Seconds after which a reader hears something, and is asked whether it is still there.
+#: Seconds after which a reader gets a comment, which also detects that it left.
 BEAT_SECONDS = 1.0
 _TREE_SECONDS = 3.0
 _POINT_SECONDS = 2.0
 _NUM_POINTS = 300
-#: What copying a slice of what is cached may take.
+#: Expected seconds to copy a slice of the tree's contents.
 SLICE_SECONDS = 0.0005
 
 
 class PageFeed:
-    """Frames of a cache for any number of readers. Lives in one event loop.
+    """The frames of a cache for any number of readers, on one event loop.
 
-    source: the cache. prompts: what the tree is made of. texts: token ids to text, None where they are not to be shown.
-    is_ending: whether the host goes down and streams should end, asked at each event.
-    A reader that does not keep up gets the latest frame, whole: nothing waits for it, and nothing piles up.
+    A reader that does not keep up gets the latest whole frame: nothing waits for it, and nothing accumulates.
+
+    Args:
+        texts: decodes tokens; None if texts are not shown.
+        shows_text: whether prompts may be shown.
+        is_ending: returns whether streams should end, because the server is stopping.
     """
 
     def __init__(
         self,
-        source: Source,
+        source: CacheSource,
         prompts: PromptLog,
         texts: Texts | None = None,
         shows_text: bool = True,
@@ -86,16 +93,16 @@ class PageFeed:
 
     @property
     def num_readers(self) -> int:
-        """Streams that are open."""
+        """Number of open streams."""
         return self._num_readers
 
     @property
     def ref_counts(self) -> NDArray[np.int32]:
-        """Return those of the latest frame, without the null block."""
+        """Reference counts of the latest frame, without the null block's."""
         return np.empty(0, np.int32) if self._snapshot is None else self._snapshot.pool.ref_counts[1:]
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield server-sent events for one reader, until the source has ended; at least one each `BEAT_SECONDS`."""
+        """Yield server-sent events for one reader, at least one every `BEAT_SECONDS`, until the source ends."""
         self._begin()
         known: Frame | None = None
         tree = b""
@@ -140,27 +147,27 @@ class PageFeed:
                 self._tree_task = None
 
     async def _sample(self) -> None:
-        """Take one snapshot after another, each later than the one before by what bounds the rate and the share."""
+        """Take snapshots, with pauses that keep rate and share within their bounds."""
         clock = asyncio.get_running_loop().time
         try:
             while True:
                 started = clock()
                 try:
-                    snapshot = await asyncio.wrap_future(self._source.ask(take_snapshot))
-                except queue.Full:  # others ask so much: that is no end
+                    snapshot = await asyncio.wrap_future(self._source.call(take_snapshot))
+                except queue.Full:  # other readers fill the queue: try again
                     await asyncio.sleep(MIN_SECONDS)
                     continue
                 taken = clock()
-                await self._take(snapshot)
+                await self._add_frame(snapshot)
                 made = clock() - taken
                 self._begin_tree(snapshot.block_size, taken)
                 await asyncio.sleep(max(started + seconds_between(snapshot.seconds, made) - clock(), 0.0))
-        except Exception:  # the cache's thread has ended, and said so to whom it serves
+        except Exception:  # the cache's thread has ended
             self._is_over = True
-            self._tell()
+            self._notify()
 
     def _begin_tree(self, block_size: int, now: float) -> None:
-        """Make the tree beside the frames, if it is time and the one before is made. What it raised is raised here."""
+        """Start making the next tree if it is due and the previous one is done. Raises what that one raised."""
         if self._tree_task is not None and self._tree_task.done():
             task, self._tree_task = self._tree_task, None
             task.result()
@@ -175,7 +182,7 @@ class PageFeed:
             await self._make_tree(block_size)
         self._tree_pause = max(_TREE_SECONDS, (clock() - began) / _MAX_FRAME_SHARE)
 
-    async def _take(self, snapshot: Snapshot) -> None:
+    async def _add_frame(self, snapshot: Snapshot) -> None:
         frame = await asyncio.to_thread(Frame.of, snapshot, self._num_frames + 1, self._is_after_gap)
         self._is_after_gap = False
         if frame.is_like(self.latest):
@@ -186,47 +193,47 @@ class PageFeed:
         self.latest, self._snapshot = frame, snapshot
         if frame.is_after_gap or not self._points or frame.at - self._points[-1]["at"] >= _POINT_SECONDS:
             self._add_point()
-        self._tell()
+        self._notify()
 
     def _add_point(self) -> None:
-        """Keep the latest frame for the chart, if it is not there."""
+        """Add the latest frame to the chart, if it is not there."""
         point = None if self.latest is None else self.latest.point()
         if point is not None and (not self._points or self._points[-1]["at"] < point["at"]):
             self._points.append(point)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
     async def _make_tree(self, block_size: int) -> None:
-        """The tree as an event. What is cached changes without a prompt too, so it is read each time."""
-        pairs, keys = await self._identities(), await self._ask(see_keys)
+        """Make the tree event. The cache changes without prompts too, so it is read every time."""
+        pairs, keys = await self._identities(), await self._call(read_keys)
         tree = await asyncio.to_thread(cached_tree, pairs, keys)
         branches = tree.branches()
-        counts = wanted(branches, block_size)
+        counts = blocks_to_read(branches, block_size)
         blocks = [each.blocks[:count] for each, count in zip(branches, counts, strict=True)]
         contents = [each.contents[:count] for each, count in zip(branches, counts, strict=True)]
         nothing = np.empty(0, np.int64)
-        seen = partial(see_tokens, np.concatenate([nothing, *blocks]), np.concatenate([nothing, *contents]))
-        note_tokens(tree, counts, *await self._ask(seen), block_size)
+        seen = partial(read_tokens, np.concatenate([nothing, *blocks]), np.concatenate([nothing, *contents]))
+        add_tokens(tree, counts, *await self._call(seen), block_size)
         prompts = self._prompts.latest()
         await asyncio.to_thread(count_prompts, tree, prompts, block_size)
-        sent = event("tree", told(tree, await self._labels(branches), len(prompts)))
+        sent = event("tree", tree_answer(tree, await self._labels(branches), len(prompts)))
         if sent != self._tree:
             self.branches, self._tree = branches, sent
-            self._tell()
+            self._notify()
 
-    async def _ask(self, question: Callable[[KVCacheManager, Surroundings], AnswerT]) -> AnswerT:
-        return await asyncio.wrap_future(self._source.ask(question))
+    async def _call(self, function: Callable[[KVCacheManager, EngineStatus], AnswerT]) -> AnswerT:
+        return await asyncio.wrap_future(self._source.call(function))
 
     async def _identities(self) -> NDArray[np.int64]:
-        """What all blocks cache, copied a slice at a time, each as long after the one before as its share allows."""
+        """Return the contents of all blocks, copied in slices with pauses that keep the share within its bound."""
         slices: list[NDArray[np.int64]] = []
         first, num_blocks = 0, 1
         while first < num_blocks:
             if first:
                 await asyncio.sleep(SLICE_SECONDS / MAX_SHARE)
-            piece, num_blocks = await self._ask(partial(see_identities, first))
+            piece, num_blocks = await self._call(partial(read_identities, first))
             slices.append(piece)
             first += SLICE_BLOCKS
         return np.concatenate(slices)
@@ -238,5 +245,5 @@ class PageFeed:
 
 
 def seconds_between(copying: float, making: float) -> float:
-    """Seconds from one snapshot to the next, where one took so long in the cache's thread and its frame besides."""
+    """Return the pause between snapshots for the time that copying and making a frame took."""
     return max(MIN_SECONDS, copying / MAX_SHARE, making / _MAX_FRAME_SHARE)

@@ -1,7 +1,4 @@
-"""One moment on the wire: whole for a reader that has none, or what changed since the moment before.
-
-Sequences are listed with who they are, how far they have come, and the cells of their blocks in order.
-"""
+"""One moment on the wire: whole for a new reader, or as a change since the previous moment."""
 
 from __future__ import annotations
 
@@ -18,17 +15,17 @@ from blockyard.answers import TenantUse
 from .cells import NAMES, Cells, States, block_states, cells_of, counts_of, pool_states
 from .snapshot import SequenceRow, Snapshot
 
-#: Sequences in the list, the oldest first; the page says how many more there are.
+#: Maximum of listed sequences, the oldest first; the page shows how many more there are.
 MAX_ROWS = 64
-#: Cells of a sequence's path.
+#: Maximum of cells in a sequence's path.
 MAX_PATH = 512
-#: Tenants that are shown by name.
+#: Maximum of tenants shown by name.
 MAX_TENANTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """A line of the list. path: the cells of its blocks, in order of its tokens, at most `MAX_PATH`."""
+    """A sequence in the list. `path` has the cells of its blocks in order of its tokens, at most `MAX_PATH`."""
 
     handle: int
     holder: str
@@ -40,7 +37,7 @@ class RowView:
     path: tuple[int, ...]
 
     def whole(self) -> dict[str, Any]:
-        """Return it as the wire has it where the reader knows nothing of it."""
+        """Return all fields."""
         return {
             "id": self.handle,
             "holder": self.holder,
@@ -53,40 +50,47 @@ class RowView:
         }
 
     def since(self, before: RowView | None) -> dict[str, Any] | None:
-        """Return what a reader that knows `before` has to be told; None for nothing. O(path)."""
+        """Return the change for a reader that knows `before`; None if there is none. O(path)."""
         if before == self:
             return None
         if before is None or self.path[: len(before.path)] != before.path or before.name != self.name:
             return self.whole()
-        told: dict[str, Any] = {"id": self.handle, "tokens": self.num_tokens, "computed": self.num_computed}
-        told |= {"blocks": self.num_blocks, "swapped": self.is_swapped}
+        content: dict[str, Any] = {"id": self.handle, "tokens": self.num_tokens, "computed": self.num_computed}
+        content |= {"blocks": self.num_blocks, "swapped": self.is_swapped}
         more = self.path[len(before.path) :]
-        return told | ({"more": more} if more else {})
+        return content | ({"more": more} if more else {})
 
 
 def row_views(snapshot: Snapshot, scale: int) -> dict[int, RowView]:
-    """Return the first `MAX_ROWS` sequences by handle. scale: blocks a cell. O(their blocks)."""
+    """Return the first `MAX_ROWS` sequences by handle; `scale` is blocks per cell. O(their blocks)."""
     return {row.handle: _view(row, snapshot, scale) for row in snapshot.rows[:MAX_ROWS]}
 
 
 def _view(row: SequenceRow, snapshot: Snapshot, scale: int) -> RowView:
     blocks = np.concatenate(row.block_ids) if row.block_ids else np.empty(0, np.int32)
-    blocks = blocks[blocks > 0]  # null blocks stand where a window has left
-    name = snapshot.around.names.get(row.holder, "")
+    blocks = blocks[blocks > 0]  # null blocks replace those that left a window
+    name = snapshot.status.names.get(row.holder, "")
     path = tuple(((blocks[:MAX_PATH] - 1) // scale).tolist())
     return RowView(row.handle, row.holder, name, row.num_tokens, row.num_computed, len(blocks), row.is_swapped, path)
 
 
-#: Unchanged cells between two changed ones that are sent along: a run of its own costs more.
+#: Unchanged cells between two changed ones that are sent with them: a separate run costs more.
 _GAP = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A snapshot as the page shows it. number: counts the frames of a feed from 1. at: seconds of the server's clock.
-    is_after_gap: no page was open since the frame before, so nothing is known of the time between them.
+    """A snapshot as the page shows it.
 
-    states: of each block from block 1, for details. num_rows: sequences, listed or not.
+    Attributes:
+        number: number of the frame in its feed, from 1.
+        at: time of the snapshot, in seconds of the server's clock.
+        step: number of steps so far.
+        states: states of the blocks from block 1 on.
+        rows: listed sequences by handle.
+        num_rows: number of sequences, listed or not.
+        totals: counts (`totals_of`).
+        is_after_gap: whether no page was open before it, so that nothing is known about the time in between.
     """
 
     number: int
@@ -102,7 +106,7 @@ class Frame:
 
     @classmethod
     def of(cls, snapshot: Snapshot, number: int, is_after_gap: bool = False) -> Frame:
-        """Make it, in any thread. O(num_blocks + held blocks)."""
+        """Make a frame of a snapshot, in any thread. O(num_blocks + held blocks)."""
         states = block_states(snapshot)
         cells = cells_of(states, snapshot.pool.ref_counts[1:])
         cpu_states = None if snapshot.cpu_pool is None else pool_states(snapshot.cpu_pool)
@@ -111,55 +115,57 @@ class Frame:
             cpu_cells = cells_of(cpu_states, snapshot.cpu_pool.ref_counts[1:])
         rows = row_views(snapshot, cells.scale)
         totals = totals_of(snapshot, states, cpu_states)
-        step = snapshot.around.step
+        step = snapshot.status.step
         num_rows = len(snapshot.rows)
         return cls(number, snapshot.taken_at, step, states, cells, cpu_cells, rows, num_rows, totals, is_after_gap)
 
     def is_like(self, other: Frame | None) -> bool:
-        """Return whether a reader of the other sees nothing new in it. O(cells + rows)."""
+        """Return whether the other frame shows the same. O(cells + rows)."""
         if other is None or (self.cells, self.cpu_cells) != (other.cells, other.cpu_cells):
             return False
         return (self.rows, self.totals, self.step) == (other.rows, other.totals, other.step)
 
     def whole(self) -> bytes:
-        """Return the event for a reader that has nothing. O(cells + paths)."""
-        told = self._head() | {
+        """Return the event for a new reader. O(cells + paths)."""
+        content = self._head() | {
             "map": _map(self.cells),
             "cpu": None if self.cpu_cells is None else _map(self.cpu_cells),
             "rows": [row.whole() for row in self.rows.values()],
         }
-        return event("frame", told)
+        return event("frame", content)
 
     def since(self, before: Frame) -> bytes:
-        """Return the event for a reader that has `before`; whole where the map's size has changed. O(cells + paths)."""
+        """Return the event for a reader that has `before`; whole if the map's size changed. O(cells + paths)."""
         if not (_is_comparable(self.cells, before.cells) and _is_comparable(self.cpu_cells, before.cpu_cells)):
             return self.whole()
-        told = self._head() | {
+        content = self._head() | {
             "after": before.number,
             "changed": _changes(self.cells, before.cells),
             "cpu_changed": _changes(self.cpu_cells, before.cpu_cells),
-            "rows": [told for key, row in self.rows.items() if (told := row.since(before.rows.get(key))) is not None],
+            "rows": [
+                content for key, row in self.rows.items() if (content := row.since(before.rows.get(key))) is not None
+            ],
             "gone": [handle for handle in before.rows if handle not in self.rows],
         }
-        return event("change", told)
+        return event("change", content)
 
     def _head(self) -> dict[str, Any]:
         return {"n": self.number, **self.point(), "num_rows": self.num_rows}
 
     def point(self) -> dict[str, Any]:
-        """Return what a chart keeps of it."""
+        """Return the frame's point of the chart."""
         return {"at": round(self.at, 3), "step": self.step, "totals": self.totals, "gap": self.is_after_gap}
 
 
 def totals_of(snapshot: Snapshot, states: States, cpu_states: States | None) -> dict[str, Any]:
-    """Counts by state, and what has happened since the cache was made. O(num_blocks)."""
-    stats, around = snapshot.stats, snapshot.around
-    told: dict[str, Any] = dict(zip(NAMES, counts_of(states), strict=True))
-    del told["gone"]
-    told |= {
-        "running": around.num_running or stats.num_running_seqs,
-        "waiting": around.num_waiting,
-        "preempted": around.num_preemptions,
+    """Return counts by state, and totals since the cache was made. O(num_blocks)."""
+    stats, status = snapshot.stats, snapshot.status
+    content: dict[str, Any] = dict(zip(NAMES, counts_of(states), strict=True))
+    del content["gone"]
+    content |= {
+        "running": status.num_running or stats.num_running_seqs,
+        "waiting": status.num_waiting,
+        "preempted": status.num_preemptions,
         "prompt": stats.num_prompt_tokens,
         "hit": stats.num_hit_tokens,
         "evicted": stats.num_evicted_blocks,
@@ -170,30 +176,35 @@ def totals_of(snapshot: Snapshot, states: States, cpu_states: States | None) -> 
         "padding": stats.num_padding_bytes,
     }
     if snapshot.misses is not None:
-        told["causes"] = snapshot.misses.missed
+        content["causes"] = snapshot.misses.missed
     if stats.tenants:
-        told["tenants"] = tenant_lines(stats.tenants)
-    if around.tiers:
-        told["tiers"] = around.tiers
+        content["tenants"] = tenant_lines(stats.tenants)
+    if status.tiers:
+        content["tiers"] = status.tiers
     if cpu_states is not None:
-        told["cpu"] = counts_of(cpu_states)[:4]
-    return told
+        content["cpu"] = counts_of(cpu_states)[:4]
+    return content
 
 
 def tenant_lines(uses: Sequence[TenantUse]) -> list[tuple[str, int, int, int, int, int]]:
-    """Return name, blocks held, idle, retained, floor, share of those who have most, the rest as one. O(n log n)."""
+    """Return (name, held, idle, retained, guarantee, quota) in blocks of the largest tenants, and a sum of the rest.
+
+    O(n log n).
+    """
     lines = [
         (use.name, use.num_held, use.num_idle, use.num_retained, use.min_blocks, use.share)
         for use in sorted(uses, key=lambda use: -use.num_held - use.num_idle)
     ]
     if rest := lines[MAX_TENANTS:]:
-        held, idle, retained, floor, share = (sum(column) for column in zip(*(line[1:] for line in rest), strict=True))
-        lines[MAX_TENANTS:] = [(f"{len(rest)} others", held, idle, retained, floor, share)]
+        held, idle, retained, guarantee, quota = (
+            sum(column) for column in zip(*(line[1:] for line in rest), strict=True)
+        )
+        lines[MAX_TENANTS:] = [(f"{len(rest)} others", held, idle, retained, guarantee, quota)]
     return lines
 
 
 def event(name: str, content: object) -> bytes:
-    """Return one server-sent event. ASCII, so that no line break of a text can end it."""
+    """Return a server-sent event. It is ASCII, so that no line break in a text can end it."""
     return f"event: {name}\ndata: {json.dumps(content, separators=(',', ':'))}\n\n".encode("ascii")
 
 
@@ -212,7 +223,7 @@ def _is_comparable(cells: Cells | None, before: Cells | None) -> bool:
 
 
 def _changes(cells: Cells | None, before: Cells | None) -> list[tuple[int, str]]:
-    """Runs of cells that differ, each with the number of its first cell. O(cells)."""
+    """Return the runs of changed cells, each with the number of its first cell. O(cells)."""
     if cells is None or before is None or cells.content == before.content:
         return []
     width = cells.width

@@ -1,4 +1,4 @@
-"""What is copied of a cache between two steps, in its own thread: as little work as can be, nothing is formatted."""
+"""A copy of the cache between two steps, made in its own thread with as little work as possible."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from blockyard import KVCacheManager
 from blockyard.answers import CacheStats, MissCauses
 from blockyard.extending import LeasePool
 
-from .desk import Surroundings
+from .call_queue import EngineStatus
 
 
 @dataclass(frozen=True, slots=True)
 class PoolCopy:
-    """A pool's blocks from block 0, also those beyond its end while it shrinks. ref_counts: int32. states: uint8, the
-    `BlockState` of each."""
+    """The blocks of a pool from block 0 on, including those beyond its end while it shrinks.
+
+    Attributes:
+        ref_counts: int32, reference counts.
+        states: uint8, `BlockState` values.
+    """
 
     ref_counts: NDArray[np.int32]
     states: NDArray[np.uint8]
@@ -26,8 +30,14 @@ class PoolCopy:
 
 @dataclass(frozen=True, slots=True)
 class SequenceRow:
-    """A sequence. handle, holder: the cache's. block_ids: int32, for each layer group. is_swapped: all its blocks are
-    in the CPU pool."""
+    """A sequence.
+
+    Attributes:
+        handle: its handle in the cache.
+        holder: its name in the cache.
+        is_swapped: whether its blocks are in the CPU pool.
+        block_ids: int32, its blocks in each layer group.
+    """
 
     handle: int
     holder: str
@@ -39,9 +49,13 @@ class SequenceRow:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A cache at one moment between two steps, for other threads to read.
+    """A cache between two steps, for other threads to read.
 
-    misses: None where the cache does not explain them. seconds: what it took to copy.
+    Attributes:
+        misses: causes of misses, if the cache tracks them.
+        status: the owner's status.
+        taken_at: time of the copy, in seconds of `time.perf_counter`.
+        seconds: duration of the copy.
     """
 
     pool: PoolCopy
@@ -50,13 +64,13 @@ class Snapshot:
     block_size: int
     stats: CacheStats
     misses: MissCauses | None
-    around: Surroundings
+    status: EngineStatus
     taken_at: float
     seconds: float
 
 
-def take_snapshot(cache: KVCacheManager, around: Surroundings) -> Snapshot:
-    """Copy what the page shows. Only in the thread that owns the cache. O(num_blocks + held blocks), memory copies."""
+def take_snapshot(cache: KVCacheManager, status: EngineStatus) -> Snapshot:
+    """Copy the data that the page shows. Only in the cache's thread. O(num_blocks + held blocks), memory copies."""
     start = time.perf_counter()
     groups, cpu = cache.config.layer_groups, cache.cpu_pool
     pool = _copy(cache.pool)
@@ -68,7 +82,7 @@ def take_snapshot(cache: KVCacheManager, around: Surroundings) -> Snapshot:
         block_size=cache.block_size,
         stats=cache.stats(),
         misses=cache.miss_totals() if cache.config.observe.track_misses else None,
-        around=around,
+        status=status,
         taken_at=start,
         seconds=time.perf_counter() - start,
     )
@@ -86,10 +100,10 @@ def _rows(cache: KVCacheManager, num_groups: int) -> list[SequenceRow]:
         SequenceRow(
             handle,
             running[handle],
-            tokens[place],
-            computed[place],
+            tokens[row],
+            computed[row],
             cache.is_swapped_out(handle),
             tuple(cache.block_ids(handle, group) for group in range(num_groups)),
         )
-        for place, handle in enumerate(handles)
+        for row, handle in enumerate(handles)
     ]

@@ -1,6 +1,6 @@
-"""The tree of what is cached, as the page shows it: the heaviest branches, what of them hit, the rest summed.
+"""The tree of cached prompts as the page shows it: the heaviest branches, what prompts hit of them, the rest summed.
 
-The forest of branches comes from who follows whom, for each block, with no loop over blocks.
+The forest is made from each block's predecessor, without a loop over blocks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from blockyard import KVCacheManager
 from blockyard.keys import plain_keys, spans_of
 
-from .desk import Surroundings
-from .prompts import MAX_TOKENS, AskedPrompt
+from .call_queue import EngineStatus
+from .prompt_log import MAX_TOKENS, AnsweredPrompt
 
 Ints = NDArray[np.int64]
 NONE = -1
@@ -25,12 +25,18 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Branches: contents one behind another, up to where several follow one. A branch comes after the one before it.
+    """Branches of cached contents. A branch is a chain up to a fork; parents come before their children.
 
-    contents: int64 (n,), ids in rising order. blocks: int64 (n,), a block that caches each. branch: int64 (n,), which
-    branch it is of. The rest is by branch: size: its contents. weight: those of it and of all behind it. parent: the
-    branch before it, -1 for none. start: contents before its first one. root: the id of what stands at the very
-    beginning. is_marked: whether something besides text stands in its first content (an image).
+    Attributes:
+        contents: int64 (n,), content ids in ascending order.
+        blocks: int64 (n,), a block that caches each content.
+        branch: int64 (n,), branch of each content.
+        size: contents of each branch.
+        weight: contents of each branch and all of its descendants.
+        parent: parent of each branch, -1 for none.
+        start: number of contents before each branch.
+        root: id at the very beginning of each branch's prompts, which stands for their keys.
+        is_marked: whether the first content of each branch has something besides text (an image).
     """
 
     contents: Ints
@@ -44,19 +50,21 @@ class Forest:
     is_marked: NDArray[np.bool_]
 
     def children(self, branch: int) -> Ints:
-        """Return the branches right behind one, or behind none (-1). O(branches)."""
+        """Return the children of a branch, or the branches without a parent for -1. O(branches)."""
         return np.flatnonzero(self.parent == branch)
 
     def members(self, branch: int) -> Ints:
-        """Return the places of a branch's contents, in order. O(contents)."""
+        """Return the positions of a branch's contents, in order. O(contents)."""
         return np.flatnonzero(self.branch == branch)
 
 
 def forest_of(pairs: Ints, keys: Mapping[int, tuple[object, ...]]) -> Forest:
     """Return the forest of what blocks cache. O(n log n) for n blocks, in numpy.
 
-    pairs: int64 (blocks, 2), what each block caches, 0 for nothing, and what is before that. keys: of roots, by id; one
-    that stands in the middle of a prompt has (what is before it, ...). A content whose parent has gone begins anew.
+    Args:
+        pairs: int64 (blocks, 2), the content of each block, 0 for none, and the content before it.
+        keys: extra keys of roots by id. A root in the middle of a prompt has (the content before it, ...). A content
+            whose parent is no longer cached begins a new branch.
     """
     cached = np.flatnonzero(pairs[:, 0])
     contents, first = np.unique(pairs[cached, 0], return_index=True)
@@ -64,7 +72,7 @@ def forest_of(pairs: Ints, keys: Mapping[int, tuple[object, ...]]) -> Forest:
     inner = {root: each[0] for root, each in keys.items() if each and isinstance(each[0], int)}
     is_marked = np.isin(pairs[blocks, 1], list(inner))
     before = _past_roots(pairs[blocks, 1], inner)
-    parent = _places(contents, before)
+    parent = _positions(contents, before)
     num_children = np.bincount(parent[parent >= 0], minlength=len(contents))
     is_first = (parent < 0) | (num_children[parent] != 1) | is_marked
     heads = np.flatnonzero(is_first)
@@ -77,26 +85,26 @@ def forest_of(pairs: Ints, keys: Mapping[int, tuple[object, ...]]) -> Forest:
 
 
 def _past_roots(before: Ints, inner: Mapping[int, int]) -> Ints:
-    """Return the same, with what stands before a root in the middle of a prompt in its place."""
+    """Replace roots in the middle of a prompt by the contents before them."""
     if not inner:
         return before
     seen, inverse = np.unique(before, return_inverse=True)
-    for place in np.flatnonzero(np.isin(seen, list(inner))):
-        while int(seen[place]) in inner:
-            seen[place] = inner[int(seen[place])]
+    for row in np.flatnonzero(np.isin(seen, list(inner))):
+        while int(seen[row]) in inner:
+            seen[row] = inner[int(seen[row])]
     return seen[inverse]
 
 
-def _places(contents: Ints, names: Ints) -> Ints:
-    """Return where names stand among sorted contents, -1 for those that do not."""
+def _positions(contents: Ints, names: Ints) -> Ints:
+    """Return the positions of names in sorted contents, -1 for those that are missing."""
     if len(contents) == 0:
         return np.zeros(0, np.int64)
-    places = np.minimum(np.searchsorted(contents, names), len(contents) - 1)
-    return np.where(contents[places] == names, places, NONE)
+    positions = np.minimum(np.searchsorted(contents, names), len(contents) - 1)
+    return np.where(contents[positions] == names, positions, NONE)
 
 
 def _last_of(above: Ints) -> Ints:
-    """Return the end of each one's way up. O(n log longest way), by steps that double."""
+    """Return the topmost ancestor of each node. O(n log depth), by pointer doubling."""
     ends = np.where(above < 0, np.arange(len(above)), above)
     while True:
         further = ends[ends]
@@ -106,9 +114,9 @@ def _last_of(above: Ints) -> Ints:
 
 
 def _sums(above: Ints, size: Ints) -> tuple[Ints, Ints]:
-    """Sum for each node of a forest the sizes of it and all below, and those of all above it. O(n log depth).
+    """Return for each node the sum of sizes of its subtree, and of its ancestors. O(n log depth).
 
-    After k steps the sums reach 2**k levels.
+    After k rounds the sums cover 2**k levels.
     """
     below, over = size.astype(np.float64), np.where(above < 0, 0, size[above])
     while (moving := np.flatnonzero(above >= 0)).size:
@@ -120,7 +128,7 @@ def _sums(above: Ints, size: Ints) -> tuple[Ints, Ints]:
 
 
 def heaviest(forest: Forest, most: int) -> list[int]:
-    """Return the branches with most behind them, each after the one before it, at most `most`. O(branches * most)."""
+    """Return the branches with the largest weight, parents first, at most `most`. O(branches * most)."""
     found: list[int] = []
     waiting: list[tuple[int, int]] = []
     _offer(waiting, forest, NONE, most)
@@ -139,13 +147,13 @@ def _offer(waiting: list[tuple[int, int]], forest: Forest, branch: int, most: in
         heapq.heappush(waiting, (-int(forest.weight[child]), child))
 
 
-#: Branches that are shown, and tokens of each that are its label.
+#: Maximum of shown branches, and of tokens in the label of each.
 MAX_BRANCHES = 24
 LABEL_TOKENS = 48
-#: Blocks whose identities are copied at a time, in a third of a millisecond; roots whose keys are.
+#: Blocks whose identities are copied at a time, which takes a third of a millisecond; roots whose keys are.
 SLICE_BLOCKS = 2**17
 MAX_ROOTS = 4096
-#: Blocks of a branch that light up.
+#: Maximum of highlighted blocks of a branch.
 MAX_LIT = 2**14
 
 Keys = tuple[object, ...]
@@ -153,14 +161,21 @@ Keys = tuple[object, ...]
 
 @dataclass(slots=True)
 class TreeBranch:
-    """Cached blocks one behind another, up to where several follow one; a branch below another continues it.
+    """A branch of cached blocks, up to a fork. Its children continue it.
 
-    tenant: a number for the keys, 0 for none. start, end: blocks of the prompt. blocks, contents: int64, a block that
-    caches each of its contents. prefix: int32, the tokens up to `end`, of which the first 1,024 are known.
-    num_below: contents of all branches behind it. is_marked: whether something besides text stands in its first block,
-    so that tokens do not tell which prompts got into it. num_rest: of those that are not shown; num_rest_branches:
-    right behind it. num_requests: latest prompts that got into it. num_asked, num_hit: tokens of theirs within it, all
-    and from the cache.
+    Attributes:
+        tenant: number for the keys, 0 for none.
+        keys: extra keys of its blocks; None if unknown.
+        start: number of the prompt's blocks before it.
+        end: number of the prompt's blocks up to its end.
+        num_below: contents of all descendants.
+        is_marked: whether its first block has something besides text, so that tokens do not tell which prompts match.
+        num_rest: contents of descendants that are not shown.
+        num_rest_branches: children that are not shown.
+        prefix: int32, the known tokens up to `end`, at most 1,024.
+        num_requests: latest prompts that reached it.
+        num_asked: tokens of these prompts within it.
+        num_hit: tokens of these prompts within it that came from the cache.
     """
 
     tenant: int
@@ -183,8 +198,14 @@ class TreeBranch:
 
 @dataclass(slots=True)
 class Tree:
-    """top: the branches that begin prompts. num_cached: contents in all. num_rest, num_rest_branches: of those at the
-    top that are not shown."""
+    """The tree of cached prompts.
+
+    Attributes:
+        top: branches that begin prompts.
+        num_cached: number of all contents.
+        num_rest: contents under branches at the top that are not shown.
+        num_rest_branches: branches at the top that are not shown.
+    """
 
     top: list[TreeBranch]
     num_cached: int
@@ -192,37 +213,37 @@ class Tree:
     num_rest_branches: int
 
     def branches(self) -> list[TreeBranch]:
-        """Return all that are shown, each before those below it."""
+        """Return all shown branches, parents first."""
         return branches_of(self.top)
 
 
 def branches_of(tree: Iterable[TreeBranch]) -> list[TreeBranch]:
-    """Return all branches, each before those below it."""
+    """Return all branches of a tree, parents first."""
     found: list[TreeBranch] = []
     for branch in tree:
         found += [branch, *branches_of(branch.below)]
     return found
 
 
-# In the thread that owns the cache.
+# Only in the thread that owns the cache.
 
 
-def see_identities(first: int, cache: KVCacheManager, around: Surroundings) -> tuple[NDArray[np.int64], int]:  # noqa: ARG001
-    """Return what `SLICE_BLOCKS` blocks from one on cache, and the number of blocks. A memory copy."""
+def read_identities(first: int, cache: KVCacheManager, status: EngineStatus) -> tuple[NDArray[np.int64], int]:  # noqa: ARG001
+    """Copy the identities of up to `SLICE_BLOCKS` blocks from `first`; also return the number of blocks."""
     contents = cache.contents
     return contents.identities(first, first + SLICE_BLOCKS), contents.num_blocks
 
 
-def see_keys(cache: KVCacheManager, around: Surroundings) -> dict[int, Keys]:  # noqa: ARG001
-    """Return the keys of the roots that were used last."""
+def read_keys(cache: KVCacheManager, status: EngineStatus) -> dict[int, Keys]:  # noqa: ARG001
+    """Return the keys of the most recently used roots."""
     return cache.contents.keys(MAX_ROOTS)
 
 
-def see_tokens(
+def read_tokens(
     blocks: NDArray[np.int64],
     contents: NDArray[np.int64],
     cache: KVCacheManager,
-    around: Surroundings,  # noqa: ARG001
+    status: EngineStatus,  # noqa: ARG001
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """Return the tokens of blocks, and which of them still cache these contents. O(tokens)."""
     ids = blocks.astype(np.int32)
@@ -231,8 +252,8 @@ def see_tokens(
     return cache.contents.tokens(ids), there & cache.contents.still(ids, contents)
 
 
-def see_branch(branch: TreeBranch, cache: KVCacheManager, around: Surroundings) -> list[int]:  # noqa: ARG001
-    """Return the blocks that still cache a branch, in order, as far as blocks are known by their tokens. O(blocks)."""
+def read_branch(branch: TreeBranch, cache: KVCacheManager, status: EngineStatus) -> list[int]:  # noqa: ARG001
+    """Return the blocks that still cache a branch, in order; none in a cache with layer groups. O(blocks)."""
     if cache.config.is_mapped:
         return []
     blocks, contents = branch.blocks[:MAX_LIT], branch.contents[:MAX_LIT]
@@ -242,11 +263,11 @@ def see_branch(branch: TreeBranch, cache: KVCacheManager, around: Surroundings) 
     return lit
 
 
-# In any other thread.
+# In any thread.
 
 
 def cached_tree(pairs: NDArray[np.int64], keys: Mapping[int, Keys]) -> Tree:
-    """Return the heaviest branches of what blocks cache. pairs, keys: as for `forest_of`."""
+    """Return the heaviest branches of what blocks cache. `pairs` and `keys` are those of `forest_of`."""
     forest = forest_of(pairs, keys)
     shown = heaviest(forest, MAX_BRANCHES)
     tenants = _tenants([int(forest.root[branch]) for branch in shown], keys)
@@ -268,7 +289,7 @@ def _weight(branch: TreeBranch) -> int:
 
 
 def _tenants(roots: list[int], keys: Mapping[int, Keys]) -> dict[int, int]:
-    """Return a number for each root: 0 for that without keys, the others in the order of their weight."""
+    """Return a number for each root: 0 for the one without keys, the others in order of weight."""
     others = [root for root in dict.fromkeys(roots) if keys.get(root) != ()]
     return dict.fromkeys(roots, 0) | {root: number for number, root in enumerate(others, 1)}
 
@@ -283,16 +304,16 @@ def _branch(forest: Forest, branch: int, tenants: Mapping[int, int], keys: Mappi
     )
 
 
-def wanted(branches: list[TreeBranch], block_size: int) -> list[int]:
-    """For each branch, how many of its first blocks the page reads: for its label, and to see who got into it."""
+def blocks_to_read(branches: list[TreeBranch], block_size: int) -> list[int]:
+    """Return how many of each branch's first blocks to read, for its label and to match prompts."""
     label = -(-LABEL_TOKENS // block_size)
     return [min(each.end - each.start, max(label, MAX_TOKENS // block_size - each.start)) for each in branches]
 
 
-def note_tokens(
+def add_tokens(
     tree: Tree, counts: list[int], tokens: NDArray[np.int32], still: NDArray[np.bool_], block_size: int
 ) -> None:
-    """What was read of the branches, in their order: their labels and prefixes. A branch that has gone has none."""
+    """Set labels and prefixes from the tokens that were read. A branch that is no longer cached has none."""
     at = 0
     own: dict[int, NDArray[np.int32]] = {}
     for branch, count in zip(tree.branches(), counts, strict=True):
@@ -315,8 +336,8 @@ def _note_prefix(
         _note_prefix(below, branch.prefix, own, block_size)
 
 
-def count_prompts(tree: Tree, prompts: Iterable[AskedPrompt], block_size: int) -> None:
-    """Which branches the latest prompts got into, and what of them came from the cache. O(prompts * branches)."""
+def count_prompts(tree: Tree, prompts: Iterable[AnsweredPrompt], block_size: int) -> None:
+    """Count which branches the latest prompts reached, and their hits there. O(prompts * branches)."""
     for prompt in prompts:
         keys = plain_keys(prompt.keys)
         text = prompt.tokens[: min((span.start for span in spans_of(prompt.keys)), default=MAX_TOKENS)]
@@ -324,7 +345,7 @@ def count_prompts(tree: Tree, prompts: Iterable[AskedPrompt], block_size: int) -
 
 
 def _count(branches: list[TreeBranch], text: NDArray[np.int32], num_hit: int, size: int) -> None:
-    """Count a prompt that begins with `text`, and had `num_hit` tokens of it from the cache."""
+    """Count a prompt that begins with `text` and had `num_hit` tokens from the cache."""
     for branch in branches:
         reached = 0 if branch.is_marked else _common_blocks(branch, text, size)
         if reached > branch.start:
@@ -344,14 +365,14 @@ def _common_blocks(branch: TreeBranch, text: NDArray[np.int32], size: int) -> in
     return int(differs[0] if len(differs) else num_tokens) // size
 
 
-def told(tree: Tree, labels: list[str], num_prompts: int) -> dict[str, Any]:
-    """Return the tree for the page. labels: of its branches, in their order."""
-    branches = [_told(number, branch, labels[number]) for number, branch in enumerate(tree.branches())]
+def tree_answer(tree: Tree, labels: list[str], num_prompts: int) -> dict[str, Any]:
+    """Return the tree for the page; `labels` are those of its branches, in order."""
+    branches = [_branch_answer(number, branch, labels[number]) for number, branch in enumerate(tree.branches())]
     rest = {"cached": tree.num_cached, "rest": tree.num_rest, "rest_branches": tree.num_rest_branches}
     return {"branches": branches, "num_prompts": num_prompts, **rest}
 
 
-def _told(number: int, branch: TreeBranch, label: str) -> dict[str, Any]:
+def _branch_answer(number: int, branch: TreeBranch, label: str) -> dict[str, Any]:
     return {
         "id": number,
         "depth": branch.start,

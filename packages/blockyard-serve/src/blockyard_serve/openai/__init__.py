@@ -1,11 +1,11 @@
-"""OpenAI's requests and answers, and vLLM's where OpenAI has none, without a server around them.
+"""Requests and responses of OpenAI's API, with vLLM's extensions, independent of the server.
 
-Read it in this order:
+Reading order:
 
-    unsupported_fields    fields that are not acted on: harmless ones dropped, the others refused by name
-    refusals              what is wrong with a request, in a client's words
-    fields                what the objects of requests have in common
-    protocol              requests that generate; the messages of a chat
-    responses             their answers, whole and in pieces; log probabilities
+    unsupported_fields    fields without effect: harmless ones are ignored, others refused by name
+    request_fields        base classes of requests, and errors for invalid fields
+    protocol              requests that generate; chat messages
+    responses             their responses, whole and streamed; log probabilities
     tokenizing            /tokenize and /detokenize
+    session_hints         /v1/hints and /v1/retain
 """

@@ -1,4 +1,4 @@
-"""The requests of OpenAI's API that generate, as far as they are understood here."""
+"""Requests of OpenAI's API that generate text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from blockyard_engine.sampling import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_PENALTY
 
 from ..errors import invalid
-from .fields import (
+from .request_fields import (
     FIRST_ERROR,
     MAX_ITEMS,
     MAX_TOKEN_ID,
@@ -25,35 +25,35 @@ from .unsupported_fields import REFUSED_IN_CHATS, REFUSED_IN_COMPLETIONS
 
 
 class TextPart(Fields):
-    """A part of a message's content; this server reads text alone."""
+    """A part of a message's content. Only text is supported."""
 
     type: Literal["text"]
     text: StrictStr
 
     @classmethod
-    def _asked_for(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        # Of an image it is the type that is wrong, and not the fields that go with it.
+    def _drop_neutral(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        # For an image, report the type and not the fields that come with it.
         return fields if fields.get("type") == "text" else {"type": fields.get("type")}
 
 
-#: What answers carry besides nulls and says nothing.
+#: Empty fields of responses, which clients send back.
 _EMPTY: list[tuple[str, list[Any]]] = [("annotations", []), ("tool_calls", [])]
 
 
 class Message(Fields):
-    """One message of a chat. name: taken; most chat templates do not show it."""
+    """A message of a chat. `name` is accepted; most chat templates do not show it."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: StrictStr | Annotated[list[TextPart], Field(max_length=MAX_ITEMS), FIRST_ERROR] = ""
     name: StrictStr | None = None
 
     @classmethod
-    def _asked_for(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        # Messages that a client got as an answer and sends back have many fields that are null.
+    def _drop_neutral(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        # Messages of the assistant that a client sends back have many null fields.
         return {name: value for name, value in fields.items() if value is not None and (name, value) not in _EMPTY}
 
     def as_template_input(self) -> dict[str, str]:
-        """Return the message as chat templates read it; "developer" is OpenAI's newer word for "system"."""
+        """Return the message for a chat template; "developer" is OpenAI's newer name for "system"."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
@@ -61,9 +61,9 @@ class Message(Fields):
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_ITEMS), FIRST_ERROR]
 
 
-#: Longer ones say nothing more: a salt is kept for as long as one of its blocks can be hit.
+#: Maximum length: a salt is stored for as long as any of its blocks can be hit.
 MAX_SALT = 1024
-#: Of a session's id, as in the cache.
+#: Maximum length of a session id, as in the cache.
 MAX_SESSION_ID = 200
 Salt = Annotated[StrictStr, Field(min_length=1, max_length=MAX_SALT)]
 SessionId = Annotated[StrictStr, Field(min_length=1, max_length=MAX_SESSION_ID)]
@@ -73,8 +73,13 @@ _Penalty = Annotated[StrictFloat, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_i
 
 
 class StreamOptions(Fields):
-    """include_usage: a last chunk says what was used. continuous_usage_stats: each chunk before it does too (vLLM's).
-    include_obfuscation: taken, and nothing is padded."""
+    """Options of a stream.
+
+    Attributes:
+        include_usage: whether a last chunk has the token counts.
+        continuous_usage_stats: whether every chunk has them (vLLM's).
+        include_obfuscation: accepted without effect.
+    """
 
     include_usage: StrictBool = False
     continuous_usage_stats: StrictBool = False
@@ -82,7 +87,7 @@ class StreamOptions(Fields):
 
 
 def _token_biases(value: Any) -> Any:
-    """JSON's names are strings; those of `logit_bias` are token ids. One error, whatever the number of bad entries."""
+    """Return `logit_bias` with token ids as keys. Raises for the first bad entry only."""
     if not isinstance(value, dict):
         raise PydanticCustomError("not_a_dict", "it must be an object from token ids to numbers")
     if len(value) > MAX_BIASES:
@@ -90,15 +95,15 @@ def _token_biases(value: Any) -> Any:
         raise PydanticCustomError("too_many_biases", "it has {found} tokens; the limit is {limit}", counts)
     for token, bias in value.items():
         if not (token.isascii() and token.isdecimal() and len(token) < 10):
-            raise PydanticCustomError("bad_token", "its names must be token ids; one is '{name}'", {"name": token[:40]})
+            raise PydanticCustomError("bad_token", "its keys must be token ids; one is '{name}'", {"name": token[:40]})
         if type(bias) not in (int, float) or not -MAX_BIAS <= bias <= MAX_BIAS:
             limits = {"name": token, "limit": int(MAX_BIAS)}
-            raise PydanticCustomError("bad_bias", "that of token {name} must be from -{limit} to {limit}", limits)
+            raise PydanticCustomError("bad_bias", "the bias of token {name} must be from -{limit} to {limit}", limits)
     return {int(token): float(bias) for token, bias in value.items()}
 
 
 class GenerationFields(RequestFields):
-    """What both kinds of request share. The fields behind `seed` are not OpenAI's; other servers have them too."""
+    """Fields of completions and chats. Those after `seed` are not OpenAI's; other servers have them too."""
 
     model: StrictStr
     temperature: Annotated[StrictFloat, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
@@ -124,44 +129,44 @@ class GenerationFields(RequestFields):
 
     @property
     def wants_usage(self) -> bool:
-        """Return whether a stream ends with what was used."""
+        """True if the last chunk of a stream has the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def wants_continuous_usage(self) -> bool:
-        """Return whether every piece of that stream says what was used so far."""
+        """True if every chunk of a stream has the token counts so far."""
         return self.stream_options is not None and self.wants_usage and self.stream_options.continuous_usage_stats
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """Return the strings that end a completion."""
+        """Strings that end a completion."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives to report with each token, 0 for the chosen one alone; None for no probabilities."""
+        """Alternatives to report with each token, 0 for the sampled token only; None for no logprobs."""
         raise NotImplementedError
 
     @property
     def token_limit(self) -> int | None:
-        """Return the most new tokens of a completion; None if the client does not say."""
+        """Maximum of new tokens per completion; None if the client sets none."""
         raise NotImplementedError
 
     def prompts(self) -> list[Any]:
-        """Return the prompts, each as the engine takes them: text, token ids or messages."""
+        """Return the prompts as the encoder takes them: text, token ids or messages."""
         raise NotImplementedError
 
 
 def _require_few(prompt: Any) -> Any:
-    """Asked before the union is: each member of it would read all of half a million prompts."""
+    """Raise for too many prompts before the union is validated: each of its members would read all of them."""
     if isinstance(prompt, list) and len(prompt) > MAX_ITEMS and not isinstance(prompt[0], int):
-        asked = {"asked": len(prompt), "limit": MAX_ITEMS}
-        raise PydanticCustomError("too_many_prompts", "{asked} prompts are more than {limit}", asked)
+        counts = {"found": len(prompt), "limit": MAX_ITEMS}
+        raise PydanticCustomError("too_many_prompts", "it has {found} prompts; the limit is {limit}", counts)
     return prompt
 
 
 class CompletionRequest(GenerationFields):
-    """POST /v1/completions. prompt: one or several, each as text or token ids."""
+    """POST /v1/completions. `prompt` is one or several prompts, each as text or token ids."""
 
     refused = REFUSED_IN_COMPLETIONS
     prompt: Annotated[
@@ -176,16 +181,13 @@ class CompletionRequest(GenerationFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Count the alternatives asked for with each token; None for no log probabilities."""
         return self.logprobs
 
     @property
     def token_limit(self) -> int | None:
-        """Return tokens of an answer at most; None for as many as the context has room for."""
         return self.max_tokens
 
     def prompts(self) -> list[Any]:
-        """Return each prompt: a text, or token ids."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
@@ -203,16 +205,13 @@ class ChatRequest(GenerationFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Count the alternatives asked for with each token; None for no log probabilities."""
         return self.top_logprobs if self.logprobs else None
 
     @property
     def token_limit(self) -> int | None:
-        """Tokens of an answer at most, `max_completion_tokens` first; None for as many as the context has room for."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def prompts(self) -> list[Any]:
-        """Return the one prompt: messages for the chat template."""
         return [[message.as_template_input() for message in self.messages]]
 
 
@@ -220,14 +219,10 @@ GenerationT = TypeVar("GenerationT", bound=GenerationFields)
 
 
 def parse_request(kind: type[GenerationT], body: bytes) -> GenerationT:
-    """Read a body. Raises `ApiError` (400) for what is not JSON, not an object, not understood or not supported."""
+    """Parse the body of a request that generates. Raises `ApiError` (400) if it is invalid or unsupported."""
     request = parse_fields(kind, read_object(body))
-    _require_consistent(request)
-    return request
-
-
-def _require_consistent(request: GenerationFields) -> None:
     if request.stream_options is not None and not request.stream:
-        raise invalid("'stream_options' goes with 'stream': true", "stream_options")
+        raise invalid("'stream_options' requires 'stream': true", "stream_options")
     if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
-        raise invalid("'top_logprobs' goes with 'logprobs': true", "top_logprobs")
+        raise invalid("'top_logprobs' requires 'logprobs': true", "top_logprobs")
+    return request

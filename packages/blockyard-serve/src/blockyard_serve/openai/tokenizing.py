@@ -1,4 +1,4 @@
-"""The requests of vLLM's /tokenize and /detokenize, and their answers, which show the prompt's blocks if asked to."""
+"""Requests and responses of vLLM's /tokenize and /detokenize, with the prompt's blocks on request."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Annotated, Any, ClassVar
 from pydantic import StrictBool, StrictStr
 
 from ..errors import invalid
-from .fields import FIRST_ERROR, RequestFields, TokenId, parse_fields, read_object
 from .protocol import Messages
+from .request_fields import FIRST_ERROR, RequestFields, TokenId, parse_fields, read_object
 from .unsupported_fields import REFUSED_IN_CHATS, REFUSED_IN_COMPLETIONS
 
 
 class PromptFields(RequestFields):
-    """A prompt that nothing is generated for is a text or a chat; these are the fields that both have."""
+    """A prompt without generation: text or messages."""
 
     model: StrictStr | None = None
 
     @property
     def prompt_field(self) -> str:
-        """Return the name of the field that has the prompt."""
+        """Name of the field that holds the prompt."""
         raise NotImplementedError
 
     @property
     def content(self) -> Any:
-        """Return the prompt, as the engine takes it."""
+        """The prompt as the encoder takes it."""
         raise NotImplementedError
 
     @property
     def adds_special_tokens(self) -> bool:
-        """Whether a text gets the special tokens that the tokenizer puts around it; a chat has its template's."""
+        """True if the tokenizer adds special tokens to a text; a chat template has its own."""
         return True
 
 
 class TextFields(PromptFields):
-    """The prompt is a text."""
+    """A prompt as text."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         name: values for name, values in REFUSED_IN_COMPLETIONS.items() if name != "add_special_tokens"
@@ -45,51 +45,50 @@ class TextFields(PromptFields):
 
     @property
     def prompt_field(self) -> str:
-        """A text is in the field "prompt"."""
         return "prompt"
 
     @property
     def content(self) -> str:
-        """Return the text."""
         return self.prompt
 
     @property
     def adds_special_tokens(self) -> bool:
-        """Does as the client asks."""
         return self.add_special_tokens
 
 
 class ChatFields(PromptFields):
-    """The prompt is a list of messages, which go through the chat template."""
+    """A prompt as messages, for the chat template."""
 
     refused = REFUSED_IN_CHATS
     messages: Messages
 
     @property
     def prompt_field(self) -> str:
-        """A chat is in the field "messages"."""
         return "messages"
 
     @property
     def content(self) -> list[dict[str, str]]:
-        """Return the messages, for the chat template."""
         return [message.as_template_input() for message in self.messages]
 
 
 class TokenizeFields(PromptFields):
-    """These are /tokenize's own. return_token_strs: each token as the vocabulary has it. return_blocks: the text of
-    each block; not vLLM's."""
+    """Fields of /tokenize besides the prompt.
+
+    Attributes:
+        return_token_strs: whether to return each token as the vocabulary has it.
+        return_blocks: whether to return the text of each block (not vLLM's).
+    """
 
     return_token_strs: StrictBool = False
     return_blocks: StrictBool = False
 
 
 class TokenizeText(TextFields, TokenizeFields):
-    """This is POST /tokenize for a text."""
+    """POST /tokenize with text."""
 
 
 class TokenizeChat(ChatFields, TokenizeFields):
-    """This is POST /tokenize for messages."""
+    """POST /tokenize with messages."""
 
 
 class DetokenizeRequest(RequestFields):
@@ -101,28 +100,28 @@ class DetokenizeRequest(RequestFields):
 
 
 def parse_tokenize(body: bytes) -> TokenizeFields:
-    """Read a body of /tokenize. Raises `ApiError` (400) for what is not understood."""
+    """Parse a body of /tokenize. Raises `ApiError` (400) if it is invalid."""
     fields = read_prompt(body)
     return parse_fields(TokenizeChat, fields) if "messages" in fields else parse_fields(TokenizeText, fields)
 
 
 def read_prompt(body: bytes) -> dict[str, Any]:
-    """Read an object that has a text or messages. Raises `ApiError` (400) for one with both."""
+    """Return the JSON object of a body with a text or messages. Raises `ApiError` (400) if it has both."""
     fields = read_object(body)
     if "messages" in fields and "prompt" in fields:
-        raise invalid("'prompt' and 'messages' are both there; one request has one of them", "prompt")
+        raise invalid("the request has both 'prompt' and 'messages'; send only one of them", "prompt")
     return fields
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:
-    """Read a body of /detokenize. Raises `ApiError` (400) for what is not understood."""
+    """Parse a body of /detokenize. Raises `ApiError` (400) if it is invalid."""
     return parse_fields(DetokenizeRequest, read_object(body))
 
 
 def tokenize_answer(
     request: TokenizeFields, token_ids: list[int], tokenizer: Any, max_model_len: int, block_size: int
 ) -> dict[str, Any]:
-    """vLLM's answer, with the size of a block; a block that is not full is the last and cannot be hit. O(tokens)."""
+    """Return vLLM's response with the block size and, if requested, the blocks. O(tokens)."""
     answer: dict[str, Any] = {
         "count": len(token_ids),
         "max_model_len": max_model_len,
@@ -138,7 +137,7 @@ def tokenize_answer(
 
 
 def text_of(tokenizer: Any, token_ids: list[int]) -> str:
-    """Return the tokens as text, special ones too; a character that is cut shows as U+FFFD. O(tokens)."""
+    """Return the text of tokens, special ones included; an incomplete character becomes U+FFFD. O(tokens)."""
     text: str = tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return text
 

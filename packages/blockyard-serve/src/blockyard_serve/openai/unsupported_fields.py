@@ -1,7 +1,7 @@
-"""Fields of OpenAI's and vLLM's requests that are not acted on: harmless ones are dropped, the others refused by name.
+"""Fields of OpenAI's and vLLM's requests that have no effect: harmless ones are ignored, others are refused by name.
 
-A field that would change the answer must not be ignored: the client would take another answer for the one it asked for.
-Its default asks for nothing and passes, because many clients send every default.
+A field that would change the answer must not be ignored, or the client would not get the answer it asked for. Its
+default value asks for nothing and passes, because many clients send every default.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import ApiError, invalid
 
-#: They say something about the request, or about how it is served, but nothing about the answer.
+#: Fields that do not affect the answer.
 HARMLESS = frozenset(
     {
         "include_reasoning",
@@ -29,7 +29,7 @@ HARMLESS = frozenset(
     }
 )
 
-#: Not supported, with the values that ask for nothing (null always does).
+#: Unsupported fields, with the values that ask for nothing (null always does).
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "adapter_id": ("",),
     "allowed_token_ids": (),
@@ -91,16 +91,16 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "watermarking": (),
     "web_search_options": (),
 }
-#: Where the default depends on the path: a chat template writes the special tokens itself.
+#: Some defaults depend on the route: a chat template adds the special tokens itself.
 REFUSED_IN_COMPLETIONS = {**REFUSED, "add_special_tokens": (True,), "add_generation_prompt": (True,)}
 REFUSED_IN_CHATS = {**REFUSED, "add_special_tokens": (False,), "add_generation_prompt": (True,)}
 
-#: Fields of messages that OpenAI's clients know, and send with tools above all.
+#: Fields of messages in OpenAI's API, most of them for tools.
 REFUSED_IN_MESSAGES = frozenset({"audio", "function_call", "refusal", "tool_call_id", "tool_calls"})
 
-_NO_LORA = "it has one model and loads no LoRA adapters"
-_NO_SCHEMA = "it cannot hold an answer to a schema"
-_NO_TOOLS = "it offers the model no tools"
+_NO_LORA = "it serves one model and loads no LoRA adapters"
+_NO_SCHEMA = "it cannot constrain answers to a schema"
+_NO_TOOLS = "it does not pass tools to the model"
 _REASONS = {
     **dict.fromkeys(("adapter_id", "lora", "lora_name", "lora_path", "lora_request"), _NO_LORA),
     **dict.fromkeys(("response_format", "structured_outputs"), _NO_SCHEMA),
@@ -109,29 +109,31 @@ _REASONS = {
 }
 
 
-def asked_for(fields: Mapping[str, Any], refused: Mapping[str, tuple[Any, ...]] = REFUSED) -> dict[str, Any]:
-    """Return the fields that matter: without nulls, harmless ones and ones that ask for nothing.
+def requested_fields(fields: Mapping[str, Any], refused: Mapping[str, tuple[Any, ...]] = REFUSED) -> dict[str, Any]:
+    """Return the fields without nulls, harmless ones and ones that ask for nothing. O(fields).
 
-    Raises `ApiError` (400), naming the field, for one that is not supported. O(fields).
+    Raises `ApiError` (400), with the field, for one that is not supported: a name in `refused` with other values than
+    those listed there.
     """
-    kept = {}
+    requested = {}
     for name, value in fields.items():
         if value is None or name in HARMLESS:
             continue
         if name not in refused:
-            kept[name] = value
-        elif not _asks_for_nothing(value, refused[name]):
+            requested[name] = value
+        # False equals 0 in Python, but a field that expects a number must not accept a bool as its neutral value.
+        elif not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in refused[name]):
             raise unsupported(name)
-    return kept
+    return requested
 
 
 def unsupported(name: str, shown: str | None = None) -> ApiError:
-    """400 for a field that this server knows and does not act on. shown: how the client writes it, if not so."""
+    """Return a 400 error for a field that is known but not supported.
+
+    Args:
+        name: the field.
+        shown: its path in the request, if not `name`.
+    """
     why = f": {_REASONS[name]}" if name in _REASONS else ""
     path = shown or name
     return invalid(f"'{path}' is not supported by this server{why}", path, "unsupported_parameter")
-
-
-def _asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
-    # In Python False equals 0: a field that wants a number is not satisfied by a truth value.
-    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)

@@ -1,10 +1,10 @@
-"""What a caller gives as tokens or numbers, checked and brought into the core's own form.
+"""Checks callers' tokens and numbers, and converts them to packed tokens and vecs.
 
-Tokens travel as packed words: two 32-bit tokens in one 64-bit word, the first in the low half. A block of
-`block_size` tokens is `ceil(block_size / 2)` words, so that a block of 16 is hashed and compared in eight steps.
+Packed tokens are two 32-bit tokens per 64-bit word, the first in the low half. A block of `block_size` tokens is
+`ceil(block_size / 2)` words, so a block of 16 is hashed and compared in eight steps.
 
-Reading an argument may run its own code (`__index__`, `__array__`), which may call the cache or let other threads run.
-So every call reads all of its arguments into vecs of its own before it looks at any state.
+Reading an argument may run foreign code (`__index__`, `__array__`), which may call the cache or let other threads run.
+So every call copies all of its arguments before it reads any state.
 """
 
 from collections.abc import Sequence
@@ -23,16 +23,16 @@ from .arrays import filled_i64, grown_i64, view_i64, zeros_i64
 MAX_TOKEN: Final = 2**31 - 1
 INT32: Final = np.dtype(np.int32)
 INT64: Final = np.dtype(np.int64)
-#: Looked up once; numpy has one object for each of its own types of items.
+#: Looked up once; numpy has one object per item type.
 ARRAY: Final[Any] = np.ndarray
 LOW_HALF: Final[i64] = 4294967295
 HIGH_HALF: Final[i64] = 4294967296
 TOKEN_BITS: Final = 31
 LAST_TOKEN: Final[i64] = MAX_TOKEN
-#: What stands in a packed row for every token below 0: equal to no real token.
+#: Replaces every token below 0 in packed tokens; equal to no real token.
 PLACEHOLDER: Final[i64] = -1
 
-#: Arrays of up to this many tokens are packed token by token, longer ones copied as they lie in memory.
+#: Arrays of up to this many tokens are packed token by token; longer ones are copied in memory.
 FEW_TOKENS: Final = 256
 
 
@@ -42,8 +42,11 @@ _NO_WORDS: Final = zeros_i64(0)
 class PackedTokens:
     """The tokens of one request, in blocks; the last block is padded with zeros.
 
-    placeholders: tokens below 0 by their positions, which are all stored as PLACEHOLDER; None without any.
-    is_checked: whether it is known which tokens are below 0; else they are stored as they are.
+    Attributes:
+        words: the packed tokens.
+        num_tokens: number of tokens.
+        placeholders: tokens below 0 by position, which are stored as PLACEHOLDER; None if there are none.
+        is_checked: whether tokens below 0 have been looked for; if not, they are stored as they are.
     """
 
     def __init__(
@@ -60,25 +63,30 @@ class PackedTokens:
 
 
 def words_per_block(block_size: int) -> int:
-    """Packed words of one block."""
+    """Return the packed words of one block."""
     return (block_size + 1) // 2
 
 
 def pack_tokens(
     token_ids: object, block_size: int, with_placeholders: bool = False, checks_later: bool = False
 ) -> PackedTokens:
-    """Check `token_ids` and pack them. O(n); a long int32 array costs two or three memory copies.
+    """Check `token_ids` and pack them. O(n); a long int32 array takes two or three memory copies.
 
-    with_placeholders: whether integers below 0 are taken, for the caller to look at. checks_later: whether a long int32
-    array may be packed as it is (`first_below_zero` comes later).
-    Raises `InvalidArgument` for anything but a non-empty, one-dimensional run of integers from 0 to 2**31 - 1.
+    Args:
+        token_ids: the tokens.
+        block_size: tokens per block.
+        with_placeholders: whether integers below 0 are accepted.
+        checks_later: whether a long int32 array may be packed unchecked, for a later `first_below_zero`.
+
+    Raises:
+        InvalidArgument: not a non-empty, one-dimensional sequence of integers from 0 to 2**31 - 1.
     """
     if isinstance(token_ids, (list, tuple)):
         if isinstance(token_ids, list):
             words = _pack_plain(token_ids, block_size)
             if len(words) > 0:
                 return PackedTokens(words, len(token_ids))
-        # A copy: an object that says that it is an integer may run code that changes the list.
+        # A copy, because an object with __index__ may run code that changes the list.
         return _pack_list(list(token_ids), block_size, with_placeholders)
     array = integer_array("token_ids", token_ids)
     if len(array) == 0:
@@ -102,7 +110,7 @@ def pack_tokens(
 
 
 def _pack_few(tokens: vec[i32], block_size: i64) -> vec[i64]:
-    """Return the packed words of tokens in blocks of even size, two a step; none where one is below 0. O(tokens)."""
+    """Return packed tokens in blocks of even size, two per step; none if one is below 0. O(tokens)."""
     num_tokens = i64(len(tokens))
     words = zeros_i64(int((num_tokens + block_size - 1) // block_size * (block_size >> 1)))
     lowest: i64 = 0
@@ -119,7 +127,7 @@ def _pack_few(tokens: vec[i32], block_size: i64) -> vec[i64]:
 
 
 def _placeholders(tokens: npt.NDArray[Any], with_placeholders: bool) -> dict[int, int]:
-    """The tokens below 0 by their positions. Raises `InvalidArgument` for one that is none of these either."""
+    """Return the tokens below 0 by position. Raises `InvalidArgument` for an invalid token."""
     if not with_placeholders or bool((tokens > MAX_TOKEN).any()):
         _refuse_token(tokens, with_placeholders)
     return {int(index): int(tokens[index]) for index in np.flatnonzero(tokens < 0)}
@@ -148,8 +156,10 @@ def _pack_list(token_ids: list[Any], block_size: int, with_placeholders: bool) -
 
 
 def _pack_plain(token_ids: list[Any], block_size: i64) -> vec[i64]:
-    """Return the packed words of a list of plain integers that are tokens, in one pass; none where it holds anything
-    else. No code of the caller's runs. O(tokens)."""
+    """Return a list's packed tokens in one pass, or none if it holds anything but plain valid tokens. O(tokens).
+
+    No foreign code runs.
+    """
     num_tokens = i64(len(token_ids))
     words = zeros_i64(int((num_tokens + block_size - 1) // block_size * ((block_size + 1) >> 1)))
     position: i64 = 0
@@ -175,7 +185,7 @@ def _pack_plain(token_ids: list[Any], block_size: i64) -> vec[i64]:
 
 
 def _integer(item: object, index: i64) -> int:
-    """An item of a list that is no plain integer: numpy's count. A bool is no token."""
+    """Return an item that is not a plain integer as one, if it is numpy's. Bools are rejected."""
     if not isinstance(item, np.integer):
         raise InvalidArgument(f"token_ids[{index}] is {shown(item)}; a token is an integer from 0 to {MAX_TOKEN}")
     return plain_int(f"token_ids[{index}]", item)
@@ -186,7 +196,7 @@ def _refuse_item(number: int, index: i64) -> None:
 
 
 def widened(items: vec[i32]) -> vec[i64]:
-    """Return the same numbers in 64 bits. O(items)."""
+    """Return the numbers in 64 bits. O(items)."""
     wide = zeros_i64(len(items))
     for index in range(i64(len(items))):
         wide[index] = i64(items[index])
@@ -194,7 +204,7 @@ def widened(items: vec[i32]) -> vec[i64]:
 
 
 def are_tokens(items: vec[i64]) -> bool:
-    """Whether all are from 0 to 2**31 - 1. O(items)."""
+    """Return whether all items are from 0 to 2**31 - 1. O(items)."""
     wrong: i64 = 0
     for index in range(i64(len(items))):
         wrong |= items[index] >> TOKEN_BITS
@@ -202,7 +212,7 @@ def are_tokens(items: vec[i64]) -> bool:
 
 
 def pack_items(tokens: vec[i64], block_size: i64) -> vec[i64]:
-    """The packed words of tokens that stand one an item. O(tokens)."""
+    """Return the packed words of tokens given one per item. O(tokens)."""
     num_blocks = (i64(len(tokens)) + block_size - 1) // block_size
     words = zeros_i64(int(num_blocks * ((block_size + 1) >> 1)))
     position: i64 = 0
@@ -224,7 +234,7 @@ def pack_items(tokens: vec[i64], block_size: i64) -> vec[i64]:
 def _pack_as_it_lies(
     tokens: npt.NDArray[np.int32], block_size: int, with_placeholders: bool, checks_later: bool
 ) -> PackedTokens:
-    """A long int32 array, whose memory is that of the words where blocks are even."""
+    """Pack a long int32 array, whose memory equals the packed words if blocks are even."""
     given = tokens
     num_tokens = len(tokens)
     num_blocks = -(-num_tokens // block_size)
@@ -244,8 +254,10 @@ def _pack_as_it_lies(
 
 
 def first_below_zero(words: vec[i64], first: i64) -> tuple[int, int]:
-    """Returns where the first token below 0 stands in packed blocks of even size, from word `first` on, and it; (-1, 0)
-    where none is. O(tokens)."""
+    """Return position and value of the first token below 0 from word `first` on, or (-1, 0). O(tokens).
+
+    The blocks must have an even size.
+    """
     tokens = view_i64(words)[int(first) :].view(np.int32)
     if len(tokens) == 0 or np.minimum.reduce(tokens) >= 0:
         return -1, 0
@@ -254,7 +266,7 @@ def first_below_zero(words: vec[i64], first: i64) -> tuple[int, int]:
 
 
 def pack_rows(tokens: npt.NDArray[np.int32]) -> vec[i64]:
-    """The packed words of whole blocks, int32 (num_blocks, block_size). O(tokens), memory copies."""
+    """Return the packed words of whole blocks, int32 (num_blocks, block_size). O(tokens), memory copies."""
     num_blocks, block_size = tokens.shape
     if block_size % 2:
         even = np.zeros((num_blocks, block_size + 1), dtype=np.int32)
@@ -274,7 +286,7 @@ def _refuse_token(tokens: npt.NDArray[Any], with_placeholders: bool) -> None:
 
 
 class TokenTable:
-    """Tokens for each sequence of a batch: `columns` items a sequence, one sequence after another."""
+    """Tokens of a batch: `columns` items per sequence, sequence by sequence."""
 
     def __init__(self, items: vec[i64], columns: i64) -> None:
         self.items = items
@@ -282,7 +294,7 @@ class TokenTable:
 
 
 def token_table(name: str, value: object, num_seqs: i64) -> TokenTable:
-    """Integers (num_seqs,) or (num_seqs, k), or a list of lists of any lengths, as a table; None has no columns."""
+    """Return integers (num_seqs,) or (num_seqs, k), or lists of any lengths, as a table. None has no columns."""
     if value is None:
         return TokenTable(zeros_i64(0), 0)
     if is_plain_array(value) or _is_flat(value):
@@ -298,7 +310,7 @@ def token_table(name: str, value: object, num_seqs: i64) -> TokenTable:
 
 
 def _table_of_rows(name: str, rows: list[Any], num_seqs: i64) -> TokenTable:
-    """Return a table of one run of tokens for each sequence, as accepted drafts come; shorter ones end in -1."""
+    """Return a table of one list of tokens per sequence, such as accepted drafts; shorter ones are padded with -1."""
     if i64(len(rows)) != num_seqs:
         raise InvalidArgument(f"{name} has {len(rows)} rows for {num_seqs} sequences")
     columns: i64 = 0
@@ -326,7 +338,7 @@ def _table_of_rows(name: str, rows: list[Any], num_seqs: i64) -> TokenTable:
 
 
 def _is_row(item: Any) -> bool:
-    """Return whether it is a run of tokens, and not one."""
+    """Return whether an item is a sequence of tokens rather than a token."""
     if isinstance(item, (list, tuple)):
         return True
     if isinstance(item, (int, np.integer, str, bytes, bytearray)):
@@ -335,7 +347,7 @@ def _is_row(item: Any) -> bool:
 
 
 def _is_flat(value: object) -> bool:
-    """Whether a number, or a list of numbers and not of rows, was given."""
+    """Return whether a value is a number or a list of numbers."""
     if isinstance(value, (int, np.integer)):
         return True
     return isinstance(value, list) and len(value) > 0 and isinstance(value[0], int)
@@ -362,7 +374,7 @@ def _array(name: str, value: object) -> npt.NDArray[Any]:
 
 
 def _plain_list(name: str, value: Sequence[Any]) -> list[Any]:
-    """A sequence of any type as lists, rows included. numpy takes True for 1 where integers stand beside it."""
+    """Return any sequence as nested lists. Bools are rejected here because numpy takes True for 1 among integers."""
     items = list(value)
     for index in range(len(items)):
         item = items[index]
@@ -374,7 +386,7 @@ def _plain_list(name: str, value: Sequence[Any]) -> list[Any]:
 
 
 def is_plain_array(value: Any) -> bool:
-    """Return whether it is an int32 or int64 array of one dimension, which is what engines give."""
+    """Return whether a value is a one-dimensional int32 or int64 array, as engines usually pass."""
     if type(value) is not ARRAY:
         return False
     kind = value.dtype
@@ -382,7 +394,7 @@ def is_plain_array(value: Any) -> bool:
 
 
 def integer_array(name: str, value: Any) -> npt.NDArray[Any]:
-    """`value` as a one-dimensional numpy array of some integer type, in native byte order."""
+    """Return `value` as a one-dimensional numpy array of an integer type, in native byte order."""
     if is_plain_array(value):
         given: npt.NDArray[Any] = value
         return given
@@ -399,7 +411,7 @@ def integer_array(name: str, value: Any) -> npt.NDArray[Any]:
 
 
 def int64_vector(name: str, value: object, length: i64) -> vec[i64]:
-    """One integer for all, or one for each of `length` sequences, as a vec of `length` items."""
+    """Return one integer for all, or one for each of `length` sequences, as a vec of `length` items."""
     if type(value) is not ARRAY and not isinstance(value, bool) and isinstance(value, (int, np.integer)):
         return filled_i64(_int64(name, plain_int(name, value)), length)
     items = int64_items(name, value)
@@ -409,7 +421,7 @@ def int64_vector(name: str, value: object, length: i64) -> vec[i64]:
 
 
 def int64_items(name: str, value: object) -> vec[i64]:
-    """A run of integers as a vec of its own; an int64 array is one memory copy."""
+    """Return integers as a new vec; an int64 array takes one memory copy."""
     if isinstance(value, list):
         numbers = list(value)
         items = zeros_i64(len(numbers))
@@ -424,7 +436,7 @@ def int64_items(name: str, value: object) -> vec[i64]:
 
 
 def _copy_plain(values: list[Any], items: vec[i64]) -> bool:
-    """Copy a list of plain integers of at most 61 bits into `items`; False where it holds something else."""
+    """Copy a list of plain integers of at most 61 bits into `items`; return False if it holds anything else."""
     for index in range(i64(len(values))):
         value = values[index]
         if isinstance(value, bool) or not isinstance(value, int):
@@ -437,7 +449,7 @@ def _copy_plain(values: list[Any], items: vec[i64]) -> bool:
 
 
 def plain_int(name: str, value: object) -> int:
-    """An integer of Python's or numpy's as a plain one. An object may only say that it is one (`__class__`)."""
+    """Return an integer of Python or numpy as a plain one. An object may only pretend to be one (`__class__`)."""
     try:
         return index_of(value)  # type: ignore[arg-type]
     except TypeError:
@@ -451,7 +463,10 @@ def _int64(name: str, value: int) -> int:
 
 
 def store_token(words: vec[i64], row: i64, offset: i64, token: i64) -> None:
-    """Put a token at `offset` of the packed row that starts at word `row`. An even offset clears the odd one behind."""
+    """Write a token at `offset` of the packed row that starts at word `row`.
+
+    An even offset clears the odd one after it.
+    """
     position = row + (offset >> 1)
     if offset & 1 == 0:
         words[position] = token
@@ -460,6 +475,6 @@ def store_token(words: vec[i64], row: i64, offset: i64, token: i64) -> None:
 
 
 def unpack_tokens(words: npt.NDArray[np.int64], block_size: int, num_tokens: int) -> npt.NDArray[np.int32]:
-    """The first `num_tokens` tokens of packed rows of words (num_blocks, words_per_block), as int32."""
+    """Return the first `num_tokens` tokens of packed rows (num_blocks, words_per_block), as int32."""
     halves = np.ascontiguousarray(words).view(np.int32).reshape(len(words), -1)
     return np.ascontiguousarray(halves[:, :block_size]).reshape(-1)[:num_tokens]

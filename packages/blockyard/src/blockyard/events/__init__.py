@@ -1,7 +1,6 @@
-"""KV events: what a cache holds, published to routers and other consumers, and followed by them.
+"""KV events: publish the contents of a cache to routers and other consumers, and follow them.
 
-`blockyard.events.tables` needs numpy alone. Publishing and following need the extra `events`, and import it when one of
-their names is first used.
+Publishing and following need the extra `events`, imported on first use. `blockyard.events.tables` only needs numpy.
 """
 
 from importlib import import_module
@@ -46,7 +45,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a name that needs the extra when it is first used."""
+    """Import a name that needs the extra `events` on first use."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LATER[name], __name__), name)

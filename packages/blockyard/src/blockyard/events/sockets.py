@@ -1,4 +1,4 @@
-"""ZeroMQ sockets: bound or connected, or an error that names the argument."""
+"""ZeroMQ sockets. Errors name the argument."""
 
 from __future__ import annotations
 
@@ -13,23 +13,30 @@ try:
 except ImportError as error:
     raise MissingExtra(f"KV events need {error.name}: pip install 'blockyard[events]'") from error
 
-__all__ = ["SENT_FROM_PLACE", "bound", "connected", "require_endpoint", "zmq"]
+__all__ = ["SENT_FROM_PLACE", "bind_socket", "connect_socket", "require_endpoint", "zmq"]
 
 LAST_PORT = 65535
-#: Largest request, or topic, that is read; a sender of more is cut off.
+#: Largest request or topic; the connection of a larger one is closed.
 MAX_REQUEST_BYTES = 2**16
-#: Frames of at least this many bytes are sent from where they are, and a thread of pyzmq's own lets go of them; others
-#: are copied.
+#: Frames of at least this many bytes are sent without a copy, and released by a thread of pyzmq.
 SENT_FROM_PLACE = 2**18
 
 
-def bound(
+def bind_socket(
     context: Any, kind: int, name: str, endpoint: str, linger: int, options: Mapping[int, int] | None = None
 ) -> Any:
-    """A socket that others connect to. linger: milliseconds that last messages get to leave at the end. options: of
-    ZeroMQ, besides.
+    """Return a bound socket.
 
-    Raises `PublisherError` for an endpoint that cannot be bound, and where the process may open no more sockets.
+    Args:
+        context: ZeroMQ context.
+        kind: type of the socket.
+        name: argument, for errors.
+        endpoint: where to bind it.
+        linger: milliseconds to send the last messages when it is closed.
+        options: further options of ZeroMQ.
+
+    Raises:
+        PublisherError: the endpoint cannot be bound, or the process may not open more sockets.
     """
     socket = _made(context, kind, name, endpoint)
     socket.setsockopt(zmq.LINGER, linger)
@@ -40,10 +47,10 @@ def bound(
     return _opened(socket, socket.bind, "bound", name, endpoint)
 
 
-def connected(context: Any, kind: int, name: str, endpoint: str, max_message_bytes: int) -> Any:
-    """A socket of one who listens or asks; a sender of a larger message is cut off.
+def connect_socket(context: Any, kind: int, name: str, endpoint: str, max_message_bytes: int) -> Any:
+    """Return a connected socket. A peer that sends more than `max_message_bytes` in a message is disconnected.
 
-    Raises `PublisherError` for an endpoint of bad form, and where the process may open no more sockets.
+    Raises `PublisherError` if the endpoint is malformed, or the process may not open more sockets.
     """
     socket = _made(context, kind, name, endpoint)
     socket.setsockopt(zmq.LINGER, 0)
@@ -52,7 +59,7 @@ def connected(context: Any, kind: int, name: str, endpoint: str, max_message_byt
 
 
 def require_endpoint(name: str, endpoint: object) -> str:
-    """An address that sockets take, as far as that can be told without one. Raises `InvalidArgument`."""
+    """Return `endpoint` if it looks like an address. Raises `InvalidArgument` otherwise."""
     given = require_unicode(name, require_str(name, endpoint))
     if "://" not in given:
         raise InvalidArgument(f"{name} is {shown(given)}; it must begin with tcp://, as tcp://127.0.0.1:5557 does")
@@ -74,7 +81,7 @@ def _made(context: Any, kind: int, name: str, endpoint: object) -> Any:
     try:
         return context.socket(kind)
     except zmq.ZMQError as error:
-        raise PublisherError(f"{name} is {shown(endpoint)}; there is no socket for it: {error} (ulimit -n)") from error
+        raise PublisherError(f"{name} is {shown(endpoint)}; no socket can be opened: {error} (ulimit -n)") from error
 
 
 def _opened(socket: Any, act: Callable[[str], None], verb: str, name: str, endpoint: str) -> Any:

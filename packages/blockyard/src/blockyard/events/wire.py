@@ -1,8 +1,8 @@
-"""The wire of KV events: vLLM's messages, written in its newest form and read in all of them.
+"""Wire format of KV events: vLLM's messages, written in the newest form and read in all forms.
 
-A message is `[ts, events, data_parallel_rank]` in msgpack. An event is a map with "type" since vLLM 0.26 and an array
-that begins with its type before; both are read, and fields and types that are not known here are passed over. A block
-hash is an unsigned 64-bit number or bytes; consumers take it for a name and nothing else.
+A message is `[ts, events, data_parallel_rank]` in msgpack. An event is a map with "type" since vLLM 0.26, and an array
+that begins with its type before. Both are read; unknown fields and types are ignored. A block hash is an unsigned
+64-bit number or bytes, which consumers only use as a name.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ Payload = bytes | memoryview
 #: Media as vLLM names them.
 GPU, CPU = "GPU", "CPU"
 MEDIA = (GPU, CPU)
-#: The numbers and payloads of an end mark of a replay.
+#: The sequence number that marks the end of a replay.
 END_SEQUENCE = (-1).to_bytes(8, "big", signed=True)
 MAX_SEQUENCE = 2**63 - 1
-#: Events of one message that are read one by one: in arrays, or beside one of a type that is not known.
+#: Most events in a message that must be decoded one by one, because some are arrays or of an unknown type.
 MOST_EVENTS = 2**17
-#: Lists and items in the keys of one event: read, one of a byte may take 80. With them an event takes 42 MB at most.
+#: Most lists and items in the keys of one event. Decoded, an item of 1 byte may take 80; an event takes 42 MB at most.
 MOST_KEY_ITEMS = 2**19
-#: By tag, the bytes of what begins with it: its own, and for text and the like those that say how many follow.
+#: Bytes of a msgpack item by tag: tag and number, or tag and length field.
 _OWN = {0xC4: 2, 0xC5: 3, 0xC6: 5, 0xC7: 3, 0xC8: 4, 0xC9: 6, 0xCA: 5, 0xCB: 9, 0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
 _OWN |= {0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9, 0xD4: 3, 0xD5: 4, 0xD6: 6, 0xD7: 10, 0xD8: 18}
 _OWN |= {0xD9: 2, 0xDA: 3, 0xDB: 5, 0xDC: 3, 0xDD: 5, 0xDE: 3, 0xDF: 5}
 _LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-#: What vLLM calls a group whose layers keep a state.
+#: vLLM's name for a group whose layers keep a state.
 STATE_KIND = "mamba"
-#: Keys of an event that has none.
+#: Keys of an event without keys.
 NO_KEYS = msgspec.Raw(b"\xc0")
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
-    """Blocks of one chain, each after the one before, the first after `parent_block_hash` (None: at the beginning).
+    """Stored blocks of one chain. The first one follows `parent_block_hash` (None: beginning of a prompt).
 
-    Lists of numbers stay in msgpack, as `tables/event_writer` writes and `tables/packed_numbers` reads them; keys too,
-    until `keys_in` has seen that they are few.
+    Lists of numbers stay in msgpack, as `tables/event_writer` writes and `tables/packed_numbers` reads them; so do keys
+    until `read_keys` has checked their number.
 
-    Two fields of our own, which other consumers pass over. keys: for each block what besides tokens decides it, tagged,
-    as `blockyard.keys` has it; extra_keys has the same without tags, as vLLM sends it. num_groups: layer groups of the
-    cache, where there are several: a prompt hits what all of them have. cache_salt is SGLang's field; vLLM has the salt
-    in the extra_keys of the first block of a prompt.
+    Blockyard adds two fields, which other consumers ignore. `keys` has the extra keys of each block, tag_keys as in
+    `blockyard.keys`; `extra_keys` has the same without tags, as vLLM sends it. `num_groups` is the number of the
+    cache's layer groups if there are several: a prompt hits only what all of them hold. `cache_salt` is SGLang's; vLLM
+    has the salt in the extra_keys of a prompt's first block.
     """
 
     block_hashes: msgspec.Raw
@@ -69,7 +69,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
 
 
 class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
-    """Blocks that are gone from a medium."""
+    """Blocks that were removed from a medium."""
 
     block_hashes: msgspec.Raw
     medium: str | None
@@ -77,13 +77,13 @@ class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True):
-    """Nothing is cached any more."""
+    """All blocks were removed."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 _KNOWN = {kind.__name__ for kind in (BlockStored, BlockRemoved, AllBlocksCleared)}
-#: The order of fields in arrays (vLLM 0.20).
+#: Order of the fields in arrays (vLLM 0.20).
 _ARRAY_FIELDS = {
     "BlockStored": ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
     "BlockRemoved": ("block_hashes", "medium"),
@@ -97,10 +97,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class Batch(msgspec.Struct, array_like=True):
-    """The events of one message. ts: seconds since 1970.
+    """The events of one message; `ts` is in seconds since 1970.
 
-    epoch: which life of the publisher it is of, where numbers alone do not tell; a field of our own at the end, which
-    decoders of arrays pass over (but for Dynamo's, which wants numbers from the clock anyway).
+    `epoch` identifies the life of the publisher if numbers do not. It is a field of Blockyard's, at the end, which
+    decoders of arrays ignore (except Dynamo's, which needs numbers from the clock anyway).
     """
 
     ts: float
@@ -116,7 +116,7 @@ class _RawBatch(msgspec.Struct, array_like=True):
     epoch: int | None = None
 
 
-#: What a decoder raises for bytes of others: what msgspec refuses, text that is no UTF-8, keys that cannot be hashed.
+#: Errors of a decoder on foreign bytes: rejections of msgspec, invalid UTF-8, unhashable keys.
 _UNREADABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError, OverflowError)
 
 _encoder = msgspec.msgpack.Encoder()
@@ -128,20 +128,20 @@ _keys_decoder = msgspec.msgpack.Decoder(list[list[Any] | None] | None)
 _fields_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw])
 
 
-def packed_list(packed: bytes | memoryview) -> msgspec.Raw:
-    """A list in msgpack as a field of an event."""
+def pack_list(packed: bytes | memoryview) -> msgspec.Raw:
+    """Return a list in msgpack as a field of an event."""
     return msgspec.Raw(packed)
 
 
-def packed_keys(rows: list[list[Any] | None] | list[list[Any]]) -> msgspec.Raw:
-    """The keys of an event's blocks, a row for each, as a field of it."""
+def pack_keys(rows: list[list[Any] | None] | list[list[Any]]) -> msgspec.Raw:
+    """Return the keys of an event's blocks, one row per block, as a field of the event."""
     return msgspec.Raw(_encoder.encode(rows))
 
 
-def keys_in(field: str, packed: msgspec.Raw) -> list[list[Any] | None] | None:
-    """The rows of `BlockStored.keys` or `extra_keys`, None for no keys. O(bytes).
+def read_keys(field: str, packed: msgspec.Raw) -> list[list[Any] | None] | None:
+    """Return the rows of `BlockStored.keys` or `extra_keys`, None if there are none. O(bytes).
 
-    Raises `InvalidArgument` for other things, and for more than `MOST_KEY_ITEMS` lists and items, which are not read.
+    Raises `InvalidArgument` for another type, and for more than `MOST_KEY_ITEMS` lists and items, before decoding them.
     """
     if packed is NO_KEYS:
         return None
@@ -151,12 +151,15 @@ def keys_in(field: str, packed: msgspec.Raw) -> list[list[Any] | None] | None:
     try:
         rows: list[list[Any] | None] | None = _keys_decoder.decode(content)
     except _UNREADABLE as error:
-        raise InvalidArgument(f"{field} is no list of keys: {error}") from error
+        raise InvalidArgument(f"{field} is not a list of keys: {error}") from error
     return rows
 
 
 def _has_more_items(packed: bytes, limit: int) -> bool:
-    """Whether well-formed msgpack has more than `limit` items, lists and maps among them. O(items, at most limit)."""
+    """Return whether well-formed msgpack has more than `limit` items, counting lists and maps.
+
+    O(items, at most limit).
+    """
     at = count = 0
     while at < len(packed) and count <= limit:
         tag = packed[at]
@@ -167,13 +170,16 @@ def _has_more_items(packed: bytes, limit: int) -> bool:
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """The payload of one message. The rank is always there: Dynamo's decoder wants it; the epoch only if it counts."""
+    """Return the payload of a message.
+
+    The rank is always included because Dynamo's decoder needs it; the epoch only if set.
+    """
     fields = (batch.ts, batch.events, batch.data_parallel_rank)
     return _encoder.encode(fields if batch.epoch is None else (*fields, batch.epoch))
 
 
 def encode_frame(batch: Batch) -> tuple[bytes, bytes]:
-    """What stands before the list of events in a payload, and what stands after it."""
+    """Return the bytes of a payload before and after the list of events."""
     tail = _encoder.encode(batch.data_parallel_rank)
     if batch.epoch is not None:
         tail += _encoder.encode(batch.epoch)
@@ -181,30 +187,30 @@ def encode_frame(batch: Batch) -> tuple[bytes, bytes]:
 
 
 def encode_event(event: Event, out: bytearray) -> None:
-    """One event of such a list, in place of what `out` held. O(bytes)."""
+    """Encode one event of the list, replacing the content of `out`. O(bytes)."""
     _encoder.encode_into(event, out)
 
 
 def decode_batch(payload: Payload) -> Batch:
-    """A message of vLLM, SGLang or ours; events of unknown types are left out. O(bytes).
+    """Return a message of vLLM, SGLang or Blockyard, without events of unknown types. O(bytes).
 
-    Raises `InvalidArgument` for what is no such message: wrong types, numbers beyond 64 bits, nesting without end.
+    Raises `InvalidArgument` for other bytes: wrong types, numbers beyond 64 bits, excessive nesting.
     """
     try:
         return _batch_decoder.decode(payload)
     except _UNREADABLE:
-        pass  # an unknown type, an array, or no message at all
+        pass  # an unknown type, an array, or not a message
     try:
         raw = _raw_decoder.decode(payload)
         _require_few(bytes(raw.events))
         events = [event for event in map(_decode_event, _raws_decoder.decode(raw.events)) if event is not None]
     except _UNREADABLE as error:
-        raise InvalidArgument(f"payload is no batch of KV events: {error}") from error
+        raise InvalidArgument(f"payload is not a batch of KV events: {error}") from error
     return Batch(raw.ts, events, raw.data_parallel_rank, raw.epoch)
 
 
 def _require_few(packed: bytes) -> None:
-    """An event that is read by itself takes 80 bytes before it is looked at, and may come in one."""
+    """Limit the events that are decoded one by one: each takes 80 bytes, and may be 1 byte in the payload."""
     size = {0xDC: 2, 0xDD: 4}.get(packed[0], 0)
     number = int.from_bytes(packed[1 : 1 + size], "big")
     if number > MOST_EVENTS:
@@ -212,7 +218,7 @@ def _require_few(packed: bytes) -> None:
 
 
 def _decode_event(raw: msgspec.Raw) -> Event | None:
-    """One event in any form; None for a type that is not known."""
+    """Return an event in any form; None for an unknown type."""
     item = _fields_decoder.decode(raw)
     if isinstance(item, dict):
         kind = msgspec.msgpack.decode(item.pop("type", b"\xc0"))
@@ -227,22 +233,22 @@ def _decode_event(raw: msgspec.Raw) -> Event | None:
     return event
 
 
-#: A key as a manager's events have it: ("salt", value), ("lora", name, path), or a span as a block sees it.
+#: A key as in a manager's events: ("salt", value), ("lora", name, path), or a span relative to its block.
 PlainKey = tuple[Any, ...]
 
 
-def tagged(request: Iterable[PlainKey], spans: Iterable[PlainKey]) -> list[list[Any]]:
-    """What decides a block besides tokens, each with its kind first: salt and adapter, then the spans in order."""
+def tag_keys(request: Iterable[PlainKey], spans: Iterable[PlainKey]) -> list[list[Any]]:
+    """Return the extra keys of a block, each with its kind first: salt, adapter, then the spans in order."""
     return [list(key) for key in request] + [["span", *span] for span in spans]
 
 
 def lora_name(request: Iterable[PlainKey]) -> str | None:
-    """The adapter's name, None without one."""
+    """Return the adapter's name, None without one."""
     return next((key[1] for key in request if key[0] == "lora"), None)
 
 
-def untagged(request: Iterable[PlainKey], spans: Iterable[PlainKey], is_first: bool) -> list[Any] | None:
-    """The extra keys of one block in vLLM's order: adapter, spans as (content, start), salt on the first block."""
+def untag_keys(request: Iterable[PlainKey], spans: Iterable[PlainKey], is_first: bool) -> list[Any] | None:
+    """Return the extra keys of a block in vLLM's order: adapter, spans as (content, start), salt on the first block."""
     keys: list[Any] = [key[1] for key in request if key[0] == "lora"]
     keys += [[span[1], span[2]] for span in spans]
     keys += [key[1] for key in request if key[0] == "salt" and is_first]

@@ -27,7 +27,7 @@ Values = Mapping[str, float] | None
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A gauge or counter, with one label of its own if `label` is not ""."""
+    """A gauge or counter. `label`, if not "", is a label besides those of the cache."""
 
     name: str
     text: str

@@ -160,7 +160,7 @@ class FamilyFields(ConfigFields):
         self._family = family
 
     def fixed(self, name: str, default: Any) -> Any:
-        """Return what the family's class does whatever the config says; `default` if it is nothing special."""
+        """Return a fixed property of the family's class; `default` if it has none of this name."""
         return self._family.fixed.get(name, default)
 
     @property

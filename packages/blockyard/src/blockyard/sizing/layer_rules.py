@@ -134,7 +134,7 @@ def must_be(field: str, known: str) -> LayerRule:
 
 
 def windows_from(field: str) -> LayerRule:
-    """Return a rule by which the layers from number `field` on slide, if there is a window."""
+    """Return a rule of sliding layers from number `field` on, if there is a window."""
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
         first = num_layers if fields.get("sliding_window") is None else fields.count(field, low=0)
@@ -179,10 +179,7 @@ def _lettered(field: str, pattern: str, num_layers: int) -> list[str]:
 
 
 def first_of(interval: int, field: str = "") -> LayerRule:
-    """Return a rule by which the first of every `interval` layers is full.
-
-    `field`, if given, overrides the interval.
-    """
+    """Return a rule of full attention for the first of every `interval` layers; `field`, if given, overrides it."""
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
         step = fields.count(field, default=interval) if field else interval
@@ -192,7 +189,7 @@ def first_of(interval: int, field: str = "") -> LayerRule:
 
 
 def counted_backwards(interval: int) -> LayerRule:
-    """Return a rule by which every `interval`-th layer is full, counted from the last one."""
+    """Return a rule of full attention for every `interval`-th layer, counted from the last one."""
 
     def rule(_fields: ConfigFields, num_layers: int) -> list[str]:
         return [SLIDING if (num_layers - 1 - index) % interval else FULL for index in range(num_layers)]
@@ -201,7 +198,7 @@ def counted_backwards(interval: int) -> LayerRule:
 
 
 def first_and_every(interval: int) -> LayerRule:
-    """Return a rule by which the first layer and the last of every `interval` are full, by default."""
+    """Return a rule of full attention for the first layer and the last of every `interval`, by default."""
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
         listed = fields.items("hybrid_layer_pattern")
@@ -276,7 +273,7 @@ def attention_every(interval: int) -> LayerRule:
 
 
 def some_attention_every(interval: int) -> LayerRule:
-    """Return a rule by which the last of every `interval` layers has attention, and the last layer if none has."""
+    """Return a rule of attention for the last of every `interval` layers, and for the last layer if none has it."""
 
     def rule(_fields: ConfigFields, num_layers: int) -> list[str]:
         kinds = every(interval, FULL, STATE, num_layers)
@@ -300,7 +297,7 @@ def attention_by_period(fields: ConfigFields, num_layers: int) -> list[str]:
 
 
 def attention_at(field: str, other: str) -> LayerRule:
-    """Return a rule by which the layers that `field` lists have attention and the others are of kind `other`."""
+    """Return a rule of attention for the layers that `field` lists, and `other` for the rest."""
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
         indices = fields.items(field)

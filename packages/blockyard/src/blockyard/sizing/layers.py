@@ -1,4 +1,4 @@
-"""What one layer of a model keeps: keys and values per token, or a state of constant size per sequence."""
+"""Layers of a model and the size of their cache: keys and values per token, or a state per sequence."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Shard:
         return range(start, start + share + (self.rank < more))
 
     def kv_heads(self, num_kv_heads: int) -> range:
-        """Return this rank's KV heads: a range of its own, or one head shared with other ranks. O(1)."""
+        """Return this rank's KV heads: a range, or one head shared with other ranks. O(1)."""
         if num_kv_heads >= self.size:
             return self.part(num_kv_heads)
         head = self._replicated(num_kv_heads)

@@ -37,7 +37,7 @@ class ContextShard:
         return own
 
     def local_slots(self, slots: IntArray) -> IntArray:
-        """Return this rank's slots of its own tokens, given the manager's slots; or likewise local positions. O(slots).
+        """Return this rank's slots of its tokens, given the manager's slots; or likewise local positions. O(slots).
 
         Every block begins on rank 0, so the block size is not needed.
         """

@@ -140,13 +140,13 @@ class KVCache:
         return self.data[self.places.place(layer)]
 
     def key_cache(self, layer: int) -> torch.Tensor:
-        """Return a layer's keys, (num_blocks, *block_shape), as a view in which each block is contiguous."""
+        """Return a view of a layer's keys, (num_blocks, *block_shape). Each block is contiguous."""
         if self._is_even:
             return self.data[self.places.place(layer), :, 0]
         return self._part(layer, slice(None, self._key_elements), self.head_size)
 
     def value_cache(self, layer: int) -> torch.Tensor:
-        """Return a layer's values, (num_blocks, *block_shape), as a view in which each block is contiguous."""
+        """Return a view of a layer's values, (num_blocks, *block_shape). Each block is contiguous."""
         if self._is_even:
             return self.data[self.places.place(layer), :, 1]
         return self._part(layer, slice(self._key_elements, self._key_elements + self._value_elements), self.value_size)

@@ -1,4 +1,4 @@
-// The last two minutes: what the pool was used for, what of the prompts hit, evictions and preemptions.
+// The last two minutes: use of the pool, hits, evictions and preemptions.
 
 import { fillOf, mixed, readColors, PENDING, PRIVATE, SHARED } from "./states.js";
 import { bytes, count, make, share, times } from "./text.js";
@@ -6,7 +6,7 @@ import { bytes, count, make, share, times } from "./text.js";
 const SECONDS = 120;
 const BAND = ["private", "pending", "shared", "idle"];
 const CAUSES = [
-  ["hit", "hit", "--shared"], ["tail", "last part of a prompt", "--line-2"], ["never_seen", "never seen", "--quiet"],
+  ["hit", "hit", "--shared"], ["tail", "tail of a prompt", "--line-2"], ["never_seen", "never seen", "--quiet"],
   ["evicted", "evicted", "--evicted"], ["other_keys", "other salt or adapter", "--pending"], ["recomputed", "recomputed", "--private"],
 ];
 
@@ -33,7 +33,7 @@ export class Chart {
     while (this.points.length > 2 && this.points[1].at < frame.at - SECONDS) this.points.shift();
   }
 
-  // What is shown is the time up to the frame that is shown.
+  // Show the time up to the shown frame.
   show(frame) {
     this.frame = frame;
     this.seen = this.points.filter((point) => point.at <= frame.at && point.at >= frame.at - SECONDS);
@@ -46,7 +46,7 @@ export class Chart {
     this.draw();
   }
 
-  // How much a count has grown, in the spans in which a page was open.
+  // Growth of a count while a page was open.
   grown(count) {
     return this.spans.reduce((sum, span) => sum + count(span[span.length - 1].totals) - count(span[0].totals), 0);
   }
@@ -64,7 +64,7 @@ export class Chart {
       ["in use", share(held, usable)], ["tokens hit", share(grown("hit"), grown("prompt"))],
       ["running", count(totals.running)], ["waiting", count(totals.waiting)],
       ["evicted", count(grown("evicted"))], ["preempted", count(grown("preempted"))], ["copied on write", count(grown("copied"))],
-      ...(totals.padding ? [["empty for want of equal groups", bytes(totals.padding)]] : []),
+      ...(totals.padding ? [["padding between layer groups", bytes(totals.padding)]] : []),
     ];
     this.figures.replaceChildren(...rows.map(([name, value]) => make("div", "", "", make("dt", "", name), make("dd", "", value))));
     const used = this.seen.map(({ totals: at }) => at.private + at.shared + at.pending + at.retiring + at.loading);
@@ -72,13 +72,13 @@ export class Chart {
     this.words.textContent = `Between ${count(least)} and ${count(most)} of ${count(usable)} blocks were held; ` +
       `${share(grown("hit"), grown("prompt"))} of ${count(grown("prompt"))} prompt tokens came from the cache; ` +
       `${times(grown("evicted"), "block was", "blocks were")} evicted, ${times(grown("preempted"), "sequence", "sequences")} preempted.` +
-      (unseen > 0 ? ` No page was open for ${Math.round(unseen)} s of it, of which nothing is known.` : "");
+      (unseen > 0 ? ` No page was open for ${Math.round(unseen)} s, so nothing is known about that time.` : "");
     this.writeCauses(totals);
   }
 
   writeCauses(totals) {
     if (!totals.causes) {
-      this.causes.replaceChildren(make("p", "hint", "The causes of misses are counted where the server was started with --track-misses."));
+      this.causes.replaceChildren(make("p", "hint", "Start the server with --track-misses to see the causes of misses."));
       return;
     }
     const parts = CAUSES.map(([key, name, color]) => [
@@ -122,7 +122,7 @@ export class Chart {
       canvas.fillText(`${seconds} s ago`, x(end - seconds), high - 8);
     }
     canvas.textAlign = "right";
-    canvas.fillText("now shown", right, high - 8);
+    canvas.fillText("shown now", right, high - 8);
   }
 
   axis(canvas, left, right, top, bottom, colors, name) {
@@ -169,7 +169,7 @@ export class Chart {
     }
   }
 
-  // A bar for each span in which prompts were admitted; seconds are put together until it can be seen.
+  // A bar for each interval with admitted prompts, long enough to be visible.
   drawHits(canvas, x, left, right, top, bottom, colors) {
     this.axis(canvas, left, right, top, bottom, colors, "hit");
     for (const span of this.spans) {

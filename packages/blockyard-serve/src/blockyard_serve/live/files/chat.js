@@ -1,4 +1,4 @@
-// The chat box: the one part of the page that asks the model for something, as any client would.
+// The chat box, an ordinary client of the server; the rest of the page only reads.
 
 import { make, times, visible } from "./text.js";
 import { ask, askJson, events } from "./wire.js";
@@ -6,7 +6,7 @@ import { ask, askJson, events } from "./wire.js";
 const MAX_TOKENS = 160;
 
 export class Chat {
-  // own: a set that the names of its requests are added to.
+  // own: a set to which it adds the names of its requests.
   constructor({ talk, form, question, send, stop, forget }, own) {
     Object.assign(this, { talk, question, send, stop, own });
     this.turns = [];

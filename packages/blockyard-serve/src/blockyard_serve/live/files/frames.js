@@ -1,10 +1,10 @@
-// Moments of the cache: put together from the wire, kept for a while, and played live, slowly, or one by one.
+// Frames of the cache: decoded, stored for a while, and played live, slowly, or one by one.
 
 const MAX_FRAMES = 600;
 const bytes = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
 
-function mapOf(told) {
-  return told && { blocks: told.blocks, scale: told.scale, width: told.width, cells: bytes(told.cells), first: 1 };
+function mapOf(data) {
+  return data && { blocks: data.blocks, scale: data.scale, width: data.width, cells: bytes(data.cells), first: 1 };
 }
 
 function changedMap(map, runs) {
@@ -14,10 +14,10 @@ function changedMap(map, runs) {
   return { ...map, cells };
 }
 
-function changedRows(rows, told, gone) {
+function changedRows(rows, updates, gone) {
   const changed = new Map(rows);
   for (const handle of gone) changed.delete(handle);
-  for (const { more, ...row } of told) {
+  for (const { more, ...row } of updates) {
     const before = changed.get(row.id);
     const path = row.path ?? (more ? [...before.path, ...more] : before.path);
     changed.set(row.id, { ...before, ...row, path });
@@ -26,7 +26,7 @@ function changedRows(rows, told, gone) {
 }
 
 export class Frames {
-  // show: called with a frame, and whether it follows the one shown before; added: with each that comes.
+  // show: called with the frame to show, and whether it follows the previous one; added: called with each new frame.
   constructor(show, added) {
     this.show = show;
     this.added = added;
@@ -40,18 +40,18 @@ export class Frames {
   get shown() { return this.list[this.place]; }
   get latest() { return this.list[this.list.length - 1]; }
 
-  take(name, told) {
-    const head = { n: told.n, at: told.at, step: told.step, totals: told.totals, numRows: told.num_rows, gap: told.gap };
+  take(name, data) {
+    const head = { n: data.n, at: data.at, step: data.step, totals: data.totals, numRows: data.num_rows, gap: data.gap };
     if (name === "frame") {
-      const rows = new Map(told.rows.map((row) => [row.id, row]));
-      this.add({ ...head, map: mapOf(told.map), cpu: mapOf(told.cpu), rows });
+      const rows = new Map(data.rows.map((row) => [row.id, row]));
+      this.add({ ...head, map: mapOf(data.map), cpu: mapOf(data.cpu), rows });
       return true;
     }
     const before = this.latest;
-    if (!before || before.n !== told.after) return false;
+    if (!before || before.n !== data.after) return false;
     this.add({
-      ...head, map: changedMap(before.map, told.changed), cpu: changedMap(before.cpu, told.cpu_changed),
-      rows: changedRows(before.rows, told.rows, told.gone),
+      ...head, map: changedMap(before.map, data.changed), cpu: changedMap(before.cpu, data.cpu_changed),
+      rows: changedRows(before.rows, data.rows, data.gone),
     });
     return true;
   }
@@ -88,7 +88,7 @@ export class Frames {
     this.hold(this.isHeld);
   }
 
-  // The next frame after as much time as lay between the two, stretched.
+  // Show the next frame after the time between the two frames, divided by the speed.
   playOn() {
     const next = this.list[this.place + 1];
     if (!next || this.isHeld) { this.timer = 0; return; }

@@ -1,4 +1,4 @@
-// The chosen block, or the blocks of a chosen cell: what is known of them, as text.
+// Details of the selected block, or of the blocks in the selected cell, as text.
 
 import { BlockMap } from "./map.js";
 import { NAMES, WORDS } from "./states.js";
@@ -8,7 +8,7 @@ import { askJson } from "./wire.js";
 const AGAIN = 1000;
 
 export class Inspector {
-  // choose: called with the holder that was pressed; seconds: the server's clock at the frame shown.
+  // choose: called with the holder that was pressed.
   constructor(title, body, { map, choose }) {
     this.title = title;
     this.body = body;
@@ -32,7 +32,7 @@ export class Inspector {
     this.write();
   }
 
-  // The moment shown has changed; a block that is kept is read again now and then, unless time is held.
+  // Another frame is shown. A pinned block is read again from time to time, unless playback is paused.
   moved(frame, isHeld) {
     this.frame = frame;
     if (this.cell === null) return;
@@ -58,7 +58,7 @@ export class Inspector {
   write() {
     if (this.cell === null) {
       this.title.textContent = "A block";
-      this.body.replaceChildren(make("p", "quiet", "No block is chosen."));
+      this.body.replaceChildren(make("p", "quiet", "No block is selected."));
     } else if (this.map.map.scale > 1) this.writeRun();
     else this.writeBlock();
   }
@@ -71,7 +71,7 @@ export class Inspector {
     facts.append(make("span", "", WORDS[NAMES[state]]));
     fact("holders", holders > 30 ? "more than 30" : String(holders));
     const since = this.map.since[this.cell];
-    fact("unchanged for", since === undefined ? "as long as this page has watched" : `${Math.max(this.frame.at - since, 0).toFixed(1)} s`);
+    fact("unchanged for", since === undefined ? "at least as long as this page is open" : `${Math.max(this.frame.at - since, 0).toFixed(1)} s`);
     const detail = this.detail;
     if (detail && !detail.error) {
       if (detail.num_tokens) fact("tokens", count(detail.num_tokens));
@@ -81,15 +81,15 @@ export class Inspector {
     this.body.replaceChildren(facts, ...this.hits(detail), ...this.holders(detail), ...this.tokens(detail));
   }
 
-  // Which of the latest prompts took it from the cache.
+  // The latest prompts that hit the block.
   hits(detail) {
     if (!detail || !detail.hits) return [];
     const { num, of, ago, names } = detail.hits;
     if (num === 0) return [make("p", "hits", of ? `Not hit by the latest ${times(of, "prompt", "prompts")}.` : "No prompt has been answered yet.")];
-    const last = ago === 0 ? "by the latest one" : `last ${times(ago, "prompt", "prompts")} before the latest`;
+    const last = ago === 0 ? "most recently by the latest" : `most recently ${times(ago, "prompt", "prompts")} before the latest`;
     const shown = names.filter((name) => !isMade(name)).map(onOneLine);
-    const told = shown.length ? `: ${shown.join(", ")}` : "";
-    return [make("p", "hits", `Hit by ${count(num)} of the latest ${times(of, "prompt", "prompts")}, ${last}${told}.`)];
+    const clients = shown.length ? `: ${shown.join(", ")}` : "";
+    return [make("p", "hits", `Hit by ${count(num)} of the latest ${times(of, "prompt", "prompts")}, ${last}${clients}.`)];
   }
 
   holders(detail) {
@@ -109,10 +109,10 @@ export class Inspector {
   }
 
   tokens(detail) {
-    if (!detail) return [make("p", "quiet", "Reading it between two steps.")];
+    if (!detail) return [make("p", "quiet", "Reading the block.")];
     if (detail.error) return [make("p", "quiet", visible(detail.error))];
     if (detail.tokens === null) return [make("p", "quiet", "This server does not show tokens.")];
-    if (detail.tokens.length === 0) return [make("p", "quiet", detail.is_cached ? "Its tokens are forgotten." : "It holds no tokens that a prompt can hit.")];
+    if (detail.tokens.length === 0) return [make("p", "quiet", detail.is_cached ? "Its tokens are no longer known." : "It has no tokens that a prompt can hit.")];
     const list = make("ol", "tokens");
     list.setAttribute("aria-label", "Tokens");
     detail.tokens.forEach((token, place) => {
@@ -128,7 +128,7 @@ export class Inspector {
     this.title.textContent = words.slice(0, cut);
     if (this.run) { this.runWords.textContent = words.slice(cut + 2); return; }
     this.runWords = make("p", "", words.slice(cut + 2));
-    const open = make("button", "", "Show them one by one");
+    const open = make("button", "", "Show each block");
     open.type = "button";
     open.addEventListener("click", () => this.openRun());
     this.body.replaceChildren(this.runWords, make("p", "", "", open));
@@ -136,17 +136,17 @@ export class Inspector {
 
   async openRun() {
     const first = this.map.firstBlock(this.cell);
-    const told = await askJson(`state/run/${first}/${Math.min(this.map.map.scale, 1024)}`);
-    const states = atob(told.states);
-    const cells = Uint8Array.from(states, (sign, place) => sign.charCodeAt(0) | (Math.min(told.counts[place], 31) << 3));
+    const run = await askJson(`state/run/${first}/${Math.min(this.map.map.scale, 1024)}`);
+    const states = atob(run.states);
+    const cells = Uint8Array.from(states, (sign, place) => sign.charCodeAt(0) | (Math.min(run.counts[place], 31) << 3));
     const box = make("div", "map"), detail = make("div");
     box.id = "run-map";
     box.tabIndex = 0;
     box.setAttribute("role", "grid");
-    box.setAttribute("aria-label", "Blocks of the chosen cell");
+    box.setAttribute("aria-label", "Blocks of the selected cell");
     this.body.replaceChildren(this.runWords, box, detail);
     const small = new BlockMap(box, { height: () => 120, told: (cell) => this.writeOne(detail, small, cell), flashes: false });
-    small.show({ blocks: cells.length, scale: 1, width: 1, cells, first: told.first }, 0, false);
+    small.show({ blocks: cells.length, scale: 1, width: 1, cells, first: run.first }, 0, false);
     this.run = small;
     box.focus();
   }

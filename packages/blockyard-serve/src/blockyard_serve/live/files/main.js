@@ -1,4 +1,4 @@
-// The page put together: what comes from the server, which moment is shown, and who is told of it.
+// The page: receives frames from the server, chooses the one to show, and updates all parts.
 
 import { Chart } from "./chart.js";
 import { Chat } from "./chat.js";
@@ -25,8 +25,8 @@ const map = new BlockMap(at("map"), {
 });
 const cpuMap = new BlockMap(at("cpu-map"), { height: () => 110, told: () => {} });
 const inspector = new Inspector(at("block-title"), at("block-body"), { map, choose: (holder) => requests.keep(holder) });
-const requests = new Requests(at("rows"), at("queue"), (path) => { if (path) tree.letGo(); if (path || !tree.kept) map.light(path); }, own);
-const tree = new Tree(at("tree"), at("tree-size"), at("tree-none"), (path) => { if (path) requests.letGo(); map.light(path); },
+const requests = new Requests(at("rows"), at("queue"), (path) => { if (path) tree.clear(); if (path || !tree.kept) map.light(path); }, own);
+const tree = new Tree(at("tree"), at("tree-size"), at("tree-none"), (path) => { if (path) requests.clear(); map.light(path); },
   (block) => Math.floor((block - 1) / map.map.scale));
 const chart = new Chart(at("chart"), at("time-words"), at("figures"), at("causes"));
 const chat = new Chat({
@@ -45,7 +45,7 @@ function show(frame, follows) {
   inspector.moved(frame, frames.isHeld);
   writeLegend(frame.totals);
   writePlace(frame);
-  document.body.dataset.frame = frame.n; // for who drives the page
+  document.body.dataset.frame = frame.n; // for tests
   if (!frames.isHeld && performance.now() - saidAt > SAY_EACH) say(summary(frame));
 }
 
@@ -55,7 +55,7 @@ function summary({ totals, step }) {
     `${count(totals.running)} requests run, ${count(totals.waiting)} wait; hit rate ${share(totals.hit, totals.prompt)} since the start.`;
 }
 
-// What each has, in bytes where a block's are known.
+// Each tenant's blocks, in bytes if the size of a block is known.
 function writeTenants({ tenants = [], bytes: each }) {
   at("tenants").hidden = tenants.length === 0;
   at("tenant-lines").replaceChildren(...tenants.map(([name, ...blocks]) => make("tr", "", "", make("td", "", onOneLine(name)),
@@ -100,7 +100,7 @@ function entry(name) {
 function writePlace(frame) {
   const { blocks, scale } = frame.map, late = frames.latest.at - frame.at, { bytes: each } = frame.totals;
   at("size").textContent = `${count(blocks)} blocks of ${blockSize} tokens` + (each ? ` and ${bytes(each)}, ${bytes(blocks * each)} in all` : "") +
-    (scale > 1 ? `; a cell stands for ${count(scale)}` : "");
+    (scale > 1 ? `; ${count(scale)} blocks per cell` : "");
   at("scrub").max = frames.list.length - 1;
   at("scrub").value = frames.place;
   const words = `step ${count(frame.step)}, ${late < 0.05 ? "now" : `${late.toFixed(1)} s ago`}`;
@@ -115,9 +115,9 @@ function writePlace(frame) {
 function hold(isHeld) {
   frames.hold(isHeld);
   at("pause").setAttribute("aria-pressed", String(isHeld));
-  at("pause").textContent = isHeld ? "Go on" : "Pause";
+  at("pause").textContent = isHeld ? "Resume" : "Pause";
   status(isHeld ? "held" : "", isHeld ? "paused" : "live");
-  if (frames.shown) say(isHeld ? `Paused. ${summary(frames.shown)}` : "Live again.");
+  if (frames.shown) say(isHeld ? `Paused. ${summary(frames.shown)}` : "Live.");
 }
 
 function stepBy(number) {
@@ -138,7 +138,7 @@ at("scrub").addEventListener("input", (event) => {
   frames.go(Number(event.target.value));
 });
 
-// The stream, again and again.
+// The stream, with reconnects.
 
 let blockSize = 0;
 const status = (kind, words) => { at("status").className = kind; at("status").textContent = words; };
@@ -148,7 +148,7 @@ async function begin() {
   const first = await askJson("state");
   blockSize = first.block_size;
   at("model").textContent = onOneLine(first.model);
-  if (first.model) document.title = `${onOneLine(first.model)}: its blocks`;
+  if (first.model) document.title = `${onOneLine(first.model)}: blocks`;
   at("chat").hidden = !first.chat;
   at("prompts").hidden = !first.shows_text;
   chat.path = first.chat || "";
@@ -160,11 +160,11 @@ async function watch() {
   const answer = await ask("state/stream");
   status(frames.isHeld ? "held" : "", frames.isHeld ? "paused" : "live");
   for await (const [name, data] of events(answer)) {
-    const told = JSON.parse(data);
-    if (name === "past") chart.past(told);
-    else if (name === "tree") tree.show(told);
+    const content = JSON.parse(data);
+    if (name === "past") chart.past(content);
+    else if (name === "tree") tree.show(content);
     else if (name === "over") return;
-    else if (!frames.take(name, told)) return;
+    else if (!frames.take(name, content)) return;
   }
 }
 
@@ -172,7 +172,7 @@ function needsKey(error) {
   if (error.status !== 401) return false;
   at("key-form").hidden = false;
   document.querySelector("main").hidden = true;
-  status("waits", "needs the key");
+  status("waits", "API key needed");
   at("key").focus();
   return true;
 }
@@ -186,7 +186,7 @@ async function run() {
       if (needsKey(error)) return;
       console.info(`the stream ended: ${error.message}`);
     }
-    status("lost", "no connection; trying again");
+    status("lost", "no connection; retrying");
     await sleep(wait);
   }
 }
@@ -199,5 +199,5 @@ at("key-form").addEventListener("submit", (event) => {
   document.querySelector("main").hidden = false;
   run();
 });
-globalThis.blockyard = { frames, map, inspector, requests, tree, chart }; // for who drives the page
+globalThis.blockyard = { frames, map, inspector, requests, tree, chart }; // for tests
 run();

@@ -1,4 +1,4 @@
-// The map of a pool: cells in rows on a canvas, a cursor for pointer and keyboard, a path that lights up in order.
+// The map of a pool: cells in rows on a canvas, a cursor for pointer and keyboard, and a path that is drawn in order.
 
 import { drawCell, drawShares, FREE, IDLE, LOADING, mixed, NAMES, PENDING, PRIVATE, readColors, SHARES, WORDS } from "./states.js";
 import { count, make, times } from "./text.js";
@@ -9,7 +9,7 @@ const FLASH = 700;
 const STILL = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class BlockMap {
-  // told: called with (cell, whether it was kept) and with (null) when the cursor is let go; key: other keys.
+  // told: called with (cell, whether it is pinned), or (null) without a cursor; key: handles other keys.
   constructor(box, { height, told, key = () => false, flashes = true }) {
     this.box = box;
     this.height = height;
@@ -90,12 +90,12 @@ export class BlockMap {
     return cell < this.numCells ? cell : -1;
   }
 
-  // State and count of a cell of one block.
+  // State and reference count of a cell with one block.
   one(cell, map = this.map) { return { state: map.cells[cell] & 7, count: map.cells[cell] >> 3 }; }
 
   firstBlock(cell) { return this.map.first + cell * this.map.scale; }
 
-  // A cell in words.
+  // Description of a cell.
   words(cell) {
     const first = this.firstBlock(cell);
     if (this.map.scale === 1) {
@@ -132,7 +132,7 @@ export class BlockMap {
     this.cell.textContent = this.words(this.cursor);
   }
 
-  // A new moment; follows: it comes right after the one before, so what differs has just changed.
+  // Show a frame. follows: it comes right after the previous one, so differences are recent changes.
   show(map, at, follows) {
     const before = this.map;
     this.map = map;
@@ -157,7 +157,7 @@ export class BlockMap {
     }
   }
 
-  // The cells of something, in order; they light up one after another.
+  // Highlight the cells of a path one after another.
   light(path) {
     if (path && this.path && this.path.name === path.name) this.path = { ...path, from: this.path.from };
     else this.path = path && { ...path, from: STILL.matches ? -1e9 : performance.now() };
@@ -227,7 +227,7 @@ export class BlockMap {
     }
   }
 
-  // Returns whether more of it is to come.
+  // Return whether the path is not yet complete.
   drawPath(canvas, place, size, colors) {
     const { cells, from } = this.path, each = Math.min(60, 900 / cells.length);
     const reached = Math.min(Math.floor((performance.now() - from) / each) + 1, cells.length);

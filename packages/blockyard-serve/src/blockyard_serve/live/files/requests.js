@@ -1,13 +1,13 @@
-// The requests that run: point at one and its blocks light up in order.
+// Running requests. Pointing at one highlights its blocks in order.
 
 import { LOADING, PENDING, PRIVATE, RETIRING, SHARED } from "./states.js";
 import { count, isMade, make, onOneLine, times } from "./text.js";
 
-// What the blocks of a request are, as the parts of its bar.
-const PARTS = [["held by others too", "--shared"], ["its own, cached", "--own"], ["pending or being loaded", "--pending"], ["private", "--private"]];
+// The parts of a request's bar, by what its blocks are.
+const PARTS = [["shared with other requests", "--shared"], ["cached, not shared", "--own"], ["pending or loading", "--pending"], ["private", "--private"]];
 
 export class Requests {
-  // light: called with {name, cells} or null. own: names of requests that this page sent.
+  // light: called with {name, cells} to highlight, or null. own: names of requests that this page sent.
   constructor(list, queue, light, own) {
     this.list = list;
     this.queue = queue;
@@ -37,12 +37,12 @@ export class Requests {
     if (line.row === row) return;
     line.row = row;
     line.holder.textContent = onOneLine(row.holder || "sequence");
-        line.name.textContent = this.own.has(row.name) ? "this page" : isMade(row.name) ? "" : onOneLine(row.name);
+    line.name.textContent = this.own.has(row.name) ? "this page" : isMade(row.name) ? "" : onOneLine(row.name);
     line.size.textContent = `${times(row.tokens, "token", "tokens")}, ${times(row.blocks, "block", "blocks")}`;
     if (this.own.has(row.name) && this.kept === null && !line.wasKept) { line.wasKept = true; this.kept = row.id; }
   }
 
-  // Of how many blocks each part is; of a large pool's cells only how far it has come is known.
+  // The size of each part in blocks. With several blocks per cell only the computed part is known.
   draw(line, row, map) {
     const parts = [0, 0, 0, 0];
     for (const cell of map.scale === 1 ? row.path : []) {
@@ -55,8 +55,8 @@ export class Requests {
     const whole = map.scale > 1 ? 1 : Math.max(row.path.length, 1);
     parts.forEach((part, place) => { line.parts[place].style.width = `${(100 * part) / whole}%`; });
     const said = map.scale > 1 ? [] : PARTS.map(([words], place) => [words, parts[place]]).filter(([, part]) => part > 0);
-    const told = [`${count(row.computed)} of ${count(row.tokens)} tokens computed`, ...said.map(([words, part]) => `${part} ${words}`)];
-    line.button.title = told.join(", ") + (row.swapped ? ", swapped out" : "");
+    const facts = [`${count(row.computed)} of ${count(row.tokens)} tokens computed`, ...said.map(([words, part]) => `${part} ${words}`)];
+    line.button.title = facts.join(", ") + (row.swapped ? ", swapped out" : "");
   }
 
   line(row) {
@@ -79,7 +79,7 @@ export class Requests {
     return { item, button, holder, name, size, parts, row: null };
   }
 
-  // Light what is pointed at, else what is kept.
+  // Highlight the request under the pointer, or else the pinned one.
   update() {
     for (const [handle, { button }] of this.lines) button.setAttribute("aria-pressed", String(handle === this.kept));
     const handle = this.pointed ?? this.kept;
@@ -87,7 +87,7 @@ export class Requests {
     this.light(row ? { name: `row ${handle}`, cells: row.path } : null);
   }
 
-  // Keep the request of this holder, if it is listed.
+  // Pin the request of this holder, if it is listed.
   keep(holder) {
     const found = [...this.lines.values()].find(({ row }) => holder === row.holder || holder.startsWith(`${row.holder} (`));
     if (!found) return;
@@ -96,5 +96,5 @@ export class Requests {
     found.item.scrollIntoView({ block: "nearest" });
   }
 
-  letGo() { this.kept = this.pointed = null; if (this.rows) this.update(); }
+  clear() { this.kept = this.pointed = null; if (this.rows) this.update(); }
 }

@@ -1,12 +1,12 @@
-// The states of a block: their words, their colours, and how a cell of each is drawn.
+// The states of a block: descriptions, colours, and how a cell is drawn.
 
 export const FREE = 0, PRIVATE = 1, SHARED = 2, IDLE = 3, PENDING = 4, RETIRING = 5, GONE = 6, LOADING = 7;
 export const NAMES = ["free", "private", "shared", "idle", "pending", "retiring", "gone", "loading"];
 export const WORDS = {
-  private: "held, and not to be hit", shared: "held and cached: any prompt can hit it", pending: "being computed",
-  idle: "cached, held by none", free: "free", loading: "being filled from the CPU pool", retiring: "held beyond the pool's end", gone: "gone",
+  private: "held, not cached", shared: "held and cached: any prompt can hit it", pending: "being computed",
+  idle: "cached, held by none", free: "free", loading: "being filled from the CPU pool", retiring: "held, beyond the end of a pool that shrank", gone: "removed",
 };
-// Places of the shares in a cell that stands for several blocks.
+// Order of the fractions in a cell of several blocks.
 export const SHARES = [PRIVATE, SHARED, IDLE, PENDING];
 
 const colors = {};
@@ -24,7 +24,7 @@ export function mixed(from, to, part) {
   return `rgb(${a.map((value, place) => Math.round(value + (b[place] - value) * part)).join(" ")})`;
 }
 
-// The more holders, the stronger.
+// The more holders, the stronger the colour.
 const strength = (count) => (count <= 1 ? 0.66 : count === 2 ? 0.86 : 1);
 export function fillOf(state, count) {
   const color = colors[NAMES[state]];
@@ -60,7 +60,7 @@ export function drawCell(canvas, x, y, size, state, count) {
     canvas.lineTo(x + size, y);
     canvas.fill();
   }
-  if (state === LOADING && size >= 4) { // a hole that is still to be filled
+  if (state === LOADING && size >= 4) { // a notch
     canvas.fillStyle = colors.card;
     canvas.fillRect(x + size / 3, y, size / 3, (2 * size) / 3);
   }
@@ -70,7 +70,7 @@ export function drawCell(canvas, x, y, size, state, count) {
   }
 }
 
-// A cell of several blocks: a column of its shares, those that are held at the bottom.
+// A cell of several blocks: a column of fractions, held blocks at the bottom.
 export function drawShares(canvas, x, y, size, shares) {
   canvas.fillStyle = colors.line;
   canvas.fillRect(x, y, size, size);

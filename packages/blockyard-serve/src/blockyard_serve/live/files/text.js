@@ -1,8 +1,8 @@
-// Text that others wrote, made safe to look at: it only ever becomes the text of a node, never markup.
+// Untrusted text, made safe to show. It only becomes the text of a node, never markup.
 
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 
-// Control characters as their pictures, and those that turn or hide text by their numbers.
+// Show control characters as pictures, and characters that reverse or hide text as numbers.
 export function visible(text) {
   return text.replace(UNSEEN, (sign) => {
     const code = sign.charCodeAt(0);
@@ -12,10 +12,10 @@ export function visible(text) {
   });
 }
 
-// The same on one line, as a token is shown.
+// Visible text on one line.
 export const onOneLine = (text) => visible(text).replace(/\n/g, "\u21b5").replace(/\t/g, "\u21e5");
 
-// A name of a request that the server made, and of no interest.
+// Whether the server made this request name, so that it need not be shown.
 export const isMade = (name) => /^req-[0-9a-f]{24}$/.test(name);
 
 export function make(tag, className = "", text = "", ...children) {

@@ -1,12 +1,12 @@
-// What is cached: the branches with most behind them, and what of each the latest prompts asked for and hit.
+// The tree of cached prompts: its largest branches, and the latest prompts' hits in each.
 
 import { count, make, onOneLine, share, times } from "./text.js";
 import { askJson } from "./wire.js";
 
-// Characters that are shown of what branches have in common, where most of it is left out.
+// Characters to show of a common beginning that is shortened.
 const HEAD = 16;
 
-// The branches' texts on one line; of those that part from one branch, shown from the word in which they differ.
+// The branches' texts on one line. Children of one branch are shown from the word in which they differ.
 export function textsOf(branches) {
   const texts = branches.map((branch) => onOneLine(branch.text)), groups = new Map(), open = [];
   branches.forEach((branch, place) => {
@@ -33,7 +33,7 @@ function common(one, other) {
 }
 
 export class Tree {
-  // light: called with {name, cells} or null; cellOf: from a block to its cell.
+  // light: called with {name, cells} to highlight, or null; cellOf: returns the cell of a block.
   constructor(list, size, none, light, cellOf) {
     this.list = list;
     this.size = size;
@@ -46,7 +46,7 @@ export class Tree {
   show({ branches, num_prompts: number, cached, rest, rest_branches: more }) {
     this.none.hidden = branches.length > 0;
     this.size.textContent = cached
-      ? `${times(cached, "block", "blocks")}, and the latest ${times(number, "prompt", "prompts")} that went through` : "";
+      ? `${times(cached, "block", "blocks")}; requests are among the latest ${times(number, "prompt", "prompts")}` : "";
     const focused = [...this.list.querySelectorAll("button")].indexOf(document.activeElement);
     const lines = [], depths = [];
     let tenant = null;
@@ -55,7 +55,7 @@ export class Tree {
     for (const [place, branch] of branches.entries()) {
       while (depths.length && depths[depths.length - 1].below === 0) this.leave(depths, lines);
       if (tenants > 1 && branch.tenant !== tenant && branch.depth === 0) {
-        lines.push(make("li", "tenant", branch.tenant === 0 ? "Without a salt or an adapter" : `Tenant ${branch.tenant}, with a salt or an adapter of its own`));
+        lines.push(make("li", "tenant", branch.tenant === 0 ? "No salt or adapter" : `Tenant ${branch.tenant}, with its own salt or adapter`));
         tenant = branch.tenant;
       }
       if (depths.length) depths[depths.length - 1].below--;
@@ -68,7 +68,7 @@ export class Tree {
     if (focused >= 0) this.list.querySelectorAll("button")[focused]?.focus();
   }
 
-  // A branch's shown ones are over: what else is behind it, in one line.
+  // After the shown children of a branch: one line for the rest.
   leave(depths, lines) {
     const { rest, more } = depths.pop();
     if (more) lines.push(this.rest(more, rest, depths.length + 1));
@@ -90,8 +90,8 @@ export class Tree {
     const button = make("button", "", "", text, make("span", "num", times(branch.requests, "request", "requests")), part,
       make("span", "num cached", times(branch.blocks, "block", "blocks") + (branch.behind ? ` + ${count(branch.behind)}` : "")));
     button.type = "button";
-    button.title = (branch.asked ? `${share(branch.hit, branch.asked)} of ${count(branch.asked)} tokens asked here came from the cache; ` : "") +
-      `${times(branch.blocks, "block", "blocks")} cached here, ${count(branch.behind)} behind${branch.text ? `\n${onOneLine(branch.text)}` : ""}`;
+    button.title = (branch.asked ? `${share(branch.hit, branch.asked)} of ${count(branch.asked)} prompt tokens here came from the cache; ` : "") +
+      `${times(branch.blocks, "block", "blocks")} cached here, ${count(branch.behind)} below${branch.text ? `\n${onOneLine(branch.text)}` : ""}`;
     const key = `${branch.tenant} ${branch.depth} ${branch.text}`;
     button.setAttribute("aria-pressed", String(this.kept === key));
     button.addEventListener("click", () => this.press(button, key, branch.id));
@@ -100,7 +100,7 @@ export class Tree {
 
   async press(button, key, id) {
     const isOff = this.kept === key;
-    this.letGo();
+    this.clear();
     this.light(null);
     if (isOff) return;
     this.kept = key;
@@ -109,7 +109,7 @@ export class Tree {
     if (this.kept === key) this.light({ name: key, cells: blocks.map(this.cellOf) });
   }
 
-  letGo() {
+  clear() {
     this.kept = null;
     for (const button of this.list.querySelectorAll("[aria-pressed='true']")) button.setAttribute("aria-pressed", "false");
   }

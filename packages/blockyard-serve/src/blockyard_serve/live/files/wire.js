@@ -1,4 +1,4 @@
-// Everything that is asked of the server: the key, the stream of frames, single things.
+// Requests to the server, with the API key; server-sent events.
 
 let key = sessionStorage.getItem("blockyard-key") || "";
 
@@ -29,11 +29,11 @@ async function why(answer) {
     const { error } = await answer.json();
     return typeof error === "string" ? error : error.message;
   } catch {
-    return `the server answered ${answer.status}`;
+    return `the server returned status ${answer.status}`;
   }
 }
 
-// Server-sent events of an answer, as [name, data], until it ends. EventSource could not send the key.
+// Yield a response's server-sent events as [name, data]. EventSource could not send the key.
 export async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -1,4 +1,4 @@
-// A fleet: its replicas and its last choices, asked each second.
+// A fleet: its replicas and latest routing decisions, read every second.
 
 import { count, make, onOneLine, share, times } from "./text.js";
 import { askJson, Refused, useKey } from "./wire.js";
@@ -16,30 +16,31 @@ const cells = (values) => values.map((value) => make("td", "", String(value)));
 
 function replicaRow(replica, claims) {
   const trust = make("td", `trust${replica.is_believed ? " believed" : ""}`, replica.trust);
-  const heard = replica.silence === null ? "–" : `${replica.silence.toFixed(1)} s`;
+  const age = replica.silence === null ? "–" : `${replica.silence.toFixed(1)} s`;
   const load = [replica.requests, replica.uncached, replica.held].map(count);
   const truth = claims
     ? [count(claims.claimed), count(claims.true), share(claims.exact, claims.requests), count(claims.requests)]
     : ["0", "0", "–", "0"];
-  const row = make("tr", "", "", make("td", "", replica.prefill ? `${replica.name} (prompts)` : replica.name), trust, ...cells([heard, ...load, ...truth, count(replica.lost)]));
+  const row = make("tr", "", "", make("td", "", replica.prefill ? `${replica.name} (prefill)` : replica.name), trust, ...cells([age, ...load, ...truth, count(replica.lost)]));
   return row;
 }
 
-const REPLICA_HEADS = ["replica", "trust", "heard", "requests", "to compute", "held", "claimed", "true", "exact", "answers", "lost"];
+const REPLICA_HEADS = ["replica", "trust", "last message", "requests", "to compute", "held", "claimed", "true", "exact", "completed", "lost"];
 const TENANT_HEADS = ["held", "idle", "retained", "floor", "share"];
-const WHY_HEADS = ["candidate", "cost", "has", "on GPU", "coming", "requests", "to compute", "held"];
+const TENANT_TITLES = ["tenant", "held", "idle", "retained", "guarantee", "quota"];
+const WHY_HEADS = ["candidate", "cost", "cached", "on GPU", "in flight", "requests", "to compute", "held"];
 
 function whyRow(why, choice) {
   const numbers = [why.num_tokens, why.num_gpu_tokens, why.coming, why.requests, why.uncached, why.held].map(count);
   const cost = why.cost === null ? "∞" : why.cost.toPrecision(4);
-  const name = why.is_believed ? why.replica : `${why.replica} (not believed)`;
+  const name = why.is_believed ? why.replica : `${why.replica} (not trusted)`;
   return make("tr", why.replica === choice.replica ? "taken" : "", "", ...cells([name, cost, ...numbers]));
 }
 
 function choiceItem(choice) {
   const why = make("table");
   table(why, WHY_HEADS, choice.why.map((each) => whyRow(each, choice)));
-  const said = `${onOneLine(choice.request)} → ${choice.replica || "none"}, which has ${times(choice.claimed, "token", "tokens")}`;
+  const said = `${onOneLine(choice.request)} → ${choice.replica || "none"}, ${times(choice.claimed, "cached token", "cached tokens")}`;
   const details = make("details", "", "", make("summary", "", said), make("div", "scrolls", "", why));
   if (choice.problem) details.append(make("p", "hint", onOneLine(choice.problem)));
   const key = `${choice.request} ${choice.replica}`;
@@ -51,7 +52,7 @@ function choiceItem(choice) {
 function drawTenants(tenants) {
   at("tenants").hidden = tenants.length === 0;
   const row = ({ name, ...blocks }) => make("tr", "", "", make("td", "", onOneLine(name)), ...cells(TENANT_HEADS.map((head) => count(blocks[head]))));
-  table(at("tenant-lines"), ["tenant", ...TENANT_HEADS], tenants.map(row));
+  table(at("tenant-lines"), TENANT_TITLES, tenants.map(row));
 }
 
 function draw(state) {
@@ -59,9 +60,9 @@ function draw(state) {
   drawTenants(state.tenants);
   const rows = state.replicas.map((each) => replicaRow(each, state.claims[each.name]));
   table(at("replicas"), REPLICA_HEADS, rows);
-  const lost = times(state.lost_attempts, "answer lost its replica", "answers lost their replica");
-  at("totals").textContent = `${lost}, ${count(state.resumed_requests)} went on elsewhere behind ${times(state.resumed_tokens, "token", "tokens")}`;
-  // While someone reads a choice, the list stays as it is.
+  const lost = times(state.lost_attempts, "request lost its replica", "requests lost their replica");
+  at("totals").textContent = `${lost}, ${count(state.resumed_requests)} resumed on another after ${times(state.resumed_tokens, "token", "tokens")}`;
+  // Do not replace the list while one of its entries is open.
   if (!open.size) at("choices").replaceChildren(...state.choices.map(choiceItem));
 }
 
@@ -77,7 +78,7 @@ async function watch() {
   } catch (error) {
     if (error instanceof Refused && error.status === 401) {
       at("key-form").hidden = false;
-      status("waits", "needs the key");
+      status("waits", "API key needed");
       return;
     }
     status("lost", "the server does not answer");

@@ -1,4 +1,4 @@
-"""What must hold of the index alone: every block is found from its own tokens, and from nothing else."""
+"""Invariants of the index."""
 
 import numpy as np
 from mypy_extensions import i64
@@ -11,7 +11,10 @@ from .room import ID_MASK
 
 
 def check_index(index: PrefixIndex) -> None:
-    """Every indexed block is found from its own tokens, exactly once, and the counts agree. O(num_blocks)."""
+    """Raise `InvariantError` unless every indexed block is found by its tokens exactly once, and counts agree.
+
+    O(num_blocks).
+    """
     indexed = [block for block in range(len(index.chain_hash)) if index.is_cached(i64(block))]
     if len(indexed) != index.num_indexed:
         raise InvariantError(f"index: {len(indexed)} blocks have a content, the count says {index.num_indexed}")
@@ -38,7 +41,7 @@ def check_index(index: PrefixIndex) -> None:
 
 
 def _check_log(index: PrefixIndex, log: ContentLog, standing: list[int]) -> None:
-    """Each content with a computed block is told of by one of them; entries of blocks are those of the marks."""
+    """Check that each computed content is logged once, and that entries and marks agree."""
     told = {block for block in range(len(log.told)) if log.told[i64(block)] != 0}
     for oldest in standing:
         computed = {block for block in index.rings.members(oldest) if index.owner[i64(block)] == 0}
@@ -70,7 +73,7 @@ def _check_block(index: PrefixIndex, oldest: i64, standing_before: i64) -> None:
         if index.content_of(block) != content or index.parent_of(block) != parent:
             raise InvariantError(f"I5: block {block} is a duplicate of block {oldest} with another identity")
         if standing_before == 0 and index.rings.follows(block):
-            # The content before it is gone: it cannot be found.
+            # Its parent was removed, so it cannot be found.
             continue
         found = index.find(index.rows.words, row, index.chain_hash[block], parent)
         if found + index.equal_follower(index.rows.words, row, standing_before) != oldest:
@@ -78,7 +81,7 @@ def _check_block(index: PrefixIndex, oldest: i64, standing_before: i64) -> None:
 
 
 def _check_chain(index: PrefixIndex, block: i64, before: i64) -> None:
-    """A block is hashed after its parent, if that is still indexed or a root that is still known."""
+    """Check that a block's hash follows from its parent's, if that is still indexed or a known root."""
     parent = index.parent_of(block)
     if before == 0 and not index.roots.holds(parent):
         return

@@ -1,4 +1,4 @@
-"""Which contents came and went since the log was last read, in order: what KV events are made of."""
+"""The contents added and removed since the log was last read, in order, from which KV events are made."""
 
 from typing import Final
 
@@ -9,34 +9,35 @@ from ...ids import NULL_BLOCK
 from ..arrays import clear_i32, grown_i32, zeros_i32, zeros_i64
 from .rows import Rings
 
-#: Of four entries a block at least half are void when the log is full, so that closing the gaps costs O(1) an entry.
+#: With four entries per block, at least half are void when the log is full, so compacting it costs O(1) per entry.
 ENTRIES_A_BLOCK: Final = 4
 FEWEST_ENTRIES: Final = 16
-#: `told` of a block whose content was read already.
+#: `told` of a block whose content was already read.
 READ: Final[i32] = -1
 
 
 class ContentLog:
-    """An entry for each content whose first computed block came (its block id), and whose last one went (minus its id).
+    """A log of contents that gained their first computed block (its id) or lost the last one (minus the content id).
 
-    A content that came and went between two readings leaves no entry. Of equal blocks one is logged; when it goes,
-    another takes its place without an entry. The arrays are made once: no operation asks for memory. At most as many
-    contents can come as there are blocks, and only what was read before can go, so the log cannot overflow.
+    A content that was added and removed between two readings has no entry. Of equal blocks one is logged; if it is
+    removed, another takes over its entry. The arrays are allocated once, and operations allocate nothing. The log
+    cannot overflow, because at most as many contents can be added as there are blocks, and only contents that were
+    read need a removal.
     """
 
     def __init__(self, num_blocks: int) -> None:
-        #: By block: 0 not logged, 1 + the place of its entry, or READ.
+        #: By block: 0 if not logged, 1 + the position of its entry, or READ.
         self.told = zeros_i32(num_blocks)
         self.entries = zeros_i64(max(ENTRIES_A_BLOCK * num_blocks, FEWEST_ENTRIES))
         self.num_entries: i64 = 0
-        #: Whether all content was forgotten at once since the last reading; the entries came after that.
+        #: Whether everything was cleared since the last reading; the entries are later than that.
         self.was_cleared = False
-        #: Roots that were made, by content id, and known ones that were forgotten.
+        #: New roots by content id, and removed roots that were read before.
         self.new_roots: dict[int, tuple[object, ...]] = {}
         self.lost_roots: list[int] = []
 
     def came(self, block: i64, rings: Rings) -> None:
-        """The keys and values of an indexed block are there. O(1), or O(equal blocks still to be computed)."""
+        """Log that an indexed block is computed. O(1), or O(equal blocks still to be computed)."""
         if not rings.is_alone(block) and self._is_known(block, rings):
             return
         if self.num_entries == i64(len(self.entries)):
@@ -54,7 +55,10 @@ class ContentLog:
         return self.told[block] != 0
 
     def went(self, block: i64, content: i64, heir: i64, rings: Rings, owner: vec[i32]) -> None:
-        """A block leaves the index. heir: a block of the ring that it was in, 0 for none. O(1), as `came`."""
+        """Log that a block is removed from the index. `heir` is an equal block, 0 for none.
+
+        O(1), or O(equal blocks).
+        """
         told = self.told[block]
         if told == 0:
             return
@@ -79,7 +83,7 @@ class ContentLog:
         return block
 
     def _close_gaps(self) -> None:
-        """Drop void entries. O(entries)."""
+        """Remove void entries. O(entries)."""
         kept: i64 = 0
         for place in range(self.num_entries):
             entry = self.entries[place]
@@ -91,7 +95,7 @@ class ContentLog:
         self.num_entries = kept
 
     def read(self) -> vec[i64]:
-        """Return the entries, a copy without gaps; the log stays as it is until `set_read`. O(entries)."""
+        """Return a copy of the entries without gaps. The log is unchanged until `set_read`. O(entries)."""
         kept: i64 = 0
         for place in range(self.num_entries):
             if self.entries[place] != 0:
@@ -105,7 +109,7 @@ class ContentLog:
         return entries
 
     def set_read(self) -> None:
-        """What `read` gave is known now, and the log is empty. It asks for no memory. O(entries)."""
+        """Mark what `read` returned as known and empty the log. Allocates nothing. O(entries)."""
         for place in range(self.num_entries):
             if self.entries[place] > 0:
                 self.told[self.entries[place]] = READ
@@ -115,16 +119,16 @@ class ContentLog:
         self.lost_roots.clear()
 
     def root_made(self, root: i64, extra_keys: tuple[object, ...]) -> None:
-        """A root that stands for these extra keys."""
+        """Log a new root for these extra keys."""
         self.new_roots[int(root)] = extra_keys
 
     def root_lost(self, root: i64) -> None:
-        """No prompt reaches what comes after this root any more."""
+        """Log that a root was forgotten; no prompt reaches its descendants."""
         if self.new_roots.pop(int(root), None) is None:
             self.lost_roots.append(int(root))
 
     def clear(self) -> None:
-        """All content and all roots are forgotten."""
+        """Log that all contents and roots were removed."""
         clear_i32(self.told)
         self.num_entries = 0
         self.was_cleared = True
@@ -132,7 +136,10 @@ class ContentLog:
         self.lost_roots.clear()
 
     def grown(self, num_blocks: int) -> "ContentLog":
-        """The same with room for blocks up to `num_blocks - 1`; this one is to be used no more. O(num_blocks)."""
+        """Return the same log for blocks up to `num_blocks - 1`; this one must not be used any longer.
+
+        O(num_blocks).
+        """
         larger = ContentLog(num_blocks)
         larger.told = grown_i32(self.told, num_blocks)
         for place in range(self.num_entries):

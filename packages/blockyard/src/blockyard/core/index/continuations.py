@@ -1,4 +1,4 @@
-"""The blocks that continue a content, found by their first token: for hits that end inside a block."""
+"""The blocks that continue a content, found by their first token, for hits that end inside a block."""
 
 from typing import Final
 
@@ -10,15 +10,15 @@ from ..arrays import grown_i32, zeros_i32
 from ..tokens import LOW_HALF
 from .hashing import HASH_MASK
 
-#: This many of the latest blocks that begin alike are compared; more would let one popular token slow every lookup.
+#: Most blocks with an equal first token that are compared; with more, one popular token would slow every lookup.
 MOST_COMPARED: Final[i64] = 32
 SPREAD: Final[i64] = 40503
 
 
 class Continuations:
-    """Doubly linked lists of indexed blocks, one for each (parent content, first token), latest first.
+    """Doubly linked lists of indexed blocks, one per (parent content, first token), latest first.
 
-    All operations are O(1) but `longest`, which compares at most 32 blocks.
+    O(1) per operation.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -27,11 +27,11 @@ class Continuations:
         self._before = zeros_i32(num_blocks)
 
     def _key(self, parent: i64, word: i64) -> int:
-        """Lists of different pairs may share a key: candidates are compared whole anyway."""
+        """Return the key of a list. Different pairs may share one: candidates are compared anyway."""
         return int((parent * SPREAD * SPREAD + (word & LOW_HALF)) & HASH_MASK)
 
     def add(self, block: i64, parent: i64, word: i64) -> None:
-        """`block`, whose first packed word is `word`, continues `parent`."""
+        """Add a block that continues `parent` and whose first packed word is `word`."""
         key = self._key(parent, word)
         following = i64(self._first.get(key, 0))
         self._first[key] = int(block)
@@ -41,7 +41,7 @@ class Continuations:
             self._before[following] = i32(block)
 
     def remove(self, block: i64, parent: i64, word: i64) -> None:
-        """`block` leaves the index."""
+        """Remove a block."""
         before = i64(self._before[block])
         after = i64(self._after[block])
         if before != NULL_BLOCK:
@@ -54,11 +54,11 @@ class Continuations:
             self._before[after] = i32(before)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all blocks."""
         self._first.clear()
 
     def grown(self, num_blocks: int) -> "Continuations":
-        """Return the same with room for blocks up to `num_blocks - 1`; this one is to be used no more."""
+        """Return the same lists for blocks up to `num_blocks - 1`; this object must not be used any longer."""
         larger = Continuations(0)
         larger._first = self._first
         larger._after = grown_i32(self._after, num_blocks)
@@ -76,7 +76,7 @@ class Continuations:
 
 
 def common_tokens(words: vec[i64], position: i64, other: vec[i64], other_position: i64, limit: i64) -> i64:
-    """Return how many of the first `limit` tokens of two packed rows are equal. O(limit)."""
+    """Return the number of equal leading tokens of two packed rows, at most `limit`. O(limit)."""
     equal: i64 = 0
     while equal < limit:
         difference = words[position + (equal >> 1)] ^ other[other_position + (equal >> 1)]

@@ -21,75 +21,75 @@ from .room import ID_BITS, ID_MASK, ID_SPAN, TAG_BITS, IndexRoom, bits_for
 from .roots import Roots
 from .rows import FOLLOWS, Rings, TokenRows
 
-#: Blocks looked up together: long enough for memory loads to overlap, short enough to stay in the first cache.
+#: Blocks per tile: enough for memory loads to overlap, few enough to stay in the first-level cache.
 TILE_BLOCKS: Final[i64] = 64
-#: Neighbours behind one another from which on a single probe for the next run costs less than a tile of them.
+#: Length of a run of neighbours from which a single probe for the next run is cheaper than a tile.
 LONG_RUN: Final[i64] = 16
-#: Blocks looked up together where neighbours are to be expected behind them.
+#: Blocks per tile if neighbours are expected after them.
 FIRST_TILE: Final[i64] = 4
-#: Behind as many blocks that the table does not know, a tile ends: they follow one another, or are not there.
+#: A tile ends after this many blocks that the table does not know: they are following blocks, or missing.
 MOST_UNKNOWN: Final[i64] = 16
 #: identity 16, chain hash 8, owner 4, ring 8, two slots of 8; in the ledger ref_cnt 4 and the free queue's links 8.
 BYTES_A_BLOCK: Final = 64
 
 
 class PrefixIndex:
-    """An open-addressing table (linear probing, load at most one half) of full blocks, and what verifies each of them.
+    """An open-addressing table (linear probing, load at most one half) of full blocks, verified by content.
 
-    The chained hash of a prompt's blocks finds candidates. Three things verify one: its own tokens (`rows`); that its
-    parent is the very content found for the block before; and that the chain began at the right root (`roots`).
+    The chained hash of a prompt's blocks finds candidates. A candidate is verified by its tokens (`rows`), by its
+    parent, which must be the content found for the block before, and by the root at the start of the chain (`roots`).
 
-    A content id is a counter's value, given to each distinct content under a distinct prefix and never used twice;
-    equal blocks share it. It is neither a block id (reused) nor a hash (can be made to collide), so no collision, by
-    chance or by an attacker, makes one prompt hit another's blocks. A root stands for extra keys (LoRA, cache salt) and
-    a generation; forgetting the roots, as `clear` does, leaves no way to any old block.
+    A content id is the value of a counter, given to each distinct content under a distinct prefix and never reused;
+    equal blocks share it. It is neither a block id (reused) nor a hash (may collide), so no collision, accidental or
+    crafted, makes one prompt hit another's blocks. A root represents extra keys (LoRA, cache salt) and a generation.
+    Without the roots, as after `clear`, no old block is reachable.
 
-    One block stands for each content, the oldest one that has it. Blocks of a prompt are taken together, so they mostly
-    lie side by side: a block that is the neighbour by id of the one before it needs no slot, hash or search. What leads
-    to a block follows from its link in `rings`:
+    Each content is represented by the oldest block that has it. Blocks of a prompt are allocated together, so they are
+    mostly neighbours by id: a block next to its parent's needs no slot, hash or search. Its link in `rings` tells how a
+    block is found:
 
-    state      next_equal   led to by
+    state      next_equal   found by
     listed     0 or a link  its slot: the hash of all tokens up to it
-    following  FOLLOWS      the block that stands for the content before it, a neighbour; by none once that is gone
-    duplicate  a link       the listed block that stands for its content
+    following  FOLLOWS      the block that represents its parent, a neighbour; not at all once that is removed
+    duplicate  a link       the listed block that represents its content
 
-    A block follows where the content before it was new when it was published: no equal block could exist. It is listed
-    when a duplicate comes, when another block comes to stand for the content before it, or when a lease remembers it or
-    the content before it by the hash alone (`remember`). Otherwise it needs nothing when the content before it is gone:
-    that number is never used again.
+    A block is following if its parent was new when it was published, so that no equal block could exist. It becomes
+    listed when it gets a duplicate, when another block comes to represent its parent, or when a lease remembers it or
+    its parent only by hash (`remember`). If its parent is removed nothing is done, because that content id is never
+    used again.
 
-    Looking up runs in short passes over a tile of blocks (hash, probe, load, verify), whose iterations do
-    not wait for one another: the processor overlaps their cache misses.
+    Lookups run in short passes over a tile of blocks (hash, probe, load, verify). The iterations of a pass are
+    independent, so the processor overlaps their cache misses.
 
-    Only this class writes `identity`, `chain_hash`, the rings and the slots; `joins` passes owners on, and the calls
+    Only this class writes `identity`, `chain_hash`, the rings and the slots; `joins` changes owners, and the calls
     write the tokens of blocks that are not indexed.
     """
 
     def __init__(self, num_blocks: int, block_size: int, hash_seed: int) -> None:
         self.rows = TokenRows(num_blocks, block_size)
         self._make_table(2 * num_blocks)
-        #: identity[2b] is block b's content, 0 when it is not indexed; identity[2b + 1] is its parent's content.
+        #: identity[2b] is block b's content, 0 if it is not indexed; identity[2b + 1] is its parent's content.
         self.identity = zeros_i64(2 * num_blocks)
         self.chain_hash = zeros_i64(num_blocks)
-        #: 1 + the row of the sequence that has yet to compute the block; 0 when its keys and values are there.
+        #: 1 + the row of the sequence that still has to compute the block; 0 if it is computed.
         self.owner = zeros_i32(num_blocks)
         self.rings = Rings(num_blocks)
         self.num_indexed: i64 = 0
-        #: How many of them are still to be computed by their owner.
+        #: Number of indexed blocks that are not computed yet.
         self.num_pending: i64 = 0
         self._one_hash = zeros_i64(1)
         self._keys = hash_keys(hash_seed, words_per_block(block_size))
         self._last_content: i64 = NO_CONTENT
         self.num_generations: i64 = 0
-        #: Grows whenever what a prompt can find changes.
+        #: Incremented whenever the result of a lookup may change.
         self.version: i64 = 0
         self.roots = Roots(num_blocks + 1)
         self.hashes = zeros_i64(int(TILE_BLOCKS))
-        #: Where a lookup collects block ids before it returns them.
+        #: Buffer for the block ids that a lookup finds.
         self._found = zeros_i32(int(TILE_BLOCKS))
-        #: What continues each content, for hits that end inside a block; None where partial hits are off.
+        #: Blocks by parent and first token, for hits that end inside a block; None if partial hits are off.
         self.continuations: Continuations | None = None
-        #: What came and went, for KV events; None where they are off.
+        #: Added and removed contents, for KV events; None if they are off.
         self.log: ContentLog | None = None
 
     def _make_table(self, min_slots: int) -> None:
@@ -99,25 +99,25 @@ class PrefixIndex:
         self._home_shift: i64 = TAG_BITS - bits
 
     def is_cached(self, block: i64) -> bool:
-        """Whether a prompt can hit the block."""
+        """Return whether a prompt can hit the block."""
         return self.identity[2 * block] != NO_CONTENT
 
     def content_of(self, block: i64) -> i64:
-        """What the block holds, a number that equal contents under equal prefixes share; 0 when it is not cached."""
+        """Return the content id of a block, shared by equal blocks under equal prefixes; 0 if it is not cached."""
         return self.identity[2 * block]
 
     def parent_of(self, block: i64) -> i64:
-        """The content before that of a cached block; its root for a first block."""
+        """Return the content before that of a cached block; for a first block its root."""
         return self.identity[2 * block + 1]
 
     def known_root(self, extra_keys: tuple[object, ...]) -> i64:
-        """The root of these extra keys, or 0 if nothing was indexed under them. A question: it changes nothing."""
+        """Return the root of these extra keys, or 0 if nothing was indexed under them, without marking it as used."""
         return self.roots.find(extra_keys)
 
     def root(self, extra_keys: tuple[object, ...]) -> i64:
-        """The content id that stands before the first block of prompts with these extra keys. O(1).
+        """Return the root of prompts with these extra keys, creating it if needed. O(1).
 
-        As many roots are remembered as the pool has blocks, the least recently used is forgotten first.
+        As many roots are remembered as the pool has blocks; the least recently used is forgotten first.
         """
         found = self.roots.touch(extra_keys)
         if found == NO_CONTENT:
@@ -130,31 +130,36 @@ class PrefixIndex:
         return found
 
     def keep_root(self, extra_keys: tuple[object, ...], known: i64) -> i64:
-        """The same, where `known_root` has answered `known`: nothing is looked up again if that is the latest root."""
+        """Return the root of these extra keys, given `known_root`'s result.
+
+        Nothing is looked up if that is the latest root.
+        """
         if known != NO_CONTENT and known == self.roots.latest_content:
             return known
         return self.root(extra_keys)
 
     def new_content(self) -> i64:
-        """Return a number that is no content's yet."""
+        """Return an unused content id."""
         self._last_content += 1
         return self._last_content
 
     def find_prompt(self, prompt: Prompt, max_blocks: i64) -> vec[i32]:
-        """Returns the ids of the indexed blocks that a prompt begins with, at most `max_blocks`. O(blocks found)."""
+        """Return the ids of the leading indexed blocks of a prompt, at most `max_blocks`. O(blocks found)."""
         return self.find_under(self.known_root(prompt.keys), prompt, max_blocks)
 
     def find_under(self, root: i64, prompt: Prompt, max_blocks: i64) -> vec[i32]:
-        """The same, where the root of the prompt's keys is known: 0 if there is none."""
-        # First, because it may put a longer array in the place of `_found`.
+        """Return the ids of the leading indexed blocks of a prompt whose root is known (0 for none).
+
+        O(blocks found).
+        """
+        # First, because it may replace `_found` by a longer array.
         reached = self._reach(root, prompt, max_blocks)
         return self._found[:reached]
 
     def _reach(self, root: i64, prompt: Prompt, max_blocks: i64) -> i64:
-        """Returns how far a prompt is indexed; `_found` has the ids.
+        """Return how many leading blocks of a prompt are indexed; `_found` has their ids.
 
-        The chain of hashes and identities begins anew at each block that a span overlaps: what stands there, together
-        with all before it, has a root of its own.
+        At each block with spans the chain of hashes and identities restarts: the spans and all before them have a root.
         """
         first: i64 = 0
         for position in prompt.span_blocks:
@@ -169,13 +174,13 @@ class PrefixIndex:
         return first if root == NO_CONTENT else self._find_run(prompt.words, first, max_blocks, root)
 
     def _find_run(self, words: vec[i64], first: i64, max_blocks: i64, root: i64) -> i64:
-        """How far blocks `first` to `max_blocks` of a packed prompt, the first of them after `root`, are indexed.
+        """Return the first block from `first` to `max_blocks` that is not indexed; `_found` has the ids before it.
 
-        Returns where the first one is missing; `_found` has the ids of those before. O(blocks found).
-        Behind each verified block its neighbours are tried first (`_follow`); where they are others, a tile of blocks
-        is hashed and probed. Tiles double up to `TILE_BLOCKS`, and begin anew behind a long run of neighbours: where
-        runs are short, loads that overlap are faster than following. What a tile does not find in the table is taken
-        for what follows (`_guess`), so that in runs of two no load waits for another either.
+        The block `first` follows `root`. O(blocks found). After each verified block its neighbours are tried first
+        (`_follow`); if they are others, a tile of blocks is hashed and probed. Tiles double up to `TILE_BLOCKS`, and
+        restart after a long run of neighbours: for short runs overlapping loads are faster than following. Blocks of a
+        tile that the table does not know are assumed to be following blocks (`_guess`), so that runs of two also need
+        no dependent loads.
         """
         self.make_room(max_blocks)
         found = self._found
@@ -211,10 +216,12 @@ class PrefixIndex:
         return max_blocks
 
     def _follow(self, words: vec[i64], first: i64, last: i64, parent: i64) -> i64:
-        """How far the blocks of a prompt go on side by side behind the found block before `first`, up or down.
+        """Return how far a prompt's blocks continue as neighbours, up or down, of the found block before `first`.
 
-        Each is verified as any candidate is; one with equal blocks is left to the table, which knows the oldest of
-        them. Nothing is hashed. O(words).
+        O(words).
+
+        Each is verified like any candidate. A block with duplicates is left to the table, which has the oldest. Nothing
+        is hashed.
         """
         found = self._found
         identity = self.identity
@@ -253,7 +260,7 @@ class PrefixIndex:
         return last
 
     def make_room(self, num_blocks: i64) -> None:
-        """Let `hashes` and lookups hold a prompt of `num_blocks` blocks; what they hold stays."""
+        """Make `hashes` and `_found` large enough for a prompt of `num_blocks` blocks, keeping their contents."""
         if num_blocks > len(self.hashes):
             hashes = zeros_i64(int(2 * num_blocks))
             found = zeros_i32(int(2 * num_blocks))
@@ -264,9 +271,9 @@ class PrefixIndex:
             self._found = found
 
     def _probe(self, first: i64, last: i64) -> i64:
-        """Fill `_found` with the first block under each hash's tag, 0 for none; returns where it stops.
+        """Fill `_found` with the first block with each hash's tag, 0 for none; return where it stops.
 
-        That is `last`, or behind `MOST_UNKNOWN` hashes in a row that have none.
+        It stops at `last`, or after `MOST_UNKNOWN` consecutive hashes without a block.
         """
         hashes = self.hashes
         found = self._found
@@ -291,10 +298,10 @@ class PrefixIndex:
         return last
 
     def _guess(self, first: i64, last: i64, before: i64) -> i64:
-        """Fill `_found`, where the table knows no block, with a neighbour that continues the block before, or with 0.
+        """Fill `_found`, where the table has no block, with a neighbour that continues the block before, or 0.
 
-        before: the block before the first, 0 for none. All that verifying needs is read on the way, and no more; the
-        returned sum only keeps that from being dropped.
+        `before` is the block before the first, 0 for none. This also prefetches all that verifying reads; the returned
+        sum only keeps that from being optimised away.
         """
         found = self._found
         words = self.rows.words
@@ -318,17 +325,14 @@ class PrefixIndex:
         return total
 
     def _follower(self, before: i64) -> i64:
-        """Return the block that follows one that stands for its content, 0 for none: there is one at most."""
+        """Return the following block of a block that represents its content, 0 for none. There is at most one."""
         content = self.identity[2 * before]
         if self._follows(before + 1, content):
             return before + 1
         return before - 1 if self._follows(before - 1, content) else 0
 
     def verify(self, found: vec[i32], prompt: vec[i64], first: i64, last: i64, parent: i64) -> i64:
-        """Where the first of the blocks `found[first:last]` fails: tokens and parent must be equal. All are indexed.
-
-        O(words).
-        """
+        """Return the first of the indexed blocks `found[first:last]` whose tokens or parent differ. O(words)."""
         words = self.rows.words
         identity = self.identity
         num_words = self.rows.num_words
@@ -349,7 +353,7 @@ class PrefixIndex:
         return last
 
     def _verify_16(self, found: vec[i32], prompt: vec[i64], first: i64, last: i64, parent: i64) -> i64:
-        """The same for blocks of 16 tokens, written out."""
+        """Verify blocks of 16 tokens, unrolled."""
         words = self.rows.words
         identity = self.identity
         start = self.rows.first_word
@@ -369,7 +373,7 @@ class PrefixIndex:
         return last
 
     def _resolve(self, prompt: vec[i64], index: i64, before: i64, root: i64) -> bool:
-        """Look past a false candidate for block `index`: another content whose hash has the same tag."""
+        """Search past a false candidate for block `index`: another content with the same tag."""
         if self._found[index] == 0:
             return False
         position = index * self.rows.num_words
@@ -381,7 +385,7 @@ class PrefixIndex:
         return block != 0
 
     def find(self, words: vec[i64], position: i64, chain_hash: i64, parent: i64) -> i64:
-        """The block in the table with these words under this parent content, or 0. O(1) expected."""
+        """Return the listed block with these words under this parent content, or 0. O(1) expected."""
         tag = chain_hash >> ID_BITS
         slot_position = tag >> self._home_shift
         slot = self._slots[slot_position]
@@ -396,20 +400,20 @@ class PrefixIndex:
         return self.identity[2 * block + 1] == parent and self.rows.equal(words, position, block)
 
     def hash_run(self, words: vec[i64], first: i64, last: i64, chain: i64) -> None:
-        """Fill `hashes` for blocks `first` to `last` of a packed prompt, which come after the hash `chain`."""
+        """Fill `hashes` for blocks `first` to `last` of a packed prompt, after the hash `chain`."""
         self.make_room(last)
         hash_rows(words, 0, self._keys, chain, self.hashes, first, last)
 
     def hash_alone(self, words: vec[i64]) -> i64:
-        """A hash of one block's words, whatever comes before them."""
+        """Return a hash of one block's words, independent of its prefix."""
         return hash_rows(words, 0, self._keys, 0, zeros_i64(1), 0, 1)
 
     def hash_words_at(self, words: vec[i64], place: i64, root: i64) -> i64:
-        """The chained hash of one block's words, which begin at `place`, right after a root."""
+        """Return the chained hash of one block's words, which begin at `place`, directly after a root."""
         return hash_rows(words, place, self._keys, root_hash(root), self.hashes, 0, 1)
 
     def hash_block(self, block: i64, before: i64, root: i64) -> i64:
-        """The chained hash of the tokens that `block` holds, after the indexed block `before` (0: after the root)."""
+        """Return the chained hash of the tokens of `block`, after the indexed block `before` (0: after the root)."""
         chain = root_hash(root) if before == 0 else self.chain_hash[before]
         return hash_rows(self.rows.words, self.rows.start_of(block), self._keys, chain, self.hashes, 0, 1)
 
@@ -426,8 +430,8 @@ class PrefixIndex:
     ) -> None:
         """Store blocks `first` to `last` of a packed prompt in `blocks[start + first:]` and index them. O(words).
 
-        before: the block that stands for `parent` (`standing_for`), 0 for a root. `hashes` holds their hashes already
-        (`hash_run`). Three short passes, as in a lookup.
+        `before` is the block that represents `parent` (`standing_for`), 0 for a root. `hashes` must have their hashes
+        (`hash_run`). It runs in three short passes, like a lookup.
         """
         self.rows.store(words, first, last, blocks, start)
         self._load_slots(blocks, start, first, last)
@@ -443,8 +447,10 @@ class PrefixIndex:
                 self.log.came(i64(blocks[position]), self.rings)
 
     def _load_slots(self, blocks: vec[i32], start: i64, first: i64, last: i64) -> i64:
-        """Read the home slot of the blocks that will stand in the table; the returned sum only keeps the loop from
-        being dropped."""
+        """Prefetch the home slots of the blocks to be listed.
+
+        The returned sum only keeps the loop from being optimised away.
+        """
         hashes = self.hashes
         slots = self._slots
         shift = self._home_shift
@@ -460,9 +466,9 @@ class PrefixIndex:
     def _link_run(
         self, blocks: vec[i32], start: i64, first: i64, last: i64, parent: i64, before: i64, owner: i64
     ) -> None:
-        """Give a chain of blocks, whose tokens are in their rows and whose hashes are in `hashes`, their contents.
+        """Set the contents of a chain of blocks whose tokens are stored and whose hashes are in `hashes`.
 
-        Behind a new content all are new: nothing is searched for, and a neighbour needs no slot.
+        After a new content all are new: nothing is searched, and a neighbour needs no slot.
         """
         hashes = self.hashes
         slots = self._slots
@@ -496,9 +502,9 @@ class PrefixIndex:
             parent = identity[2 * block]
 
     def _place(self, block: i64, chain_hash: i64, parent: i64, before: i64) -> i64:
-        """Give a block the content of its equal, or a new one; returns the block that stands for it. O(1) expected.
+        """Give a block the content of an equal one, or a new one; return the block that represents it. O(1) expected.
 
-        An equal block that follows `before` gets the slot: it has a duplicate now.
+        An equal block that follows `before` gets a slot, because it has a duplicate now.
         """
         slots = self._slots
         tag = chain_hash >> ID_BITS
@@ -519,20 +525,20 @@ class PrefixIndex:
         return equal
 
     def equal_follower(self, words: vec[i64], position: i64, before: i64) -> i64:
-        """Return the block that follows `before` and has these words; 0 for none, and behind a root (`before` is 0)."""
+        """Return the following block of `before` if it has these words; 0 if not, and after a root (`before` is 0)."""
         follower = self._follower(before) if before != 0 else NULL_BLOCK
         return follower if follower != 0 and self.rows.equal(words, position, follower) else 0
 
     def _follows(self, block: i64, parent: i64) -> bool:
-        """Return whether `block` follows the block that stands for `parent`, given that it is a neighbour of that."""
+        """Return whether `block` follows the block that represents `parent`, given that they are neighbours."""
         if block >= i64(len(self.chain_hash)) or self.identity[2 * block + 1] != parent:
             return False
         return self.rings.follows(block)
 
     def standing_for(self, content: i64, chain_hash: i64, block: i64) -> i64:
-        """Return the block that a lookup finds for a content; 0 where no block has it.
+        """Return the block that represents a content, as a lookup finds it; 0 if no block has it. O(1) expected.
 
-        block: one that may have it, or 0. The chained hash finds the oldest of equal blocks. O(1) expected.
+        `block` is one that may have it, or 0. The chained hash finds the oldest of equal blocks.
         """
         if block != 0 and self.rings.is_alone(block) and self.identity[2 * block] == content:
             return block
@@ -547,7 +553,7 @@ class PrefixIndex:
         return 0
 
     def give_slot(self, block: i64) -> None:
-        """Let the table lead to an indexed block, wherever the one before it goes. O(1) expected."""
+        """List an indexed block, so that it stays reachable if its parent is removed. O(1) expected."""
         if not self.rings.follows(block):
             return
         self.rings.next_equal[block] = 0
@@ -558,8 +564,10 @@ class PrefixIndex:
         self._slots[position] = tag * ID_SPAN + block
 
     def remember(self, block: i64) -> None:
-        """Let the table lead to an indexed block and to what follows it: a lease goes on behind its content, which it
-        knows by number and hash, even when no block has that any more. O(1) expected."""
+        """List an indexed block and its following block. O(1) expected.
+
+        A lease continues after its content, which it knows by id and hash even when no block has it any longer.
+        """
         self.give_slot(block)
         standing = self.standing_for(self.identity[2 * block], self.chain_hash[block], block)
         follower = self._follower(standing) if standing != 0 else NULL_BLOCK
@@ -567,9 +575,9 @@ class PrefixIndex:
             self.give_slot(follower)
 
     def insert(self, block: i64, chain_hash: i64, parent: i64, before: i64) -> None:
-        """Index a computed `block`, whose tokens are in its row, under `parent`. O(1) expected.
+        """Index a computed `block`, whose tokens are stored, under `parent`. O(1) expected.
 
-        before: the block that stands for `parent` (`standing_for`), 0 for a root.
+        `before` is the block that represents `parent` (`standing_for`), 0 for a root.
         """
         self._place(block, chain_hash, parent, before)
         self.identity[2 * block + 1] = parent
@@ -583,9 +591,10 @@ class PrefixIndex:
             self.log.came(block, self.rings)
 
     def insert_scattered(self, blocks: vec[i64], parents: vec[i64], count: i64) -> None:
-        """Index `count` computed blocks of different chains, whose tokens are in their rows. O(words) each.
+        """Index `count` computed blocks of different chains, whose tokens are stored. O(words) each.
 
-        parents: the indexed block before each; minus its root for a first block. Short passes, as in a lookup.
+        `parents` has the indexed block before each, or minus its root for a first block. It runs in short passes, like
+        a lookup.
         """
         self.make_room(count)
         self._load_parents(parents, count)
@@ -603,7 +612,7 @@ class PrefixIndex:
             self.insert(blocks[position], hashes[position], parent, max(before, 0))
 
     def _followed(self, before: i64) -> i64:
-        """Return the block that stands for the content of `before` where one may follow that; 0 where none does."""
+        """Return the block that represents the content of `before` if a block may follow it, else 0."""
         identity = self.identity
         content = identity[2 * before]
         if not self.rings.is_alone(before):
@@ -613,8 +622,10 @@ class PrefixIndex:
         return before if 2 * before + 3 < i64(len(identity)) and identity[2 * before + 3] == content else 0
 
     def _load_parents(self, parents: vec[i64], count: i64) -> i64:
-        """Fill `hashes` with those of the parents, and read what linking needs; the returned sum only keeps that from
-        being dropped."""
+        """Fill `hashes` with those of the parents, and prefetch what linking reads.
+
+        The returned sum only keeps the loop from being optimised away.
+        """
         hashes = self.hashes
         chain_hash = self.chain_hash
         identity = self.identity
@@ -630,7 +641,7 @@ class PrefixIndex:
         return total
 
     def load_homes(self, first: i64, last: i64) -> i64:
-        """Read the home slots of these `hashes`; the returned sum only keeps the loop from being dropped."""
+        """Prefetch the home slots of these `hashes`. The returned sum only keeps the loop from being optimised away."""
         hashes = self.hashes
         slots = self._slots
         shift = self._home_shift
@@ -648,7 +659,7 @@ class PrefixIndex:
         return self._equal(self.rows.words, self.rows.start_of(block), other, parent)
 
     def set_computed(self, blocks: vec[i32], start: i64, count: i64, owner: i64) -> None:
-        """The keys and values of those of `blocks[start:start + count]` that `owner` has to compute are there now."""
+        """Mark the blocks of `blocks[start:start + count]` that `owner` had to compute as computed."""
         owners = self.owner
         num_computed: i64 = 0
         for position in range(start, start + count):
@@ -662,7 +673,10 @@ class PrefixIndex:
         self.version += num_computed
 
     def load_run(self, blocks: vec[i32], start: i64, count: i64) -> i64:
-        """Read what `remove` will need of each block; the returned sum only keeps the loop from being dropped."""
+        """Prefetch what `remove` reads of each block.
+
+        The returned sum only keeps the loop from being optimised away.
+        """
         chain_hash = self.chain_hash
         next_equal = self.rings.next_equal
         slots = self._slots
@@ -675,9 +689,11 @@ class PrefixIndex:
         return total
 
     def remove_run(self, blocks: vec[i32], start: i64, count: i64) -> i64:
-        """Take the indexed ones of `blocks[start:start + count]`, all computed, out; returns how many there were.
+        """Remove the indexed blocks of `blocks[start:start + count]`, all computed; return their number.
 
-        O(count) expected. Most follow, and nothing else knows of them.
+        O(count) expected.
+
+        Most are following blocks, which nothing else refers to.
         """
         identity = self.identity
         next_equal = self.rings.next_equal
@@ -700,10 +716,10 @@ class PrefixIndex:
         return num_removed
 
     def remove(self, block: i64) -> None:
-        """Take an indexed block out: its oldest duplicate takes its place, if it has one. O(1) expected.
+        """Remove an indexed block; its oldest duplicate, if any, takes over. O(1) expected.
 
-        A block that follows has no slot. Where it is the last of its content, what follows it cannot be found any
-        more, and needs none either; where another takes its place, what follows it gets a slot.
+        A following block has no slot. If it is the last of its content, its own follower becomes unreachable and needs
+        no slot either; if another block takes over, the follower gets a slot.
         """
         heir: i64 = 0
         if self.rings.follows(block):
@@ -731,7 +747,7 @@ class PrefixIndex:
         self.version += 1
 
     def _slot_of(self, block: i64) -> i64:
-        """Where `block` stands in the table; -1 when another block stands for its content."""
+        """Return the slot of `block`; -1 if another block represents its content."""
         slots = self._slots
         position = (self.chain_hash[block] >> ID_BITS) >> self._home_shift
         slot = slots[position]
@@ -758,7 +774,7 @@ class PrefixIndex:
         slots[gap] = 0
 
     def clear(self) -> None:
-        """Forget all blocks and roots at once. O(num_blocks); the content counter goes on. It asks for no memory."""
+        """Remove all blocks and roots. O(num_blocks). Content ids continue. Allocates nothing."""
         self.roots.clear()
         clear_i64(self.identity)
         clear_i64(self._slots)
@@ -774,7 +790,7 @@ class PrefixIndex:
             self.log.clear()
 
     def make_room_for(self, num_blocks: int) -> IndexRoom:
-        """Arrays for blocks up to `num_blocks - 1` that hold what is indexed, not put in place yet. O(num_blocks)."""
+        """Return arrays for blocks up to `num_blocks - 1` with the present contents, for `move_into`. O(num_blocks)."""
         room = IndexRoom(num_blocks, int(self.rows.num_words))
         room.take_words(self.rows.words, self.rows.first_word, i64(len(self.chain_hash)) * self.rows.num_words)
         room.take_blocks(self.identity, self.chain_hash, self.owner)
@@ -787,7 +803,7 @@ class PrefixIndex:
         return room
 
     def move_into(self, room: IndexRoom) -> None:
-        """Put the larger arrays in place."""
+        """Replace the arrays by larger ones."""
         self.rows.words = room.words
         self.rows.first_word = room.first_word
         self.identity = room.identity
@@ -802,5 +818,5 @@ class PrefixIndex:
         self._home_shift = room.home_shift
 
     def bytes_a_block(self) -> int:
-        """Bytes of the index and of the pool's other arrays for one block, without policies."""
+        """Return the bytes of the index and the pool's other arrays per block, without policies."""
         return 8 * int(self.rows.num_words) + BYTES_A_BLOCK

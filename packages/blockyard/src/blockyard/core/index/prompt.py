@@ -1,4 +1,4 @@
-"""What a lookup is asked and answers: a prompt (tokens, keys, what stands at spans), and what of it was found."""
+"""Input and result of a lookup: a prompt (tokens, extra keys, spans), and its cached prefix."""
 
 from bisect import bisect_right
 from typing import Final
@@ -20,17 +20,22 @@ from ...keys import (
 )
 from ..tokens import MAX_TOKEN, PackedTokens, first_below_zero, pack_tokens
 
-#: Behind every block of a prompt.
+#: Greater than any block number.
 NO_MORE: Final[i64] = 1099511627776
-#: No positions; never changed.
+#: The empty list of positions; never modified.
 NOWHERE: Final[list[int]] = []
 
 
 class Prompt:
-    """words: the tokens, packed in blocks. keys: extra keys that hold for every block, in one order, as plain tuples.
+    """A prompt in packed form.
 
-    spans: for each block that a span overlaps, what stands there, in a form that is compared whole; `span_blocks`
-    are these blocks, ascending. is_checked: False while it is not known that all numbers are tokens.
+    Attributes:
+        words: packed tokens, in blocks.
+        num_tokens: number of tokens.
+        keys: extra keys of the whole request, in canonical order, as plain tuples.
+        spans: spans by block.
+        span_blocks: these blocks, ascending.
+        is_checked: whether all tokens are known to be valid.
     """
 
     def __init__(
@@ -56,9 +61,9 @@ class Prompt:
         self.tenant: i64 = -1
 
     def require_tokens(self, first_word: i64) -> None:
-        """Raise `InvalidArgument` for a number from a word on that is no token, which no call has looked at. O(tokens).
+        """Raise `InvalidArgument` for an invalid token from a word on, unless already checked. O(tokens).
 
-        Numbers before it equal what is cached without spans, which are tokens.
+        Earlier tokens equal cached ones without spans, which are valid.
         """
         if self.is_checked:
             return
@@ -68,27 +73,28 @@ class Prompt:
             raise _no_span(place, number, place)
 
     def next_span_block(self, position: i64) -> i64:
-        """The first block behind `position` that a span overlaps, or one behind all. O(log spans)."""
+        """Return the first block after `position` with a span, or `NO_MORE`. O(log spans)."""
         index = bisect_right(self.span_blocks, int(position))
         return self.span_blocks[index] if index < len(self.span_blocks) else NO_MORE
 
 
 class Hit:
-    """The cached beginning of a prompt. It holds nothing: it is true until the cache changes.
+    """The cached prefix of a prompt. It holds no blocks, and is valid until the cache changes.
 
-    root: what stands before the prompt's first block (`PrefixIndex.root`); 0 while nothing was cached under its keys.
-    blocks: ids of the leading blocks that the index knows, as `PrefixIndex.find_under` returned them.
-    num_usable: how many of them can be taken: computed ones and those of one owner (`joins`), or, with layer groups,
-        those of which every group has its blocks (`store.grouped`).
-    num_known: how many of them count as cached where a miss is explained; what is behind is looked for in evictions.
-    first_pending: the first of them that is still being computed; `num_usable` where none is.
-    places: with layer groups, for each group a block at each place, minus a CPU block, or 0 for none.
-    state: with a state group, the blocks of the state at the end of the hit, which the first step loads.
-    num_served: how many of the blocks could be taken if there were a state behind each; `num_usable` without a group.
-    external_state_tokens: of the prompt. lacks_state: whether the hit ends where no state is cached, because the
-        caller supplies one further on.
-    sources, num_alike: where the hit goes on inside the next block: blocks, one for each group, that begin with the
-        same `num_alike` tokens.
+    Attributes:
+        root: root of the prompt's keys (`PrefixIndex.root`); 0 if nothing was cached under them.
+        blocks: ids of the leading indexed blocks (`PrefixIndex.find_under`).
+        num_usable: how many of them can be taken: computed ones and those of one producer (`joins`), or, with layer
+            groups, those that every group holds (`store.grouped`).
+        num_known: how many of them count as cached when a miss is explained; later ones are looked up in evictions.
+        first_pending: the first of them that is still being computed; `num_usable` if none is.
+        places: with layer groups, for each group and position a block, minus a CPU block, or 0 for none.
+        state: with a state group, the blocks of the state at the end of the hit, which the first step loads.
+        num_served: how many of the blocks could be taken if every position had a state; `num_usable` without states.
+        external_state_tokens: that of the prompt.
+        lacks_state: whether the hit ends without a cached state, because the caller supplies one further on.
+        sources: if the hit ends inside the next block, one block per group that begins with the same tokens.
+        num_alike: number of these tokens.
     """
 
     def __init__(self, root: i64, blocks: vec[i32], external_state_tokens: i64 = 0) -> None:
@@ -108,7 +114,7 @@ class Hit:
 
 
 def make_prompt(token_ids: object, extra_keys: object, block_size: int) -> Prompt:
-    """Check and pack what a caller calls a prompt. Raises `InvalidArgument`. O(tokens + blocks under spans)."""
+    """Check and pack a caller's prompt. O(tokens + blocks under spans). Raises `InvalidArgument`."""
     packed = pack_tokens(token_ids, block_size)
     keys = canonical_keys(extra_keys) if has_items(extra_keys) else ()
     if not keys:
@@ -122,17 +128,17 @@ def make_prompt(token_ids: object, extra_keys: object, block_size: int) -> Promp
 
 
 class Chunk:
-    """Tokens and keys that were read and checked, before it is known where in a prompt they stand."""
+    """Checked tokens and keys whose position in the prompt is not known yet."""
 
     def __init__(self, packed: PackedTokens, keys: tuple[ExtraKey, ...]) -> None:
         self.packed = packed
         self.keys = keys
 
     def at(self, first_block: i64, block_size: int) -> Prompt:
-        """The tokens as blocks of a prompt from `first_block` on; spans and blocks count from there.
+        """Return the tokens as blocks of a prompt from `first_block` on; spans and blocks count from there.
 
-        Spans may reach out of the tokens on both sides. Raises `InvalidArgument` for a token below 0 where no span
-        stands: nothing would tell what it stands for. O(spans + blocks under them + placeholders).
+        Spans may extend past the tokens on both sides. O(spans + blocks under them + placeholders). Raises
+        `InvalidArgument` for a token below 0 without a span.
         """
         packed = self.packed
         if packed.placeholders is not None:
@@ -161,7 +167,7 @@ def _no_span(index: int, number: int, position: int) -> InvalidArgument:
 def make_chunk(token_ids: object, extra_keys: object, block_size: int, checks_later: bool = False) -> Chunk:
     """Check and pack tokens from anywhere in a prompt, placeholders below 0 included. Raises `InvalidArgument`.
 
-    checks_later: whether `Prompt.require_tokens` may check them, which is less work behind a hit.
+    With `checks_later` the check is left to `Prompt.require_tokens`, which only checks tokens that were not hit.
     """
     has_keys = has_items(extra_keys)
     packed = pack_tokens(token_ids, block_size, True, checks_later and not has_keys)
@@ -169,12 +175,12 @@ def make_chunk(token_ids: object, extra_keys: object, block_size: int, checks_la
 
 
 def has_tokens(token_ids: object) -> bool:
-    """False for an empty list or array."""
+    """Return False for an empty list or array."""
     if isinstance(token_ids, (list, tuple)):
         return len(token_ids) > 0
     return not isinstance(token_ids, np.ndarray) or token_ids.size > 0
 
 
 def has_items(extra_keys: object) -> bool:
-    """False for an empty tuple, the most common case, without a call into interpreted code."""
+    """Return False for an empty tuple, the most common case, without a call of interpreted code."""
     return not isinstance(extra_keys, tuple) or len(extra_keys) > 0

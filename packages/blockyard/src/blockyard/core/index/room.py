@@ -1,4 +1,4 @@
-"""The arrays of a larger index, made before anything is changed, so that growing is all or nothing."""
+"""The arrays of a larger index, allocated before anything changes, so that growing is all or nothing."""
 
 from typing import Final
 
@@ -10,8 +10,8 @@ from ..arrays import grown_i32, grown_i64, words_to_cache_line, zeros_i64
 from .content_log import ContentLog
 from .continuations import Continuations
 
-#: A slot of the table holds a block id in its low 27 bits and the top 35 bits of the chained hash above them, so
-#: most probes end without a look at the block.
+#: A slot of the table has a block id in its low 27 bits and the top 35 bits of the chained hash above them, so most
+#: probes need not read the block.
 ID_BITS: Final[i64] = 27
 ID_MASK: Final[i64] = 134217727
 ID_SPAN: Final[i64] = 134217728
@@ -19,7 +19,7 @@ TAG_BITS: Final = 35
 
 
 class IndexRoom:
-    """What `PrefixIndex.move_into` puts in place: everything indexed, with room for `num_blocks` blocks."""
+    """The contents of an index in arrays for `num_blocks` blocks, for `PrefixIndex.move_into`."""
 
     def __init__(self, num_blocks: int, num_words: int) -> None:
         self.num_blocks: i64 = num_blocks
@@ -42,7 +42,7 @@ class IndexRoom:
             self.words[self.first_word + word] = words[first + word]
 
     def take_blocks(self, identity: vec[i64], chain_hash: vec[i64], owner: vec[i32]) -> None:
-        """Copy what is known of each block."""
+        """Copy the identity, hash and owner of each block."""
         self.identity = grown_i64(identity, int(2 * self.num_blocks))
         self.chain_hash = grown_i64(chain_hash, int(self.num_blocks))
         self.owner = grown_i32(owner, int(self.num_blocks))
@@ -53,7 +53,7 @@ class IndexRoom:
         self.prev_equal = grown_i32(prev_equal, int(self.num_blocks))
 
     def take_slots(self, slots: vec[i64]) -> None:
-        """Give every block of a smaller table its slot in the larger one."""
+        """Insert every block of a smaller table."""
         mask = i64(len(self.slots)) - 1
         for position in range(i64(len(slots))):
             slot = slots[position]
@@ -64,7 +64,7 @@ class IndexRoom:
                 self.slots[home] = slot
 
     def move_up(self, first: i64, last: i64, step: i64) -> None:
-        """Let what is indexed as `first` to `last` be known by numbers that are higher by `step`. O(num_blocks)."""
+        """Increase the ids of blocks `first` to `last` by `step`. O(num_blocks)."""
         num_words = (i64(len(self.words)) - 8) // self.num_blocks
         entry = last - 1
         while entry >= first:
@@ -90,12 +90,12 @@ class IndexRoom:
 
 
 def moved_up(links: vec[i32], first: i64, step: i64) -> None:
-    """Let each link to `first` or beyond lead `step` further."""
+    """Increase each link to `first` or beyond by `step`."""
     for place in range(i64(len(links))):
         if i64(links[place]) >= first:
             links[place] += i32(step)
 
 
 def bits_for(min_slots: int) -> int:
-    """Return the bits of the least power of two that is at least `min_slots`."""
+    """Return the bits of the smallest power of two that is at least `min_slots`."""
     return max(1, (min_slots - 1).bit_length())

@@ -1,4 +1,4 @@
-"""What stands before the first block of a prompt: a content of its own for each combination of extra keys."""
+"""Roots: the content before the first block of a prompt, one for each combination of extra keys."""
 
 from collections import OrderedDict
 from typing import cast
@@ -9,24 +9,24 @@ from ...ids import NO_CONTENT
 
 
 class Roots:
-    """The latest `limit` roots, by extra keys, the least recently used forgotten first. O(1) an operation.
+    """The latest `limit` roots by extra keys; the least recently used is forgotten first. O(1) per operation.
 
-    Keys are tuples of strings and numbers: hashing and comparing them runs no Python code. The dict is an ordered one,
-    because finding the oldest key of a plain one walks over all that were deleted before it.
+    Keys are tuples of strings and numbers, so hashing and comparing them runs no Python code. The dict is an
+    OrderedDict because finding the oldest key of a plain dict scans all deleted entries before it.
     """
 
     def __init__(self, limit: i64) -> None:
         self.limit = limit
         self._contents: OrderedDict[object, i64] = OrderedDict()
-        #: The root that was used last; 0 where there is none.
+        #: The most recently used root; 0 if there is none.
         self.latest_content: i64 = NO_CONTENT
 
     def find(self, keys: object) -> i64:
-        """Return the root of these keys, or 0. A question: it changes nothing."""
+        """Return the root of these keys, or 0, without marking it as used."""
         return self._contents.get(keys, NO_CONTENT)
 
     def touch(self, keys: object) -> i64:
-        """The same, and it is the latest one now."""
+        """Return the root of these keys, or 0, and mark it as used."""
         found = self._contents.get(keys, NO_CONTENT)
         if found != NO_CONTENT:
             self._contents.move_to_end(keys)
@@ -34,7 +34,7 @@ class Roots:
         return found
 
     def remember(self, keys: object, content: i64) -> i64:
-        """Make a new root, the latest one. Returns the one that is forgotten for it, or 0."""
+        """Add a new root, the most recently used; return the root forgotten for it, or 0."""
         self._contents[keys] = content
         self.latest_content = content
         if len(self._contents) <= self.limit:
@@ -47,7 +47,7 @@ class Roots:
         return self.latest(len(self._contents))
 
     def latest(self, most: int) -> dict[int, tuple[object, ...]]:
-        """Return the extra keys of at most `most` roots, the latest used ones. O(most)."""
+        """Return the extra keys of at most `most` roots, the most recently used ones. O(most)."""
         found: dict[int, tuple[object, ...]] = {}
         for keys, content in reversed(self._contents.items()):
             if len(found) >= most:
@@ -56,11 +56,11 @@ class Roots:
         return found
 
     def holds(self, content: i64) -> bool:
-        """Return whether some keys still have this root. O(roots)."""
+        """Return whether a root is known. O(roots)."""
         return content in self._contents.values()
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all roots."""
         self._contents.clear()
         self.latest_content = NO_CONTENT
 

@@ -1,4 +1,4 @@
-"""The index keeps for each block, beside its slot, its packed tokens, and a ring of blocks of equal content."""
+"""Packed tokens of each block, and rings of blocks with equal content."""
 
 from typing import Final
 
@@ -12,12 +12,12 @@ from ..arrays import clear_i32, view_i32, view_i64, words_to_cache_line, zeros_i
 from ..tokens import unpack_tokens, words_per_block
 from .hashing import WORDS_OF_16_TOKENS
 
-#: The link of a block alone that has no slot in the table: its neighbour leads to it.
+#: The link of a single block without a slot in the table, which is found by its neighbour.
 FOLLOWS: Final[i32] = -1
 
 
 class TokenRows:
-    """The packed tokens of every block are a row each, `num_words` long: row b is `words[first_word + b * num_words:]`.
+    """The packed tokens of every block, in rows of `num_words`: row b is `words[first_word + b * num_words:]`.
 
     Rows of 64 bytes start on cache lines. A row may be written while its block is not indexed.
     """
@@ -28,7 +28,7 @@ class TokenRows:
         self.first_word: i64 = words_to_cache_line(self.words)
 
     def start_of(self, block: i64) -> i64:
-        """Return where the row of `block` begins in `words`."""
+        """Return the start of the row of `block` in `words`."""
         return self.first_word + block * self.num_words
 
     def store(self, words: vec[i64], first: i64, last: i64, blocks: vec[i32], start: i64) -> None:
@@ -47,7 +47,7 @@ class TokenRows:
             source += num_words
 
     def _store_16(self, words: vec[i64], first: i64, last: i64, blocks: vec[i32], start: i64) -> None:
-        """The same for blocks of 16 tokens, written out."""
+        """Copy blocks of 16 tokens, unrolled."""
         stored = self.words
         start_word = self.first_word
         source = first * WORDS_OF_16_TOKENS
@@ -80,7 +80,7 @@ class TokenRows:
         return True
 
     def tokens(self, blocks: vec[i32], block_size: int, num_tokens: int) -> npt.NDArray[np.int32]:
-        """Return the first `num_tokens` tokens of a run of blocks, int32 (num_tokens,), a copy."""
+        """Return the first `num_tokens` tokens of consecutive blocks, int32 (num_tokens,), a copy."""
         words = view_i64(self.words)[int(self.first_word) :]
         num_rows = len(words) // int(self.num_words)
         rows = words[: num_rows * int(self.num_words)].reshape(num_rows, int(self.num_words))
@@ -88,10 +88,9 @@ class TokenRows:
 
 
 class Rings:
-    """Equal blocks are in a doubly linked ring in two arrays, from older to newer; a block alone has links of 0.
+    """Equal blocks as doubly linked rings in two arrays, from older to newer. A single block has links of 0.
 
-    The table has the oldest of a ring, which leads to the others: a thousand equal blocks cost a lookup nothing. O(1)
-    an operation.
+    The table has the oldest block of a ring, so a thousand equal blocks do not slow a lookup. O(1) per operation.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -107,7 +106,7 @@ class Rings:
         return self.next_equal[block] < 0
 
     def join(self, oldest: i64, block: i64) -> None:
-        """Hang `block` at the end of the ring of `oldest`."""
+        """Append `block` to the ring of `oldest`."""
         newest = i64(self.prev_equal[oldest])
         if newest == 0:
             newest = oldest
@@ -117,7 +116,7 @@ class Rings:
         self.prev_equal[oldest] = i32(block)
 
     def leave(self, block: i64) -> i64:
-        """Unlink `block`; returns the next older-to-newer duplicate, or 0 when it was alone."""
+        """Remove `block` from its ring; return the next newer duplicate, or 0 if it was single."""
         after = i64(self.next_equal[block])
         if after == 0:
             return 0
@@ -144,11 +143,11 @@ class Rings:
         return ring
 
     def clear(self) -> None:
-        """Every block is alone."""
+        """Make every block single."""
         clear_i32(self.next_equal)
         clear_i32(self.prev_equal)
 
     def move_into(self, next_equal: vec[i32], prev_equal: vec[i32]) -> None:
-        """Put larger arrays in place."""
+        """Replace the arrays by larger ones."""
         self.next_equal = next_equal
         self.prev_equal = prev_equal

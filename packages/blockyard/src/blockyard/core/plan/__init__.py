@@ -1,4 +1,4 @@
-"""What the control plane hands to the data plane: the plan of a step, and of moves between the pools."""
+"""Plans of a step and of moves between the pools, for the engine's workers."""
 
 from .buffers import StepBuffers
 from .plans import GroupPlan, StepPlan, SwapPlan

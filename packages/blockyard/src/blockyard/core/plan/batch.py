@@ -1,4 +1,4 @@
-"""A plan remembers the sequences of a step here, and where the tokens come from that it computes."""
+"""The sequences of a step, and the source of the tokens that it computes."""
 
 from typing import Final
 
@@ -23,18 +23,18 @@ UNKNOWN: Final[i64] = -1
 
 
 class StepTokens:
-    """What a plan asks for the tokens of its batch."""
+    """Source of the tokens of a plan's batch."""
 
     def write(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], slots: vec[i64], ids: vec[i64]) -> None:
         """Write tokens `starts` to `starts + counts` of each row to the beginning of `ids`. O(tokens).
 
-        slots: where their keys and values go in the first group, or none if that is not known yet.
+        `slots` has their slots in the first group, or is empty if unknown.
         """
         raise NotImplementedError("step tokens must have write()")
 
 
 class KnownTokens(StepTokens):
-    """The tokens that the sequences of a cache hold, as they are now."""
+    """The present tokens of a cache's sequences."""
 
     def __init__(self, sequences: SequenceTable, index: PrefixIndex, first_group: BlockTable) -> None:
         self.sequences = sequences
@@ -43,7 +43,6 @@ class KnownTokens(StepTokens):
         self._lie_by_slot = first_group is sequences and sequences.block_size & 1 == 0
 
     def write(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], slots: vec[i64], ids: vec[i64]) -> None:
-        """A decoded token by its slot, where that tells its place; else a run of tokens, block by block."""
         num_tokens = self.sequences.num_tokens
         words = self.index.rows.words
         first_word = self.index.rows.first_word
@@ -88,21 +87,20 @@ class KnownTokens(StepTokens):
 
 
 class GivenTokens(StepTokens):
-    """The tokens that came with a plan, in its own order."""
+    """Tokens that came with a plan, in its order."""
 
     def __init__(self, ids: vec[i64]) -> None:
         self.ids = ids
 
     def write(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], slots: vec[i64], ids: vec[i64]) -> None:
-        """Copy them."""
         for index in range(i64(len(self.ids))):
             ids[index] = self.ids[index]
 
 
 class Batch:
-    """Who computes how many tokens from where on, and the version of the cache in which that was decided.
+    """The sequences of a step with their ranges of tokens, and the version of the cache in which they were chosen.
 
-    clock: the table whose version tells. rows, starts, scheduled, statuses: one item for each sequence.
+    `clock` is the table with the version. `rows`, `starts`, `scheduled` and `statuses` have one item per sequence.
     """
 
     def __init__(
@@ -121,22 +119,22 @@ class Batch:
         self.starts = starts
         self.scheduled = scheduled
         self.statuses = statuses
-        #: The number of the step, 0 where steps have none.
+        #: Number of the step, 0 if steps are not numbered.
         self.step: i64 = 0
 
     def num_tokens(self) -> i64:
-        """T, the tokens that the step computes."""
+        """Return T, the number of tokens that the step computes."""
         total: i64 = 0
         for count in self.scheduled:
             total += count
         return total
 
     def seq_lens(self) -> npt.NDArray[np.int32]:
-        """Return tokens of each sequence after the step."""
+        """Return the tokens of each sequence after the step."""
         return (view_i64(self.starts) + view_i64(self.scheduled)).astype(np.int32)
 
     def input_ids(self, slots: vec[i64]) -> vec[i64]:
-        """Return the tokens that the step computes, -1 for those that are not known; see `StepTokens.write`."""
+        """Return the tokens that the step computes, -1 if unknown."""
         self.require_fresh()
         ids = zeros_i64(int(self.num_tokens()))
         self.tokens.write(self.rows, self.starts, self.scheduled, slots, ids)
@@ -144,13 +142,13 @@ class Batch:
         return ids
 
     def positions(self) -> vec[i64]:
-        """Return the place of each of these tokens in its sequence."""
+        """Return the position of each of these tokens in its sequence."""
         positions = zeros_i64(int(self.num_tokens()))
         self.write_positions(positions)
         return positions
 
     def write_positions(self, positions: vec[i64]) -> None:
-        """Write them to the beginning of `positions`."""
+        """Write the positions to the beginning of `positions`."""
         starts = self.starts
         scheduled = self.scheduled
         filled: i64 = 0

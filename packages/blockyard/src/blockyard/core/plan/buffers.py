@@ -1,4 +1,4 @@
-"""The caller's own arrays for a step's inputs, which `plan.fill` writes."""
+"""The caller's own arrays for a step's inputs, written by `plan.fill`."""
 
 from typing import Any, Final
 
@@ -14,13 +14,16 @@ from ..sequences.block_table import BlockTable
 from .caller_arrays import Column, writable_array
 from .tables import SeenRows, rows_of_table, widest_row
 
-#: Up to this many entries, or a share of the array, are written one by one; for more, all rows are copied.
+#: Up to this many entries, or this fraction of the array, are written one by one; beyond that all rows are copied.
 FEW_ENTRIES: Final[i64] = 4096
 SHARE: Final[i64] = 16
 
 
 class TableTarget:
-    """An array (rows, columns) of the caller's, and what stands in it. Place i holds the i-th sequence of a step."""
+    """A caller's array (rows, columns) for block tables, and its known contents.
+
+    Row i has the i-th sequence of a step.
+    """
 
     def __init__(self, value: object) -> None:
         self.array = writable_array("block_tables", value, 2)
@@ -28,7 +31,7 @@ class TableTarget:
         self.num_rows: i64 = self.array.shape[0]
         self.num_columns: i64 = self.array.shape[1]
         self._seen = SeenRows(self.num_rows, self.num_columns)
-        #: The table whose rows are noted; None while nothing is known.
+        #: The table whose rows it contains; None if unknown.
         self._table: BlockTable | None = None
         room = int(max(FEW_ENTRIES, self.num_rows * self.num_columns // SHARE))
         self._places = zeros_i64(room)
@@ -39,7 +42,7 @@ class TableTarget:
         self._widest: i64 = 0
 
     def require(self, table: BlockTable, rows: vec[i64], padded: i64) -> None:
-        """Raise `InvalidArgument` where the array is too small."""
+        """Raise `InvalidArgument` if the array is too small."""
         if self.num_rows < padded:
             raise InvalidArgument(f"block_tables has {self.num_rows} rows; this step needs {padded}")
         widest = widest_row(table, rows)
@@ -47,10 +50,10 @@ class TableTarget:
             raise InvalidArgument(f"block_tables has {self.num_columns} columns; this step needs {widest}")
 
     def write(self, table: BlockTable, rows: vec[i64], padded: i64) -> None:
-        """Let the first `padded` rows of the array be these rows of a table, and null blocks behind them."""
+        """Write these rows of a table to the array, padded with null blocks to `padded` rows."""
         if self._table is not table:
             self._seen.forget()
-        # Should anything end this half-way, nothing is known of what stands in the array.
+        # If an interrupt ends this half-way, the contents are unknown.
         self._table = None
         self._collect(table, rows, padded)
         if self._num_entries > len(self._places):
@@ -61,11 +64,11 @@ class TableTarget:
         self._table = table
 
     def forget(self) -> None:
-        """Take nothing in the array for known."""
+        """Treat the contents as unknown."""
         self._table = None
 
     def _collect(self, table: BlockTable, rows: vec[i64], padded: i64) -> None:
-        """Note where the array differs, or how many entries that would be."""
+        """Collect the entries that differ, or only their number if there are too many."""
         seen = self._seen
         self._widest = 0
         num_seqs = i64(len(rows))
@@ -102,7 +105,7 @@ class TableTarget:
         seen.num_blocks[place] = now
 
     def _add(self, place: i64, table: BlockTable, row: i64, num_blocks: i64, first: i64, stop: i64) -> None:
-        """Entries `first` to `stop` of a place: those of a row, and the null block behind its blocks."""
+        """Collect entries `first` to `stop` of a position: those of a row, then null blocks."""
         if first >= stop:
             return
         self._widest = max(self._widest, stop)
@@ -126,16 +129,22 @@ class TableTarget:
 
 
 class StepBuffers:
-    """Arrays that live as long as the engine: pinned memory, or the static inputs of CUDA graphs. All are optional.
+    """Persistent arrays for a step's inputs: pinned memory, or static inputs of CUDA graphs.
 
-    slot_mapping, input_ids, positions: (most tokens of a step,). seq_lens: (most sequences,). query_start_loc: (most
-    sequences + 1,). block_tables: (most sequences, most blocks of one). Each is int32 or int64, contiguous and
-    writable: a numpy array, a CPU tensor, or anything with a buffer; it is held and written, never copied.
+    Each array is optional. It must be int32 or int64, contiguous and writable: a numpy array, a CPU tensor, or any
+    buffer. It is referenced and written, never copied. Only changed entries of `block_tables` are written, so do not
+    write to it yourself, or call `forget()` if you did. Two sets of buffers may be used in turn.
 
-    `block_tables` is written where it has changed since the last `fill`, so write it nowhere else; if you did, say
-    `forget()`. Two sets of buffers that take turns are fine: each knows what stands in its own.
+    Args:
+        slot_mapping: (most tokens of a step,).
+        block_tables: (most sequences, most blocks per sequence).
+        seq_lens: (most sequences,).
+        query_start_loc: (most sequences + 1,).
+        input_ids: (most tokens of a step,).
+        positions: (most tokens of a step,).
 
-    Raises `InvalidArgument`, which names the array, for any other array, and for two that overlap.
+    Raises:
+        InvalidArgument: an array is unsuitable, or two overlap.
     """
 
     def __init__(
@@ -157,7 +166,7 @@ class StepBuffers:
         self._gate = Gate()
 
     def forget(self) -> None:
-        """Let the next `fill` write all of `block_tables`: something else wrote into it."""
+        """Make the next `fill` write all of `block_tables`, after something else has written to it."""
         if self._block_tables is not None:
             self._block_tables.forget()
 

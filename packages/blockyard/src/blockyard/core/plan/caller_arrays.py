@@ -1,4 +1,4 @@
-"""Arrays of the caller's that plans are written into, and what they must be for that."""
+"""Checks and access to callers' arrays that plans are written to."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ from ..arrays import view_i64, zeros_i64
 
 
 def writable_array(name: str, value: object, num_dimensions: int) -> npt.NDArray[Any]:
-    """Return the memory of `value` as a numpy array, never a copy of it.
+    """Return the memory of `value` as a numpy array, without copying.
 
-    Raises `InvalidArgument` unless it is one of int32 or int64, contiguous, writable and of as many dimensions.
+    Raises `InvalidArgument` unless it is int32 or int64, contiguous, writable and has `num_dimensions` dimensions.
     """
     array = _shared_array(name, value)
     if array.dtype != np.int32 and array.dtype != np.int64:
@@ -47,7 +47,7 @@ def _shared_array(name: str, value: object) -> npt.NDArray[Any]:
 
 
 def _of_tensor(name: str, tensor: Any) -> npt.NDArray[Any]:
-    """Return what a tensor's `numpy()` gives, if it is the tensor's own memory."""
+    """Return a tensor's `numpy()` if that is the tensor's own memory."""
     array = tensor.numpy()
     if not isinstance(array, np.ndarray):
         raise InvalidArgument(f"{name} has a numpy() that gives {shown(array)}; an array is needed")
@@ -57,7 +57,7 @@ def _of_tensor(name: str, tensor: Any) -> npt.NDArray[Any]:
 
 
 class Column:
-    """A one-dimensional array of the caller's, and room in which its next contents are laid out."""
+    """A caller's one-dimensional array, and a buffer for its next contents."""
 
     def __init__(self, name: str, value: object) -> None:
         self.name = name
@@ -66,17 +66,17 @@ class Column:
         self.is_narrow = self.array.dtype == np.int32
         self._items = zeros_i64(0)
         self._view = view_i64(self._items)
-        #: The beginnings of the array and of the room that the last step was copied between.
+        #: Views of the array and of the buffer that the last step was copied between.
         self._target = self.array[:0]
         self._source = self._view[:0]
 
     def require(self, needed: i64, what: str) -> None:
-        """Raise `InvalidArgument` where it is shorter than `needed`."""
+        """Raise `InvalidArgument` if it is shorter than `needed`."""
         if self.length < needed:
             raise InvalidArgument(f"{self.name} has room for {self.length}; {what} needs {needed}")
 
     def room(self, length: i64) -> vec[i64]:
-        """Return a place for at least `length` items."""
+        """Return the buffer, with at least `length` items."""
         if length > len(self._items):
             self._items = zeros_i64(int(max(length, 2 * i64(len(self._items)))))
             self._view = view_i64(self._items)
@@ -84,7 +84,7 @@ class Column:
         return self._items
 
     def require_narrow(self, length: i64) -> None:
-        """Raise `InvalidArgument` where one of the first items, none of them negative, does not fit 32 bits."""
+        """Raise `InvalidArgument` if one of the first `length` items, none negative, does not fit into 32 bits."""
         items = self._items
         bits: i64 = 0
         for index in range(length):
@@ -93,7 +93,7 @@ class Column:
             raise InvalidArgument(f"{self.name} is int32; a slot of this step is 2**31 or more, int64 is needed")
 
     def write(self, length: i64, padded: i64, padding: i64) -> None:
-        """Copy the first items to the caller's array, and `padding` behind them."""
+        """Copy the first items to the caller's array, followed by `padding`."""
         items = self._items
         for index in range(length, padded):
             items[index] = padding

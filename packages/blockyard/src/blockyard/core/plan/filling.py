@@ -1,4 +1,4 @@
-"""A step's inputs, written into the caller's own arrays."""
+"""Writes a step's inputs to the caller's arrays."""
 
 from typing import Final
 
@@ -11,16 +11,16 @@ from ..sequences.block_table import BlockTable
 from .batch import Batch
 from .buffers import StepBuffers
 
-#: The slot of a padded token: kernels write nothing there.
+#: Slot of a padded token, which kernels do not write.
 NO_SLOT: Final[i64] = -1
-#: More than any array has room for.
+#: Larger than any array.
 MOST_PADDING: Final = 2**40
 
 
 def fill_buffers(
     given: object, batch: Batch, table: BlockTable, slots: vec[i64], pad_to: object, pad_tokens_to: object
 ) -> None:
-    """See `StepPlan.fill`. slots: those of all tokens, or none for them to be made here."""
+    """Write a step to `given`, as described at `StepPlan.fill`. `slots` has the slots of all tokens, or is empty."""
     if not isinstance(given, StepBuffers):
         raise InvalidArgument(f"buffers is {shown(given)}; it must be a StepBuffers")
     given._gate.enter("fill")

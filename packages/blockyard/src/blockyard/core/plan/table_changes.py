@@ -1,7 +1,7 @@
-"""What changes in the block tables from step to step, as arrays: read where the cache is, repeated where a copy is.
+"""Changes of the block tables from step to step as arrays, read from a cache and applied to a copy.
 
-A change of a row is four numbers: its place in the batch, the first block that is new, how many blocks the row has now,
-and how many of these are null. 0 for the first new block says that all of the row is new.
+A change of a row is four numbers: its position in the batch, the first new block, the row's number of blocks, and how
+many of these are null. If the first new block is 0, the whole row is new.
 """
 
 from typing import Final
@@ -19,12 +19,12 @@ from .batch import Batch, GivenTokens
 from .plans import StepPlan, SwapPlan
 from .tables import SeenRows
 
-#: Numbers of a changed row.
+#: Numbers per changed row.
 CHANGE: Final[i64] = 4
 
 
 class TableReader:
-    """Reads what has changed in the block tables of one cache since it read them last."""
+    """Reads the changes of a cache's block tables since it last read them."""
 
     def __init__(self, config: CacheConfig) -> None:
         self._seen = [
@@ -33,7 +33,10 @@ class TableReader:
         self._words = zeros_i64(0)
 
     def read(self, plan: StepPlan, group: int) -> list[npt.NDArray[np.int64]]:
-        """The changed rows of a step in one layer group, int64 (4n,), and their new block ids. O(B + new blocks)."""
+        """Return the changed rows of a step in one layer group, int64 (4n,), and their new block ids.
+
+        O(B + new blocks).
+        """
         table = plan._tables[group]
         rows = plan._batch.rows
         seen = self._seen[group]
@@ -54,7 +57,7 @@ class TableReader:
         return [whole[: int(CHANGE * num_changes)].copy(), whole[int(CHANGE * num_changes) : int(end)].copy()]
 
     def _note_changes(self, seen: SeenRows, table: BlockTable, rows: vec[i64]) -> i64:
-        """Write the changed rows to the beginning of the words; how many there are."""
+        """Write the changed rows to the beginning of the buffer; return their number."""
         words = self._room(CHANGE * i64(len(rows)))
         num_words: i64 = 0
         for index in range(i64(len(rows))):
@@ -74,13 +77,13 @@ class TableReader:
         return self._words
 
     def forget(self) -> None:
-        """Let everything be new at the next reading."""
+        """Treat everything as new at the next reading."""
         for seen in self._seen:
             seen.forget()
 
 
 class TableCopy:
-    """Copies of another process's block tables, and plans over them. It trusts what it is told."""
+    """Copies of another process's block tables, and plans over them. It does not check its input."""
 
     def __init__(self, config: CacheConfig) -> None:
         self.tables = [
@@ -89,15 +92,15 @@ class TableCopy:
         ]
 
     def num_blocks(self, group: int) -> npt.NDArray[np.int64]:
-        """Return how many blocks each row of a layer group has, read-only, live."""
+        """Return the number of blocks of each row of a layer group, as a read-only live view."""
         return view_i64(self.tables[group].num_blocks)
 
     def num_null(self, group: int) -> npt.NDArray[np.int64]:
-        """Return how many null blocks each row of a layer group begins with, read-only, live."""
+        """Return the number of leading null blocks of each row of a layer group, as a read-only live view."""
         return view_i64(self.tables[group].num_null)
 
     def swap_plan(self, moves: list[list[int]]) -> SwapPlan:
-        """Return a plan of swaps. moves: swap_outs, swap_ins and copies, each (from, to, group) one after another."""
+        """Return a plan of swaps. `moves` has swap_outs, swap_ins and copies, each as flat (from, to, group)."""
         return SwapPlan(self.tables, _transfers(moves))
 
     def step_plan(
@@ -107,9 +110,10 @@ class TableCopy:
         changes: list[list[npt.NDArray[np.int64]]],
         moves: list[list[int]],
     ) -> StepPlan:
-        """The plan of a step, once its changes are made. O(B + T + new blocks).
+        """Apply a step's changes and return its plan. O(B + T + new blocks).
 
-        batch: rows, starts, scheduled tokens and statuses. changes: of each layer group, as `TableReader.read` gave.
+        `batch` has rows, starts, scheduled tokens and statuses; `changes` the results of `TableReader.read` by layer
+        group.
         """
         rows = vec[i64](batch[0])
         clock = self.tables[0]
@@ -121,7 +125,7 @@ class TableCopy:
         return StepPlan(self.tables, made, zeros_i64(0), _transfers(moves))
 
     def tell_states(self, plan: StepPlan, state_blocks: int, lists: list[list[int]]) -> None:
-        """Let a plan say of states what another did: its copies, clears, loads, saves and refusals, each flat."""
+        """Set a plan's state operations: copies, clears, loads, saves and refusals, each flat."""
         told = plan._transfers
         told.state_blocks = state_blocks
         told.state_copies, told.state_clears, told.state_loads = [numbers_of(each) for each in lists[:3]]

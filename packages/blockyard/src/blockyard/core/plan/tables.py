@@ -1,4 +1,4 @@
-"""Block tables as arrays, and what a reader has seen of their rows, so that looking again costs what is new."""
+"""Block tables as arrays, and the rows that a reader has seen, so that reading again costs only the changes."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +11,15 @@ from ..sequences.block_table import BlockTable
 
 
 def whole_table(table: BlockTable) -> npt.NDArray[np.int32]:
-    """Return all rows, int32 (max_num_seqs, width), read-only, live."""
+    """Return all rows, int32 (max_num_seqs, width), as a read-only live view."""
     return view_i32(table.blocks).reshape(int(table.max_num_seqs), int(table.width))
 
 
 def rows_of_table(table: BlockTable, rows: vec[i64], width: i64) -> npt.NDArray[np.int32]:
-    """The first `width` places of some rows, int32 (rows, width): a live view where they are adjacent, else a copy."""
+    """Return the first `width` columns of some rows, int32 (rows, width).
+
+    It is a live view if the rows are adjacent, else a copy.
+    """
     whole = whole_table(table)
     first = _first_of_adjacent(rows)
     if first >= 0:
@@ -25,7 +28,7 @@ def rows_of_table(table: BlockTable, rows: vec[i64], width: i64) -> npt.NDArray[
 
 
 def widest_row(table: BlockTable, rows: vec[i64]) -> i64:
-    """Return the most blocks that one of these rows has."""
+    """Return the most blocks of any of these rows."""
     num_blocks = table.num_blocks
     widest: i64 = 0
     for row in rows:
@@ -34,7 +37,7 @@ def widest_row(table: BlockTable, rows: vec[i64]) -> i64:
 
 
 def _first_of_adjacent(rows: vec[i64]) -> i64:
-    """Return the first row when all are adjacent and ascending, else -1."""
+    """Return the first row if all are adjacent and ascending, else -1."""
     if len(rows) == 0:
         return -1
     first = rows[0]
@@ -45,36 +48,36 @@ def _first_of_adjacent(rows: vec[i64]) -> i64:
 
 
 def offsets(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Return where each of `counts` items begins, int32 (n + 1,)."""
+    """Return the start of each of `counts` items, int32 (n + 1,)."""
     starts = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     return starts
 
 
 class SeenRows:
-    """At each of `num_places` places: which row was seen there, and how far.
+    """For each of `num_places` positions, the row that was seen there, and how much of it.
 
-    The row is new to a place that has seen another one, or this one before it was rewritten; else new are its blocks
-    from `num_blocks` on, and the places that are null now, from `num_null` on.
+    All of a row is new to a position that has seen another row, or that row before it was rewritten. Otherwise its
+    blocks from `num_blocks` on are new, and its null blocks from `num_null` on.
     """
 
     def __init__(self, num_places: i64, width: i64) -> None:
         self.num_places = num_places
         self.width = width
         self.rows = filled_i64(NO_ROW, num_places)
-        #: Places that do not hold the null block as far as is known, at first all.
+        #: Columns that may hold other than null blocks, initially all.
         self.num_blocks = filled_i64(width, num_places)
         self.num_null = zeros_i64(int(num_places))
         self.num_rewrites = zeros_i64(int(num_places))
 
     def forget(self) -> None:
-        """Know nothing of any place."""
+        """Treat all positions as unknown."""
         for place in range(self.num_places):
             self.rows[place] = NO_ROW
             self.num_blocks[place] = self.width
 
     def is_new(self, place: i64, table: BlockTable, row: i64) -> bool:
-        """Return whether all of a row is new to a place."""
+        """Return whether all of a row is new to a position."""
         return (
             self.rows[place] != row
             or self.num_rewrites[place] != table.num_rewrites[row]
@@ -83,13 +86,13 @@ class SeenRows:
         )
 
     def note(self, place: i64, table: BlockTable, row: i64) -> None:
-        """All of a row was seen at a place."""
+        """Record that all of a row was seen at a position."""
         self.rows[place] = row
         self.num_blocks[place] = table.num_blocks[row]
         self.num_null[place] = table.num_null[row]
         self.num_rewrites[place] = table.num_rewrites[row]
 
     def note_none(self, place: i64) -> None:
-        """Nothing but null blocks is at a place."""
+        """Record that a position only has null blocks."""
         self.rows[place] = NO_ROW
         self.num_blocks[place] = 0

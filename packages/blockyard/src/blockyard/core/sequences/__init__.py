@@ -1,1 +1,1 @@
-"""The running sequences: what is known of each, and who waits for whom."""
+"""The running sequences: their rows, open steps, and waits for shared prefixes."""

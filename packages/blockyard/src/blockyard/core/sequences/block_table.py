@@ -1,4 +1,4 @@
-"""Rows of block ids: which block holds which part of which sequence."""
+"""Rows of block ids: the blocks of each sequence, in order."""
 
 from librt.vecs import vec
 from mypy_extensions import i32, i64
@@ -7,14 +7,17 @@ from ..arrays import zeros_i32, zeros_i64
 
 
 class BlockTable:
-    """`max_num_seqs` rows of `width` block ids; a row's first `num_blocks` are in use, the rest is 0.
+    """`max_num_seqs` rows of `width` block ids, of which the first `num_blocks` are in use and the rest are 0.
 
-    blocks: all rows, one after another, int32 (max_num_seqs * width). num_blocks: int64 (max_num_seqs,).
-    block_size: tokens a block. version: counts the changes of the cache, so that a plan knows when it is stale; that of
-    a cache's sequences counts, or of the first table of a mirror.
+    A reader that has seen a row only needs its blocks after those, and the positions that became null since, unless
+    `num_rewrites` shows that the row was changed in another way.
 
-    Who has seen a row and looks again needs to read only what is new: the blocks behind those that it has seen, and
-    the places that became null since, unless `num_rewrites` says that the row was changed in another way.
+    Attributes:
+        blocks: all rows, concatenated, int32 (max_num_seqs * width).
+        num_blocks: blocks of each row, int64 (max_num_seqs,).
+        block_size: tokens per block.
+        version: number of changes of the cache, by which plans detect that they are stale. Only that of a cache's
+            sequences counts, or of the first table of a copy.
     """
 
     def __init__(self, max_num_seqs: int, width: int, block_size: int) -> None:
@@ -23,16 +26,16 @@ class BlockTable:
         self.block_size: i64 = block_size
         self.blocks = zeros_i32(max_num_seqs * width)
         self.num_blocks = zeros_i64(max_num_seqs)
-        #: Leading places of a row that hold the null block: they lie behind a sliding window.
+        #: Leading null blocks of each row, before a sliding window.
         self.num_null = zeros_i64(max_num_seqs)
         self.num_rewrites = zeros_i64(max_num_seqs)
-        #: The last block of a row and its first token, as they were when the row was last said to be ready.
+        #: The last block of a row and the position of its first token, when the row was last marked as ready.
         self.tail = zeros_i64(max_num_seqs)
         self.tail_at = zeros_i64(max_num_seqs)
         self.version: i64 = 0
 
     def row_blocks(self, row: i64) -> vec[i32]:
-        """Return the block ids of a row, in order, a copy."""
+        """Return a copy of a row's block ids, in order."""
         first = row * self.width
         return self.blocks[first : first + self.num_blocks[row]]
 
@@ -41,7 +44,7 @@ class BlockTable:
         return i64(self.blocks[row * self.width + position])
 
     def note_tail(self, row: i64) -> None:
-        """The row has a last block, which is written into next. O(1)."""
+        """Record a row's last block, which is written next. O(1)."""
         place = self.num_blocks[row] - 1
         self.tail[row] = i64(self.blocks[row * self.width + place])
         self.tail_at[row] = place * self.block_size
@@ -52,13 +55,13 @@ class BlockTable:
         self.num_rewrites[row] += 1
 
     def clear_front(self, row: i64, num_null: i64) -> None:
-        """Let the first `num_null` places of a row hold the null block, which those before `self.num_null` do."""
+        """Replace the first `num_null` blocks of a row by the null block."""
         for position in range(self.num_null[row], num_null):
             self.blocks[row * self.width + position] = 0
         self.num_null[row] = num_null
 
     def put_blocks(self, row: i64, blocks: vec[i32], count: i64) -> None:
-        """Let the first `count` of `blocks` be what a row holds."""
+        """Replace a row by the first `count` of `blocks`."""
         first = row * self.width
         for position in range(count):
             self.blocks[first + position] = blocks[position]
@@ -66,7 +69,7 @@ class BlockTable:
         self.num_rewrites[row] += 1
 
     def copy_blocks(self, row: i64, other: i64, count: i64) -> None:
-        """Let the first `count` blocks of a row be what another row holds."""
+        """Replace row `other` by the first `count` blocks of `row`."""
         first = row * self.width
         for position in range(count):
             self.blocks[other * self.width + position] = self.blocks[first + position]
@@ -79,7 +82,7 @@ class BlockTable:
         self.num_blocks[row] += 1
 
     def cut_row(self, row: i64, keep: i64) -> None:
-        """Forget the block ids behind the first `keep`, so that the padding of the table stays zero."""
+        """Remove the block ids after the first `keep`, leaving zeros."""
         first = row * self.width
         for position in range(first + keep, first + self.num_blocks[row]):
             self.blocks[position] = 0
@@ -87,7 +90,7 @@ class BlockTable:
         self.num_rewrites[row] += 1
 
     def map_slots(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], slots: vec[i64]) -> i64:
-        """Write block_id * block_size + offset of tokens `starts` to `starts + counts` of each row into `slots`."""
+        """Write the slots of tokens `starts` to `starts + counts` of each row to `slots`; return their number."""
         filled: i64 = 0
         for index in range(i64(len(rows))):
             if counts[index] == 1:
@@ -98,7 +101,7 @@ class BlockTable:
         return filled
 
     def slot_of(self, row: i64, position: i64) -> i64:
-        """Return the slot of one token. A decoded one lies in the last block, which is found without a division."""
+        """Return the slot of one token. A decoded token is in the last block, which needs no division."""
         logical = self.num_blocks[row] - 1
         if position < logical * self.block_size:
             logical = position // self.block_size

@@ -1,15 +1,15 @@
-"""Sequences that share blocks which are still being computed.
+"""In-flight prefix sharing: sequences that share blocks which are still being computed.
 
-The full blocks of a prompt are indexed as soon as it is allocated, marked with the row that will compute them
-(their owner). A request with the same prompt that arrives meanwhile joins them instead of computing them twice:
-it waits on the owner, and is given slots once the owner has computed what it joined, or computes it in the
-same step, where each layer writes before it reads (I3).
+The full blocks of a prompt are indexed as soon as it is allocated, marked with the row that will compute them (their
+owner, the producer). A request with the same prompt shares them instead of computing them again: it waits, and gets
+slots once the producer has computed the shared blocks, or computes them in the same step, in which each layer writes
+before it reads (I3).
 
-From the first block that is being computed up to the last one it joins, a joiner's blocks are exactly the owner's,
-so "the owner has computed n tokens" is all there is to ask. A lookup that finds anything else (duplicates of several
-owners, computed blocks behind uncomputed ones) is cut short.
+From the first uncomputed block to the last shared one, a waiter's blocks are exactly the producer's, so the number of
+tokens that the producer has computed decides. A hit with other blocks (of several producers, or computed blocks after
+uncomputed ones) is cut.
 
-An owner that goes before it is done hands its blocks to the joiner that shares most of them.
+If a producer is freed before it is done, the waiter that shares most of its blocks takes over.
 """
 
 from librt.vecs import vec
@@ -22,9 +22,9 @@ from .table import SequenceTable
 
 
 class Joins:
-    """Who waits on whom: `waits_on`, `waits_for`, `waits_from`, `num_waiters` and the owners of blocks.
+    """Waiters and producers: `waits_on`, `waits_for`, `waits_from`, `num_waiters` and the owners of blocks.
 
-    An heir also computes from an earlier token on, and reservations of those who waited end.
+    A waiter that takes over may restart from an earlier token, and reservations of the waiters end.
     """
 
     def __init__(self, sequences: SequenceTable, token_blocks: BlockLedger) -> None:
@@ -34,9 +34,9 @@ class Joins:
         self.block_size: i64 = token_blocks.block_size
 
     def limit(self, hit: Hit, ref_cnt: vec[i32]) -> None:
-        """Cut a hit to what can be taken: the computed blocks, then one owner's.
+        """Cut a hit to the blocks that can be taken: the computed ones, then one producer's.
 
-        Idle blocks are always computed. O(found), and O(found) again for each owner among them.
+        Idle blocks are always computed. O(found), and O(found) again per producer among them.
         """
         if self.index.num_pending == 0:
             return
@@ -58,14 +58,14 @@ class Joins:
         hit.num_usable = last
 
     def _count_same(self, hit: Hit, row: i64, first: i64, last: i64) -> i64:
-        """Return the first position from `first` to `last` where the lookup found another block than `row` holds."""
+        """Return the first position from `first` to `last` at which the lookup found another block than `row` holds."""
         for position in range(first, last):
             if self.sequences.block_at(row, position) != i64(hit.blocks[position]):
                 return position
         return last
 
     def join(self, row: i64, hit: Hit) -> None:
-        """Let `row`, which takes a hit, wait on the owner of its last block, if that has one."""
+        """Make `row`, which takes a hit, wait for the producer of its last block, if that is not computed."""
         if hit.num_usable == 0:
             return
         owner = i64(self.index.owner[i64(hit.blocks[hit.num_usable - 1])]) - 1
@@ -89,9 +89,9 @@ class Joins:
             self.sequences.waits_on[row] = NO_ROW
 
     def leave(self, row: i64) -> None:
-        """Prepare a sequence's end: its uncomputed blocks go to a joiner, or out of the index.
+        """Give a sequence's uncomputed blocks to a waiter, or remove them from the index, before the sequence ends.
 
-        O(its uncomputed blocks), and O(max_num_seqs) when others wait on it.
+        O(its uncomputed blocks), and O(max_num_seqs) if others wait for it.
         """
         heir = self.settle_waiters(row)
         first: i64 = 0
@@ -104,8 +104,10 @@ class Joins:
         self.settle(row)
 
     def settle_waiters(self, row: i64) -> i64:
-        """End the waits on `row` that are over. Of the others, returns the one that joined most blocks, the
-        lowest row among equals, or NO_ROW."""
+        """End the satisfied waits for `row`; return the other waiter that shares most blocks, or NO_ROW.
+
+        Among equals it is the lowest row.
+        """
         if self.sequences.num_waiters[row] == 0:
             return NO_ROW
         sequences = self.sequences
@@ -120,7 +122,7 @@ class Joins:
         return heir
 
     def _succeed(self, row: i64, heir: i64) -> None:
-        """`heir` computes on from where `row` stopped, and all others wait on it. Their reservations end."""
+        """Make `heir` continue where `row` stopped, and all others wait for it. Their reservations end."""
         sequences = self.sequences
         for other in range(sequences.max_num_seqs):
             if sequences.handle[other] != 0 and sequences.waits_on[other] == row:
@@ -135,7 +137,7 @@ class Joins:
         sequences.num_computed[heir] = min(sequences.num_computed[heir], computed)
 
     def _end_reservations(self, row: i64, freed: i64) -> None:
-        """End those of a row that waited for the sequence `freed`, and of all that wait for the row in turn."""
+        """End the reservations of a row that waited for the freed sequence, and of the row's waiters."""
         sequences = self.sequences
         sequences.end_with(row, freed)
         if sequences.num_waiters[row] == 0:
@@ -145,7 +147,7 @@ class Joins:
                 self._end_reservations(other, freed)
 
     def _pass_on_blocks(self, row: i64, heir: i64, heir_first: i64, heir_last: i64) -> None:
-        """What `row` had yet to compute: the heir's part changes its owner, the rest leaves the index."""
+        """Give the heir's part of `row`'s uncomputed blocks to it, and remove the rest from the index."""
         sequences = self.sequences
         first = sequences.num_computed[row] // self.block_size
         for position in range(first, sequences.num_published[row]):

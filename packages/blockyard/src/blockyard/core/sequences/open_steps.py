@@ -1,4 +1,4 @@
-"""The reservations of each sequence that are open, where several steps may be in flight."""
+"""The open reservations of each sequence, if several steps may be in flight."""
 
 from mypy_extensions import i64
 
@@ -6,10 +6,10 @@ from ..arrays import power_of_two, zeros_i64
 
 
 class OpenSteps:
-    """A ring for each row: the step and the tokens of each open reservation, the oldest first.
+    """A ring per row with the step and the tokens of each open reservation, oldest first.
 
     No row has two reservations of one step, and all are of the `max_steps` latest steps, so no ring overflows.
-    num_open: reservations of each row. oldest: the step of the oldest one, 0 for none.
+    `num_open` has the number of reservations of each row, `oldest` the step of the oldest one, 0 for none.
     """
 
     def __init__(self, max_num_seqs: int, max_steps: int) -> None:
@@ -21,14 +21,14 @@ class OpenSteps:
         self._first = zeros_i64(max_num_seqs)
         self._steps = zeros_i64(max_num_seqs * size)
         self._counts = zeros_i64(max_num_seqs * size)
-        #: Open reservations of each step, in the place of its number.
+        #: Number of open reservations by step, modulo the size.
         self._num_of_step = zeros_i64(size)
 
     def _place(self, row: i64, number: i64) -> i64:
         return row * self._size + (self._first[row] + number & self._mask)
 
     def push(self, row: i64, step: i64, count: i64) -> None:
-        """A reservation of `count` tokens in `step`, behind the others."""
+        """Add a reservation of `count` tokens in `step`."""
         number = self.num_open[row]
         place = self._place(row, number)
         self._steps[place] = step
@@ -39,7 +39,7 @@ class OpenSteps:
         self._num_of_step[step & self._mask] += 1
 
     def step_at(self, row: i64, number: i64) -> i64:
-        """Return the step of a row's reservation, 0 being the oldest."""
+        """Return the step of a row's reservation; 0 is the oldest."""
         return self._steps[self._place(row, number)]
 
     def count_at(self, row: i64, number: i64) -> i64:
@@ -71,5 +71,5 @@ class OpenSteps:
             self.pop(row)
 
     def num_of_step(self, step: i64) -> i64:
-        """Open reservations of one of the latest steps."""
+        """Return the number of open reservations of one of the latest steps."""
         return self._num_of_step[step & self._mask]

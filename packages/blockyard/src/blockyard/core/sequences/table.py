@@ -1,4 +1,4 @@
-"""The running sequences: a row of block ids and a few counters for each."""
+"""The running sequences: a row of block ids and some counters for each."""
 
 from typing import Final
 
@@ -14,19 +14,19 @@ from ..tokens import ARRAY, int64_items, plain_int
 from .block_table import BlockTable
 from .open_steps import OpenSteps
 
-#: Serials are drawn from shares of this many, so that managers that run side by side seldom ask for one.
+#: Serials are drawn from ranges of this size, so that concurrent managers rarely need a new one.
 SHARE_BITS: Final = 16
 SHARE_SPAN: Final[i64] = 65536
 
 
 class Shares:
-    """Which shares were given out in this process, to whichever manager."""
+    """The ranges of serials given to the managers of this process."""
 
     def __init__(self) -> None:
         self.last: i64 = 0
 
     def draw(self) -> i64:
-        """Return a share that no manager has."""
+        """Return the number of an unused range."""
         self.last += 1
         return self.last
 
@@ -35,12 +35,12 @@ _SHARES: Final = Shares()
 
 
 class Serials:
-    """The serials of one manager, ascending. 2**42 in a process: more than a century at a thousand a second."""
+    """The serials of one manager, ascending. A process has 2**42: enough for a century at a thousand per second."""
 
     def __init__(self) -> None:
         self._shares: dict[int, bool] = {}
         self._last: i64 = 0
-        #: The first serial that the next share has to be drawn for.
+        #: End of the current range.
         self._end: i64 = 0
 
     def draw(self) -> i64:
@@ -51,7 +51,7 @@ class Serials:
         return self._last
 
     def prepare(self, count: i64) -> None:
-        """Let the next `count` serials be drawn without asking for memory in the middle of a change."""
+        """Make sure that the next `count` serials need no allocation."""
         if self._last + count >= self._end and count < SHARE_SPAN:
             self._draw_share()
 
@@ -66,7 +66,7 @@ class Serials:
         return int(serial >> SHARE_BITS) in self._shares and serial <= self._last
 
     def was_drawn_from(self, serial: i64) -> bool:
-        """Return whether some manager of this process has the share that `serial` is of."""
+        """Return whether some manager of this process has the range of `serial`."""
         return SHARE_SPAN <= serial < (_SHARES.last + 1) * SHARE_SPAN
 
 
@@ -74,13 +74,13 @@ ROW_BITS: Final = 20
 ROW_MASK: Final[i64] = 1048575
 #: Handles have 62 bits.
 MAX_HANDLE: Final = 2**62 - 1
-#: A sequence needs a second look before its next reservation: it waits on another's blocks, its last block may
-#: be shared, or its last token has no block yet.
+#: The next reservation of a sequence needs the slow path: it waits for another's blocks, its last block may be shared,
+#: or its last token has no block yet.
 QUIET: Final[i64] = 0
 ALERT: Final[i64] = 1
 #: No token is waiting for a block.
 NO_TOKEN: Final[i64] = -1
-#: Where the blocks of a sequence are: in the CPU pool, or so but for the state that its first step was to load.
+#: The blocks of a sequence are in the CPU pool, with its state or without the one that its first step was to load.
 SWAPPED: Final[i64] = 1
 SWAPPED_WITHOUT_STATE: Final[i64] = 2
 #: Where the tag of a session stands: a sequence that is taken back has used nothing.
@@ -88,12 +88,12 @@ UNDONE: Final[i64] = -1
 
 
 class SequenceTable(BlockTable):
-    """A block table, and what else is known of the sequence in each row.
+    """A block table with the other columns of each running sequence.
 
-    A handle is serial * 2**20 + row, and a serial is used once in a process, by one manager: comparing one number tells
-    a live handle from a stale, a foreign or an invented one. Free rows are a stack.
+    A handle is serial * 2**20 + row. Serials are unique in a process, so comparing one number tells a live handle from
+    a stale, foreign or invented one. Free rows are a stack.
 
-    The life of a row. While it waits, is swapped out, or has a source to copy, it can be freed as ever:
+    The life of a row, which can be freed in any state:
 
         free row ── allocate, fork ──▶ settled ── reserve ──▶ reserved (num_reserved > 0)
             ▲                          │ ▲ │                     │
@@ -102,12 +102,12 @@ class SequenceTable(BlockTable):
             │                          │ ▲                       │
             └────────── free ──────────┘ └─────── commit ────────┘
 
-        waiting        waits_on has a row: blocks that it hit are still to be computed by another sequence
-        pending token  pending_token is a token: the next reserve gives it its block
+        waiting        waits_on has a row: another sequence is still computing blocks that this one hit
+        pending token  pending_token is a token: the next reserve allocates its block
         copy_from      the hit ended inside a block, or at a state: the next reserve copies its beginning, or loads it
 
-    This class gives rows out and takes them back (and `raise_alert`, for other files); each column is assigned in these
-    files alone (a test reads this):
+    This class opens and closes rows (and has `raise_alert`, for other files). Each column is only assigned in these
+    files (a test reads this list):
 
     alert          open and close, reserve
     copy_from      hits, open and close, reserve, state_group, swap
@@ -142,7 +142,7 @@ class SequenceTable(BlockTable):
         self.handle = zeros_i64(max_num_seqs)
         self.num_tokens = zeros_i64(max_num_seqs)
         self.num_computed = zeros_i64(max_num_seqs)
-        #: Leading blocks of the row that this sequence has put into the index, or hit there.
+        #: Leading blocks of the row that this sequence has indexed or hit.
         self.num_published = zeros_i64(max_num_seqs)
         #: Tokens of its oldest open reservation.
         self.num_reserved = zeros_i64(max_num_seqs)
@@ -159,23 +159,23 @@ class SequenceTable(BlockTable):
         self.num_ahead = zeros_i64(max_num_seqs)
         #: The version in which the reservation was made: an abandoned one is not of this step.
         self.reserved_at = zeros_i64(max_num_seqs)
-        #: The last token, while no block has room for it.
+        #: The last token if no block has room for it.
         self.pending_token = zeros_i64(max_num_seqs)
         self.root = zeros_i64(max_num_seqs)
-        #: The generation of the index in which the sequence began; in a later one it publishes nothing.
+        #: The generation of the index in which the sequence began. In a later one its blocks are not indexed.
         self.generation = zeros_i64(max_num_seqs)
-        #: The row that has yet to compute blocks this sequence hit, and the tokens it must have computed by then.
+        #: The row that is computing blocks this sequence hit, and the tokens it must compute for that.
         self.waits_on = zeros_i64(max_num_seqs)
         self.waits_for = zeros_i64(max_num_seqs)
         #: Tokens before the first block it waits for.
         self.waits_from = zeros_i64(max_num_seqs)
         self.num_waiters = zeros_i64(max_num_seqs)
         self.alert = zeros_i64(max_num_seqs)
-        #: How many tokens may have slots without a second look: those its blocks hold; 0 where that is not known.
+        #: Tokens that can get slots on the fast path, because its blocks hold them; 0 if unknown.
         self.ready = zeros_i64(max_num_seqs)
         #: `SWAPPED` or `SWAPPED_WITHOUT_STATE` while its blocks are in the CPU pool, else 0.
         self.is_swapped = zeros_i64(max_num_seqs)
-        #: What stands at spans of its prompt, by block (`Prompt.spans`).
+        #: Spans of its prompt by block (`Prompt.spans`).
         self._no_spans: dict[int, tuple[object, ...]] = {}
         self.spans: list[dict[int, tuple[object, ...]]] = [self._no_spans] * max_num_seqs
         #: Blocks, one for each layer group, whose first tokens the next step copies: a hit that ended inside a block.
@@ -184,7 +184,7 @@ class SequenceTable(BlockTable):
         self.holders: list[str] = [""] * max_num_seqs
         #: The tag of its session (`policies/sessions`); 0 for none.
         self.session = zeros_i64(max_num_seqs)
-        #: Tokens of its prompt until they are counted (`PromptCounts`), below 0 if the request ran before; else 0.
+        #: Prompt tokens until they are counted (`PromptCounts`), negative for a resumed request; else 0.
         self.uncounted = zeros_i64(max_num_seqs)
         #: How many prompts are to be counted.
         self.num_uncounted: i64 = 0
@@ -192,13 +192,13 @@ class SequenceTable(BlockTable):
         for index in range(i64(max_num_seqs)):
             self._free_rows[index] = i64(max_num_seqs) - 1 - index
         self.num_free_rows: i64 = max_num_seqs
-        #: Rows set aside for the forks of a sequence group, by the row of its first sequence, and in all.
+        #: Rows reserved for the forks of a sequence group, by the row of its first sequence, and in all.
         self.num_promised = zeros_i64(max_num_seqs)
         self.num_set_aside: i64 = 0
         self._serials = Serials()
         self._mark = zeros_i64(max_num_seqs)
         self._last_mark: i64 = 0
-        #: Counts rows given out and taken back; the latest batch of handles, its rows, and when that was.
+        #: Number of rows opened and closed; the last batch of handles, its rows, and the number at that time.
         self._epoch: i64 = 0
         self._batch_epoch: i64 = -1
         self._batch_handles = zeros_i64(0)
@@ -207,7 +207,7 @@ class SequenceTable(BlockTable):
         self.has_new_plan = False
 
     def open(self, holder: str) -> i64:
-        """Give out a free row, which must be there."""
+        """Allocate a free row, which must exist."""
         self.num_free_rows -= 1
         row = self._free_rows[self.num_free_rows]
         self.handle[row] = self._serials.draw() * ROW_SPAN + row
@@ -221,7 +221,7 @@ class SequenceTable(BlockTable):
         return row
 
     def close(self, row: i64) -> None:
-        """Take a row back and clear its block ids, so that the padding of a table stays zero."""
+        """Free a row and clear its block ids, so that the padding of the table stays zero."""
         self.cut_row(row, 0)
         self.promise(row, 0)
         self.handle[row] = 0
@@ -230,14 +230,14 @@ class SequenceTable(BlockTable):
         self.set_uncounted(row, 0)
         self._epoch += 1
         self.holders[row] = ""
-        # No object is made: where memory lacks, rows are closed all the same.
+        # No object is allocated, so that rows can be closed if memory is short.
         self.spans[row] = self._no_spans
         self.copy_from[row] = self._no_sources
         self._free_rows[self.num_free_rows] = row
         self.num_free_rows += 1
 
     def end_reservations(self, row: i64) -> None:
-        """Nothing of a row is reserved any more."""
+        """End all reservations of a row."""
         self.num_reserved[row] = 0
         if self.open_steps is not None:
             self.open_steps.clear(row)
@@ -256,13 +256,13 @@ class SequenceTable(BlockTable):
         self.end_reservations(row)
 
     def forget_end(self, row: i64) -> None:
-        """Forget which reservation of a row `end_with` has ended."""
+        """Forget the reservation that `end_with` ended."""
         if self.ended_by[row] != 0:
             self.ended_by[row] = 0
             self.num_ended -= 1
 
     def set_uncounted(self, row: i64, num_tokens: i64) -> None:
-        """Set how many prompt tokens of a row are to be counted, below 0 if the request ran before; 0 for none."""
+        """Set the prompt tokens of a row that are not counted yet, negative for a resumed request; 0 for none."""
         if self.uncounted[row] != 0:
             self.num_uncounted -= 1
         if num_tokens != 0:
@@ -270,16 +270,16 @@ class SequenceTable(BlockTable):
         self.uncounted[row] = num_tokens
 
     def num_open_rows(self) -> i64:
-        """Count the free rows that are not set aside for the forks of a sequence group."""
+        """Return the number of free rows that are not reserved for forks of a sequence group."""
         return self.num_free_rows - self.num_set_aside
 
     def raise_alert(self, row: i64) -> None:
-        """Let the next reservation of a sequence take a second look."""
+        """Make the next reservation of a sequence take the slow path."""
         self.alert[row] = ALERT
         self.ready[row] = 0
 
     def require_rows(self, count: i64) -> None:
-        """Raise `OutOfRows` when fewer than `count` rows are open; those that are can be opened without fail."""
+        """Raise `OutOfRows` if fewer than `count` rows are available; opening these cannot fail afterwards."""
         if count > self.num_open_rows():
             raise OutOfRows(
                 f"{count} rows are needed, {self.num_open_rows()} are free: "
@@ -288,27 +288,27 @@ class SequenceTable(BlockTable):
         self._serials.prepare(count)
 
     def promise(self, row: i64, count: i64) -> None:
-        """Set `count` rows aside for the forks of `row`, instead of those set aside before."""
+        """Reserve `count` rows for the forks of `row`, replacing an earlier reservation."""
         self.num_set_aside += count - self.num_promised[row]
         self.num_promised[row] = count
 
     def row_of(self, handle: object) -> i64:
-        """The row of a live handle. Raises `UnknownSequence`, or `InvalidArgument` for what is no handle at all."""
+        """Return the row of a live handle. Raises `UnknownSequence`, or `InvalidArgument` for another type."""
         return self.live_row(read_handle(handle))
 
     def live_row(self, handle: i64) -> i64:
-        """Return the row of a handle that is read already. Raises `UnknownSequence`."""
+        """Return the row of a handle that was already read. Raises `UnknownSequence`."""
         row = handle & ROW_MASK
         if handle <= 0 or row >= self.max_num_seqs or self.handle[row] != handle:
             self._refuse(handle)
         return row
 
     def is_live(self, handle: i64) -> bool:
-        """Return whether a handle that was live once still is."""
+        """Return whether a formerly live handle still is."""
         return self.handle[handle & ROW_MASK] == handle
 
     def rows_of(self, given: vec[i64]) -> vec[i64]:
-        """Return the rows of live handles, all different. Nothing may run foreign code between this and their use."""
+        """Return the rows of live, distinct handles. No foreign code may run between this and their use."""
         if not self._is_latest(given):
             self._batch_epoch = -1
             self._batch_rows = self._translate(given)
@@ -317,7 +317,7 @@ class SequenceTable(BlockTable):
         return self._batch_rows
 
     def _is_latest(self, given: vec[i64]) -> bool:
-        """Whether these are the handles of the latest call, and no row changed hands since: an engine's every step."""
+        """Return whether these are the handles of the last call and no row changed since, as in an engine's steps."""
         latest = self._batch_handles
         if self._batch_epoch != self._epoch or len(given) != len(latest):
             return False
@@ -345,7 +345,7 @@ class SequenceTable(BlockTable):
         return rows
 
     def in_batch(self, row: i64) -> bool:
-        """Return whether `row` was among the latest `rows_of`."""
+        """Return whether `row` was in the last `rows_of`."""
         return self._mark[row] == self._last_mark
 
     def _refuse(self, handle: i64) -> None:
@@ -364,12 +364,12 @@ class SequenceTable(BlockTable):
         return f"held by sequence {self.handle[row]} {self.holders[row]!r}"
 
     def name(self, row: i64) -> str:
-        """How errors and reports call the sequence in `row`."""
+        """Return the name of the sequence in `row`, for errors and reports."""
         holder = self.holders[row]
         return f"sequence {self.handle[row]} {holder!r}" if holder else f"sequence {self.handle[row]}"
 
     def num_live_rows(self) -> i64:
-        """Running sequences."""
+        """Return the number of running sequences."""
         return self.max_num_seqs - self.num_free_rows
 
     def live_rows(self) -> list[int]:
@@ -377,13 +377,13 @@ class SequenceTable(BlockTable):
         return [row for row in range(int(self.max_num_seqs)) if self.handle[i64(row)] != 0]
 
     def is_waiting(self, row: i64) -> bool:
-        """Return whether blocks this sequence hit are still to be computed by another."""
+        """Return whether another sequence is still computing blocks that this one hit."""
         owner = self.waits_on[row]
         return owner != NO_ROW and self.num_computed[owner] < self.waits_for[row]
 
 
 def read_handle(handle: object) -> i64:
-    """What a caller calls a handle, as a number. A bool is asked for before mypyc takes it for an int and forgets."""
+    """Return a caller's handle as a number. Bools are rejected first, because mypyc would take them for ints."""
     if isinstance(handle, bool):
         _refuse_bool(handle)
     if not isinstance(handle, int):
@@ -395,7 +395,7 @@ def read_handle(handle: object) -> i64:
 
 
 def read_handles(handles: object) -> vec[i64]:
-    """Return the same for one handle or many: integers (B,)."""
+    """Return one or many handles as integers (B,)."""
     if type(handles) is not ARRAY:
         if isinstance(handles, bool):
             _refuse_bool(handles)
@@ -405,7 +405,7 @@ def read_handles(handles: object) -> vec[i64]:
 
 
 def is_batch(seqs: object) -> bool:
-    """Return whether a caller gives handles in a list, an array or the like, and not one handle."""
+    """Return whether a caller passes several handles (a list or an array) instead of one."""
     if isinstance(seqs, (list, tuple)):
         return True
     if isinstance(seqs, (int, np.integer, str, bytes)):

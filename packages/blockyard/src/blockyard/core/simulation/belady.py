@@ -1,4 +1,4 @@
-"""The offline optimum: a cache that knows the future."""
+"""The offline optimum: a cache that knows future requests."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +9,7 @@ from ..arrays import zeros_i64
 
 
 def next_uses(ids: vec[i64], num_contents: i64) -> vec[i64]:
-    """For each reference the place of the next one to the same content, or -1. O(references)."""
+    """Return, for each reference, the position of the next one to the same content, or -1. O(references)."""
     following = zeros_i64(len(ids))
     latest = zeros_i64(int(num_contents))
     place = i64(len(ids))
@@ -21,33 +21,36 @@ def next_uses(ids: vec[i64], num_contents: i64) -> vec[i64]:
 
 
 class Belady:
-    """Requests through `capacity` blocks, keeping those that are needed soonest (Belady, IBM Systems Journal 1966).
+    """A cache of `capacity` blocks that evicts the block needed latest (Belady, IBM Systems Journal 1966).
 
-    A request hits what is cached when it begins. Then all its ids are cached, and those whose next reference is the
-    farthest are given up until `capacity` remain: the latest next request first, within one request the deepest block.
-    Blocks that are never asked for again are not kept at all.
+    A request hits the blocks cached when it begins. Then all its ids are cached, and the blocks whose next reference is
+    farthest are evicted until `capacity` remain; within one request the deepest first. Blocks that are never needed
+    again are not cached.
 
-    Every stretch between a content's reference and its next one is either bridged by the cache, a hit, or not, and
-    at most `capacity` stretches overlap: a choice of intervals, of which giving up the one that ends last leaves the
-    most (Faigle and Nawijn, 1995). So no cache of this capacity hits more. O(references * log references).
+    A hit keeps a block from one reference to the next, and at most `capacity` such intervals may overlap. Dropping the
+    interval that ends last keeps the most intervals (Faigle and Nawijn, 1995), so no cache of this capacity has more
+    hits. O(references * log references).
     """
 
     def __init__(self, capacity: i64, ids_array: npt.NDArray[np.int64], num_contents: i64) -> None:
-        """ids_array: the references, a contiguous int64 array."""
+        """Prepare the references `ids_array`, a contiguous int64 array."""
         ids = vec[i64](ids_array)
         self.num_hits: i64 = 0
         self._capacity = capacity
         self._ids = ids
         self._following = next_uses(ids, num_contents)
-        #: 1 + the place of the next reference of each cached content; 0 for the others.
+        #: 1 + the position of the next reference of each cached content; 0 for others.
         self._kept = zeros_i64(int(num_contents))
         self._num_kept: i64 = 0
-        #: A heap of places to come, the farthest on top. A place that was reached stays behind, below all others.
+        #: A heap of future positions, the farthest on top. Positions that were reached remain below all others.
         self._heap = zeros_i64(len(ids))
         self._num_heap: i64 = 0
 
     def run(self, starts_array: npt.NDArray[np.int64]) -> None:
-        """Run all requests: the ids of request r are ids[starts[r]:starts[r + 1]]. A contiguous int64 array."""
+        """Run all requests. Request r has the ids ids[starts[r]:starts[r + 1]].
+
+        `starts_array` is a contiguous int64 array.
+        """
         starts = vec[i64](starts_array)
         for request in range(i64(len(starts)) - 1):
             self._hit(starts[request], starts[request + 1])

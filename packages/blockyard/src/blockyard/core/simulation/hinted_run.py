@@ -1,4 +1,4 @@
-"""The same loop with hints about sessions: after each request someone may say what comes next of its session."""
+"""A policy run with hints about sessions after each request."""
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,9 @@ from .policy_run import PolicyRun
 class HintedRun(PolicyRun):
     """A `PolicyRun` whose requests are turns of sessions, with hints that reach the policy as in a pool.
 
-    They decide before the policy that chooses. A new turn of a session ends what was said of it. Up to 2**20 sessions
-    are known; the one that was begun first is forgotten for another. A policy that takes no hints is run without.
-
-    num_sessions: sessions are numbers from 0 to num_sessions - 1.
+    Hints take precedence over the policy's order. A new turn of a session cancels its hint. Up to 2**20 sessions are
+    known; then the oldest is forgotten for a new one. A policy without hints runs without them. Sessions are numbers
+    from 0 to num_sessions - 1.
     """
 
     def __init__(
@@ -44,9 +43,9 @@ class HintedRun(PolicyRun):
         sessions_array: npt.NDArray[np.int64],
         is_over_array: npt.NDArray[np.int64],
     ) -> None:
-        """Run all requests, and say after each that its session is over where `is_over` has 1.
+        """Run all requests; after each, hint that its session is over if `is_over` has 1.
 
-        ids, starts: as in `run`. sessions, is_over: one a request. All are contiguous int64 arrays.
+        All arguments are contiguous int64 arrays: ids and starts as in `run`, sessions and is_over one per request.
         """
         ids, starts = vec[i64](ids_array), vec[i64](starts_array)
         sessions, is_over = vec[i64](sessions_array), vec[i64](is_over_array)
@@ -57,7 +56,7 @@ class HintedRun(PolicyRun):
                 self._stack.say(slot, True)
 
     def _begin(self, session: i64) -> i64:
-        """A turn of a session begins; returns its slot."""
+        """Begin a turn of a session; return its slot."""
         slot = self._slot_of[session] - 1
         if slot < 0:
             slot = self._open(session)
@@ -75,7 +74,7 @@ class HintedRun(PolicyRun):
         return slot
 
     def _give_back(self, ids: vec[i64], start: i64, stop: i64) -> None:
-        """Idle again, and the session's if it alone has used them."""
+        """Insert the request's blocks into the policy, tagged with the session if only it has used them."""
         for place in range(start, stop):
             self._sessions.mark(self._slot[ids[place]], self._tag)
         super()._give_back(ids, start, stop)
@@ -88,6 +87,6 @@ class HintedRun(PolicyRun):
         return slot
 
     def check(self) -> None:
-        """Sessions and hints are sound. O(slots + sessions). Raises `InvariantError`."""
+        """Raise `InvariantError` unless sessions and hints are consistent. O(slots + sessions)."""
         self._sessions.check()
         self._policy.check()

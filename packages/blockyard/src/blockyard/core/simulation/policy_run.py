@@ -1,4 +1,4 @@
-"""A cache of named blocks under an eviction policy: the loop behind every curve."""
+"""A cache of named blocks under an eviction policy: the loop of every hit-rate curve."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,15 +11,14 @@ from ..policies.base import EvictionPolicy
 
 
 class PolicyRun:
-    """Requests one after another through `capacity` blocks.
+    """Runs requests one after another through a cache of `capacity` blocks.
 
-    A request hits the cached blocks at the start of its ids, up to the first that is missing. Then every id of it is
-    cached, and the policy gives blocks up until `capacity` remain, so a request may pass the capacity for a moment.
-    The policy is a pool's, told and asked as a pool would.
+    A request hits its leading cached blocks, up to the first missing one. Then all its ids are cached, and the policy
+    evicts blocks until `capacity` remain, so a request may exceed the capacity for a moment. The policy is called as
+    by a pool.
 
-    Contents are numbers from 0 to num_contents - 1. Slots, the policy's block ids, are 1 to
-    capacity + longest_request, so `policy` is made for capacity + longest_request + 1 blocks. A request costs what
-    the policy costs on its blocks.
+    Contents are numbers from 0 to num_contents - 1. Slots, the policy's block ids, are 1 to capacity + longest_request,
+    so the policy must be made for capacity + longest_request + 1 blocks. A request costs what the policy costs.
     """
 
     def __init__(self, policy: EvictionPolicy, capacity: i64, num_contents: i64, longest_request: i64) -> None:
@@ -28,10 +27,10 @@ class PolicyRun:
         self._policy = policy
         self._capacity = capacity
         num_slots = capacity + longest_request
-        #: The slot of each content, 0 while it is not cached, and the content of each slot.
+        #: The slot of each content, 0 if it is not cached, and the content of each slot.
         self._slot = zeros_i64(int(num_contents))
         self._content = zeros_i64(int(num_slots) + 1)
-        #: 1 + the latest request that had this content in hand.
+        #: 1 + the latest request that held this content.
         self._holder = zeros_i64(int(num_contents))
         self._free = zeros_i64(int(num_slots))
         self._num_free = num_slots
@@ -40,7 +39,7 @@ class PolicyRun:
         self._num_requests: i64 = 0
 
     def run(self, ids_array: npt.NDArray[np.int64], starts_array: npt.NDArray[np.int64]) -> None:
-        """Run all requests: the ids of request r are ids[starts[r]:starts[r + 1]]. Both are contiguous int64 arrays."""
+        """Run all requests. Request r has the ids ids[starts[r]:starts[r + 1]]. Both are contiguous int64 arrays."""
         ids, starts = vec[i64](ids_array), vec[i64](starts_array)
         for request in range(i64(len(starts)) - 1):
             self._request(ids, starts[request], starts[request + 1])
@@ -60,7 +59,7 @@ class PolicyRun:
             self._evict()
 
     def _take(self, content: i64) -> None:
-        """The request holds this content: cached already, or computed now."""
+        """Hold a content, which is cached or is computed now."""
         if self._holder[content] == self._num_requests:
             return
         self._holder[content] = self._num_requests
@@ -75,7 +74,10 @@ class PolicyRun:
         self._content[slot] = content
 
     def _give_back(self, ids: vec[i64], start: i64, stop: i64) -> None:
-        """Idle again, from the last to the first. An id named twice is released once, at its first place."""
+        """Release the contents, from the last to the first.
+
+        An id that occurs twice is released once, at its first position.
+        """
         place = stop
         while place > start:
             place -= 1
@@ -90,7 +92,7 @@ class PolicyRun:
                 self._policy.insert(self._slot[content], content, place - start)
 
     def _evict(self) -> i64:
-        """Give up what the policy chooses; returns the slot that is free now."""
+        """Evict the block that the policy chooses; return its slot."""
         slot = self._policy.evict()
         if slot < 1 or slot >= len(self._content) or self._slot[self._content[slot]] != slot:
             raise PolicyError(f"evict returned block {slot}, which is not idle")

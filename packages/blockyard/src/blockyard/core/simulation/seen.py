@@ -16,11 +16,11 @@ OTHER_ODD: Final[i64] = 0x3F58476D1CE4E5B9
 
 
 class SeenContents:
-    """A set of the ids that appeared, or of a sample of them once there are more than fit.
+    """The set of ids that appeared, or a sample of it once there are too many.
 
     Exact for up to half of `max_slots` ids, a power of two. Then half of all ids are dropped by their hash, and so on:
-    an id is in the sample with probability 2**-halvings, all of its references or none. num_references, num_seen: the
-    references to ids in the sample, and those to an id that appeared in an earlier request. O(1) a reference.
+    an id is in the sample with probability 2**-halvings, with all of its references or none. `num_references` counts
+    references to ids in the sample, `num_seen` those to an id of an earlier request. O(1) per reference.
     """
 
     def __init__(self, max_slots: int) -> None:
@@ -30,13 +30,13 @@ class SeenContents:
         self._max_slots: i64 = max_slots
         self._slots = zeros_i64(min(max_slots, FEWEST_SLOTS))
         self._num_ids: i64 = 0
-        #: An id whose hash is below it is in the sample.
+        #: Ids with a hash below this are in the sample.
         self._limit: i64 = MASK
 
     def add(self, ids_array: npt.NDArray[np.int64]) -> i64:
-        """Note the ids of one request, each from 0 to 2**60; returns how many at its start appeared before.
+        """Add the ids of a request, each from 0 to 2**60; return how many leading ones appeared before.
 
-        ids_array: a contiguous int64 array. Once the ids are sampled this is not known, and it returns -1.
+        `ids_array` is a contiguous int64 array. Once ids are sampled the number is unknown, and it returns -1.
         """
         ids = vec[i64](ids_array)
         num_leading: i64 = 0
@@ -50,10 +50,10 @@ class SeenContents:
         return -1 if self.halvings > 0 else num_leading
 
     def _note(self, number: i64, name: i64) -> bool:
-        """Count a reference to the id; says whether it was there. It is now."""
+        """Count a reference and add the id; return whether it appeared before."""
         self.num_references += 1
         if not self._put(number, name):
-            # Few ids, or ill-chosen ones, may all survive a halving: a full table would be searched forever.
+            # All ids may survive a halving, and a search of a full table would never end.
             while 2 * self._num_ids > len(self._slots):
                 self._make_room()
             return False
@@ -72,7 +72,7 @@ class SeenContents:
         return False
 
     def _make_room(self) -> None:
-        """Twice the slots, or half of the ids: then what was counted of them is halved too, on average."""
+        """Double the slots, or drop half of the ids and, on average, of the counts."""
         old = self._slots
         num_slots = i64(len(old))
         if num_slots < self._max_slots:

@@ -1,4 +1,4 @@
-"""Least recently used at every capacity at once."""
+"""LRU hits at all capacities in one pass."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,25 +11,25 @@ from ..arrays import zeros_i64
 class LRUStack:
     """The stack of Mattson, Gecsei, Slutz and Traiger (IBM Systems Journal 1970), for prefixes.
 
-    A cache of c blocks under LRU holds exactly the c contents on top of the stack, for every c. A request touches its
-    ids from the last to the first; it hits id k at capacity c if the ids 0 to k all stand at depth c or above, so what
-    counts for id k is the largest depth on the way to it. One pass gives the hits at all capacities, exactly.
+    An LRU cache of c blocks holds exactly the top c contents of the stack, for every c. A request touches its ids from
+    the last to the first. It hits id k at capacity c if the ids 0 to k are all at depth c or above, so the largest
+    depth up to k counts. One pass gives the exact hits at all capacities.
 
-    Depths are counted by a tree of partial sums over time (Fenwick 1994; Bennett and Kruskal 1975 for the idea).
-    O(log references) a reference.
+    Depths are computed with a tree of partial sums over time (Fenwick 1994; Bennett and Kruskal 1975 for the idea).
+    O(log references) per reference.
     """
 
     def __init__(self, num_references: i64, num_contents: i64) -> None:
-        #: num_hits_at[d]: references that hit at capacity d and above, and not at d - 1.
+        #: num_hits_at[d]: references that hit at capacities from d on, but not at d - 1.
         self.num_hits_at = zeros_i64(int(num_contents) + 1)
-        #: The time of each content's latest touch, from 1; 0 for those never seen.
+        #: Time of each content's latest reference, from 1; 0 if there was none.
         self._touched = zeros_i64(int(num_contents))
         self._sums = zeros_i64(int(num_references) + 1)
         self._num_contents: i64 = 0
         self._now: i64 = 0
 
     def run(self, ids_array: npt.NDArray[np.int64], starts_array: npt.NDArray[np.int64]) -> None:
-        """Run all requests: the ids of request r are ids[starts[r]:starts[r + 1]]. Both are contiguous int64 arrays."""
+        """Run all requests. Request r has the ids ids[starts[r]:starts[r + 1]]. Both are contiguous int64 arrays."""
         ids, starts = vec[i64](ids_array), vec[i64](starts_array)
         for request in range(i64(len(starts)) - 1):
             self._count(ids, starts[request], starts[request + 1])
@@ -58,7 +58,7 @@ class LRUStack:
         self._add(self._now, 1)
 
     def _sum(self, time: i64) -> i64:
-        """Return how many contents were touched last at `time` or before."""
+        """Return how many contents were last referenced at `time` or before."""
         total: i64 = 0
         while time > 0:
             total += self._sums[time]

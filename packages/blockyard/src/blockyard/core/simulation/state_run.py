@@ -1,4 +1,4 @@
-"""This loop is behind every figure of states: a cache of states, and of keys and values under them, in one budget."""
+"""A cache of states and of keys and values in one budget: the loop of every result about states."""
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from ..policies.states.state import MOST_SESSIONS, SHARED
 
 
 class _Leaving:
-    """This is what a request leaves when its results are there."""
+    """A request whose results are pending."""
 
     def __init__(self, visit: Visit, positions: list[int], kinds: list[int], session: i64) -> None:
         self.visit = visit
@@ -24,11 +24,21 @@ class _Leaving:
 
 
 class StateRun:
-    """Requests one after another, or `in_flight` at a time: a request hits what was computed by those that had ended.
+    """Runs requests one after another, or `in_flight` at a time, through a cache of states, keys and values.
 
-    Sizes are in tokens of keys and values: state_tokens of a state, budget of everything that is kept between requests.
-    order, places: by name (docs/states.md); another raises `InvalidArgument`. memory: hashes are remembered of this
-    many budgets of tokens.
+    A request hits what earlier requests computed that had ended. Sizes are in tokens of keys and values.
+
+    Args:
+        order: name of the eviction order (docs/states.md).
+        places: names of the checkpoint rules (docs/states.md).
+        state_tokens: size of a state.
+        budget: size of everything that is kept between requests.
+        block_size: tokens per block.
+        memory: hashes are remembered of this many budgets of tokens.
+        in_flight: requests that run at a time.
+
+    Raises:
+        InvalidArgument: a name is unknown.
     """
 
     def __init__(
@@ -61,10 +71,18 @@ class StateRun:
         queued: list[int],
         session: int = 0,
     ) -> int:
-        """Return the tokens that a request hits, named by the keys of its blocks, those of its output included.
+        """Run a request; return the tokens that it hits.
 
-        num_prompt, num_total: tokens of the prompt, and with the output. told, queued: positions in tokens, for those
-        rules. session: its number, for `over`, up to 2**62; 0 for none. Raises `InvalidArgument` for another one.
+        Args:
+            keys: keys of its blocks, those of its output included.
+            num_prompt: tokens of the prompt.
+            num_total: tokens of prompt and output.
+            told: positions in tokens, for the rule of this name.
+            queued: positions in tokens, for the rule of this name.
+            session: number of its session, up to 2**62; 0 for none.
+
+        Raises:
+            InvalidArgument: `session` is outside its limits.
         """
         session = require_int("session", session, 0, MOST_SESSIONS)
         last = i64(max(num_prompt - 1, 0)) // self.block_size * self.block_size
@@ -80,16 +98,16 @@ class StateRun:
         return int(visit.hit)
 
     def over(self, session: int) -> None:
-        """Say that a session does not come back: the states that it alone used go sooner (docs/hints.md). O(states).
+        """Hint that a session does not come back (docs/hints.md). O(states).
 
-        session: from 1 to 2**62. Raises `InvalidArgument` for another one.
+        States that only it used are evicted sooner. `session` is from 1 to 2**62. Raises `InvalidArgument` for others.
         """
         number = require_int("session", session, 1, MOST_SESSIONS)
         self._over.add(number)
         self.book.say(number, True)
 
     def _end(self, leaving: _Leaving) -> None:
-        """Keep the states that were wanted, the longest prefix first, and then the budget."""
+        """Checkpoint the requested states, longest prefix first, and then enforce the budget."""
         order = sorted(range(len(leaving.positions)), key=leaving.positions.__getitem__, reverse=True)
         made: list[int] = []
         for place in order:

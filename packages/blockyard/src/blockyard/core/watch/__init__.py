@@ -1,1 +1,1 @@
-"""What is remembered of what happened: history, residency, causes of misses."""
+"""Records of past events: allocation history, residency, causes of misses."""

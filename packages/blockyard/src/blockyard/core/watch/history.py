@@ -1,4 +1,4 @@
-"""The last things that happened to a pool's blocks, for debugging an engine."""
+"""The latest events of a pool's blocks, for debugging an engine."""
 
 from librt.vecs import vec
 from mypy_extensions import i32, i64
@@ -9,7 +9,7 @@ from ..blocks.observer import Clock, PoolObserver
 
 
 class Entry:
-    """One remembered event."""
+    """A recorded event."""
 
     def __init__(self, number: int, time: float, action: str, actor: str, blocks: vec[i32], num_free: int) -> None:
         self.number = number
@@ -20,47 +20,47 @@ class Entry:
         self.num_free = num_free
 
     def event(self) -> AllocationEvent:
-        """Return the event as people see it."""
+        """Return the event as an `AllocationEvent`."""
         blocks = [int(block) for block in self.blocks]
         return AllocationEvent(self.number, self.time, self.action, self.actor, blocks, self.num_free)
 
 
 class AllocationHistory(PoolObserver):
-    """The latest `size` events of a pool, in a ring. An event costs a copy of its block ids, and nothing when off."""
+    """The latest `size` events of a pool, in a ring. An event costs a copy of its block ids; nothing if size is 0."""
 
     def __init__(self, size: int, queue: FreeQueue, clock: Clock) -> None:
         self.size = size
         self.queue = queue
         self.clock = clock
-        #: Which call is running, and for whom.
+        #: The running call and its holder.
         self.actor = ""
         self.num_events = 0
-        #: Events that there was no memory to remember.
+        #: Number of events not recorded because memory was short.
         self._num_lost = 0
         self._entries: list[Entry] = []
 
     def acting(self, actor: str) -> None:
-        """Whatever comes next, this call does it."""
+        """Set the call that the following events belong to."""
         self.actor = actor
 
     def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Note that blocks were taken."""
+        """Record that blocks were taken."""
         self._note("take", blocks, start, count)
 
     def shared(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Note that blocks are held once more."""
+        """Record that blocks got another holder."""
         self._note("share", blocks, start, count)
 
     def released(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Note that blocks are held once less."""
+        """Record that a holder released blocks."""
         self._note("release", blocks, start, count)
 
     def evicting(self, block: i64) -> None:
-        """Note that a cached block is taken for something else."""
+        """Record the eviction of a cached block."""
         self._note("evict", vec[i32]([i32(block)]), 0, 1)
 
     def unretained(self, block: i64, action: str) -> None:
-        """Note that a wish keeps a block no longer, and why."""
+        """Record the end of a block's retention, and its cause."""
         self._note(action, vec[i32]([i32(block)]), 0, 1)
 
     def _note(self, action: str, blocks: vec[i32], start: i64, count: i64) -> None:
@@ -81,5 +81,5 @@ class AllocationHistory(PoolObserver):
             self._entries[(self.num_events - self._num_lost) % self.size] = entry
 
     def events(self) -> list[AllocationEvent]:
-        """Return what is remembered, oldest first. O(size)."""
+        """Return the recorded events, oldest first. O(size)."""
         return [entry.event() for entry in sorted(self._entries, key=lambda entry: entry.number)]

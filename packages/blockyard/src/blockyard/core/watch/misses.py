@@ -1,4 +1,4 @@
-"""Why a prompt did not hit: every token that has to be computed has a cause."""
+"""Causes of prefix-cache misses, one for each token that has to be computed."""
 
 from collections import OrderedDict
 from typing import Final
@@ -17,19 +17,18 @@ from ..index.prompt import Prompt
 #: Evictions are remembered in a table of this many slots for each block of the pool, and at least 256.
 SLOTS_A_BLOCK: Final = 4
 FEWEST_SLOTS: Final = 256
-#: Slots that an eviction may stand in; it takes the place of the oldest of them. With one alone, every fifth
-#: eviction of the latest turnover of the pool would be lost to a newer one; with four, about one in a hundred.
+#: Slots per set; an eviction replaces the oldest of its set. With one slot, every fifth eviction of the pool's last
+#: turnover would be overwritten; with four, about one in a hundred.
 WAYS: Final[i64] = 4
-#: As many first blocks are remembered with the keys they were cached under.
+#: Number of first blocks remembered with their extra keys.
 MAX_FIRST_BLOCKS: Final = 65536
 
 
 class MissLog(PoolObserver):
-    """Remembers what was evicted, by the chained hash of its content, and under which keys prompts began.
+    """Remembers evictions by the chained hash of their content, and the extra keys of first blocks.
 
-    It explains; it decides nothing. A hash that two contents share, or a slot that was overwritten, can make an
-    explanation wrong, never a hit. The table is bounded (set-associative, the oldest of a set is overwritten), so a
-    very old eviction reads "never seen".
+    It only explains misses. A hash collision or an overwritten entry can make an explanation wrong, but never a hit.
+    The table is set-associative and bounded, so a very old eviction is reported as never seen.
     """
 
     def __init__(self, index: PrefixIndex, num_blocks: int, block_size: int, max_num_seqs: int) -> None:
@@ -41,7 +40,7 @@ class MissLog(PoolObserver):
         self._mask: i64 = size - WAYS
         self._hash = zeros_i64(size)
         self._when = zeros_i64(size)
-        #: The content that went: what follows an image is known by the content before it.
+        #: Evicted contents: blocks after an image are known by the content before them.
         self._content = zeros_i64(size)
         self._num_evictions: i64 = 0
         self._first_blocks: OrderedDict[int, i64] = OrderedDict()
@@ -55,7 +54,7 @@ class MissLog(PoolObserver):
         self.remember(self.index.chain_hash[block], self.index.content_of(block))
 
     def remember(self, name: i64, content: i64) -> None:
-        """The content of this name, a chained hash, is evicted now."""
+        """Record the eviction of the content with this name, a chained hash."""
         self._num_evictions += 1
         slot = self._slot(name)
         if slot < 0:
@@ -65,7 +64,7 @@ class MissLog(PoolObserver):
         self._content[slot] = content
 
     def _slot(self, name: i64) -> i64:
-        """Return where an eviction is remembered; -1 for none."""
+        """Return the slot of an eviction; -1 for none."""
         first = (name >> 7) & self._mask
         for slot in range(first, first + WAYS):
             if self._hash[slot] == name and self._when[slot] > 0:
@@ -73,7 +72,7 @@ class MissLog(PoolObserver):
         return -1
 
     def _oldest(self, name: i64) -> i64:
-        """Return the slot that a new eviction of this name takes: an empty one, or the oldest of its set."""
+        """Return the slot for a new eviction of this name: an empty one, or the oldest of its set."""
         first = (name >> 7) & self._mask
         oldest = first
         for slot in range(first + 1, first + WAYS):
@@ -82,17 +81,24 @@ class MissLog(PoolObserver):
         return oldest
 
     def age(self, name: i64) -> i64:
-        """Evictions since the content of this name was evicted, 0 for the latest; -1 if that is not remembered."""
+        """Return the number of evictions since this content was evicted, 0 for the latest; -1 if unknown."""
         slot = self._slot(name)
         return self._num_evictions - self._when[slot] if slot >= 0 else -1
 
     def explain(
         self, prompt: Prompt, hittable: i64, blocks: vec[i32], hit: i64, root: i64, resumed: bool, served: i64
     ) -> list[int]:
-        """Return tokens by cause, in the order of `MissCauses.FIELDS`, of a prompt whose first `hit` tokens were taken.
+        """Return the tokens of a prompt by cause, in the order of `MissCauses.FIELDS`.
 
-        hittable: leading blocks that could hit. blocks: those that the index knows; what of them was not taken is
-        evicted from the pool below them, but for the first `served`, which lack nothing but a state.
+        Args:
+            prompt: the prompt.
+            hittable: leading blocks that can be hit.
+            blocks: its leading indexed blocks. Those that were not taken count as evicted from the pool of their group,
+                except the first `served`, which only lack a state.
+            hit: leading tokens that were taken.
+            root: root of its keys.
+            resumed: whether the request was preempted.
+            served: blocks that could be taken if every position had a state.
         """
         size = self.block_size
         causes = [0] * len(MissCauses.FIELDS)
@@ -125,11 +131,10 @@ class MissLog(PoolObserver):
             causes[cause] += int(min((position + 1) * size - hit, size))
 
     def _hash_missing(self, prompt: Prompt, blocks: vec[i32], hittable: i64, root: i64) -> i64:
-        """Hash the blocks of a prompt behind those that are known, up to `hittable`, as they were hashed when they were
-        cached; returns how far.
+        """Hash the blocks of a prompt after the known ones, up to `hittable`, as when they were cached; return how far.
 
-        At a span the chain begins anew after the very content before it, which is known while the index has it or
-        its eviction is remembered.
+        At spans the chain restarts from the content before them, which is known while it is indexed or its eviction is
+        remembered.
         """
         index = self.index
         first = i64(len(blocks))
@@ -151,11 +156,14 @@ class MissLog(PoolObserver):
         return first
 
     def _first_hash(self, words: vec[i64]) -> int:
-        """A hash of a prompt's first block alone, whatever its keys. It leaves the index's room for hashes alone."""
+        """Return a hash of a prompt's first block, independent of its keys.
+
+        It does not use the index's buffer of hashes.
+        """
         return int(self.index.hash_alone(words))
 
     def note_first(self, words: vec[i64], num_tokens: i64, root: i64, block_size: i64) -> None:
-        """A prompt that begins with these tokens is cached under `root`."""
+        """Record that a prompt with these first tokens is cached under `root`."""
         if num_tokens >= block_size:
             name = self._first_hash(words)
             self._first_blocks.pop(name, 0)
@@ -164,12 +172,12 @@ class MissLog(PoolObserver):
             self._first_blocks[name] = root
 
     def keep(self, row: i64, causes: list[int]) -> None:
-        """Remember the causes of the prompt in a row."""
+        """Store the causes of the prompt in a row."""
         for position in range(NUM_CAUSES):
             self._of_rows[row * NUM_CAUSES + position] = causes[position]
 
     def clear(self, row: i64) -> None:
-        """A row has no prompt of its own: it was forked."""
+        """Clear the causes of a row, which was forked and therefore has no prompt."""
         for position in range(NUM_CAUSES):
             self._of_rows[row * NUM_CAUSES + position] = 0
         self._of_rows[row * NUM_CAUSES + YOUNGEST] = -1
@@ -179,13 +187,14 @@ class MissLog(PoolObserver):
         return _answer(self._of_rows[row * NUM_CAUSES : (row + 1) * NUM_CAUSES])
 
     def in_all(self) -> MissCauses:
-        """Return the causes of all prompts that were counted."""
+        """Return the causes of all counted prompts."""
         return _answer(self.totals)
 
     def count(self, row: i64, num_hit: i64, resumed: bool) -> None:
-        """Add a prompt's causes to the totals; a request that only finds what it left behind is no hit.
+        """Add a prompt's causes to the totals. A resumed request's hits are not counted.
 
-        num_hit: what is left of its hit. A producer may have left before it computed the rest, which was never cached.
+        `num_hit` is what remains of its hit: a producer may have ended before it computed the rest, which was never
+        cached.
         """
         first = row * NUM_CAUSES
         causes = self._of_rows
@@ -203,7 +212,7 @@ def _answer(causes: vec[i64]) -> MissCauses:
 
 
 def stored_name(content: i64) -> i64:
-    """Return what a content is remembered by when a block that held it goes and its token block stays."""
+    """Return the key of content that lost its block but not its token block."""
     return root_hash(content)
 
 

@@ -1,4 +1,4 @@
-"""How long blocks live, lie idle and wait to be used again, from a sample of them."""
+"""How long blocks live, stay idle and wait for reuse, from a sample of them."""
 
 from typing import Final
 
@@ -15,14 +15,14 @@ FIRST_BOUND: Final = 2.0**-10
 
 
 class Durations:
-    """A histogram over powers of two."""
+    """A histogram with buckets of powers of two."""
 
     def __init__(self) -> None:
         self.counts = zeros_i64(NUM_BUCKETS)
         self.total = 0.0
 
     def add(self, duration: float) -> None:
-        """Count one duration. O(log range)."""
+        """Count a duration. O(log range)."""
         bound = FIRST_BOUND
         bucket: i64 = 0
         while duration > bound and bucket < NUM_BUCKETS - 1:
@@ -32,23 +32,23 @@ class Durations:
         self.total += duration
 
     def histogram(self) -> Histogram:
-        """Return what was counted, as people see it."""
+        """Return the counts as a `Histogram`."""
         bounds = [FIRST_BOUND * 2.0**bucket for bucket in range(NUM_BUCKETS - 1)]
         return Histogram(tuple(bounds), tuple(int(count) for count in self.counts), self.total)
 
 
 class ResidencySampler(PoolObserver):
-    """Follows every `sample`-th block id. The three quantities are vLLM's (KV cache residency metrics):
+    """Samples every `sample`-th block id for vLLM's KV cache residency metrics.
 
-    lifetime, from being taken to being evicted; idle before eviction, from the last use to it; reuse gap, from one
-    use to the next. Time is the clock's. Costs a division for each block that a pool touches, and 16 bytes for each
-    that is followed.
+    They are the lifetime (from allocation to eviction), the idle time before eviction (from the last use), and the
+    reuse gap (between two uses), by the cache's clock. Costs a division per block that the pool touches, and 16 bytes
+    per sampled block.
     """
 
     def __init__(self, sample: int, clock: Clock, num_blocks: int) -> None:
         self.sample: i64 = sample
         self.clock = clock
-        #: When block `place * sample` was taken, and last used. One that is shared, freed or evicted was taken before.
+        #: Times when block `place * sample` was allocated and last used.
         self._born = zeros_float(num_blocks // sample + 1)
         self._used = zeros_float(num_blocks // sample + 1)
         self.lifetime = Durations()
@@ -56,7 +56,7 @@ class ResidencySampler(PoolObserver):
         self.reuse_gap = Durations()
 
     def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """A life begins."""
+        """Record that blocks were allocated."""
         now = self.clock.now
         sample = self.sample
         for index in range(start, start + count):
@@ -69,20 +69,20 @@ class ResidencySampler(PoolObserver):
                 self._used[place] = now
 
     def make_room(self, num_blocks: int) -> None:
-        """Follow ids up to `num_blocks - 1`, of which some may be used before they are taken."""
+        """Sample ids up to `num_blocks - 1`; some of them may be used before they are allocated."""
         place = i64(num_blocks) // self.sample
         if place >= len(self._born):
             self._grow(place)
 
     def _grow(self, place: i64) -> None:
-        """The pool has grown beyond what was foreseen: make room, twice as much."""
+        """Double the arrays for a pool that has grown beyond them."""
         length = int(max(2 * i64(len(self._born)), place + 1))
         born = grown_float(self._born, length)
         self._used = grown_float(self._used, length)
         self._born = born
 
     def shared(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """A block is used again."""
+        """Record that blocks are used again."""
         now = self.clock.now
         sample = self.sample
         used = self._used
@@ -93,7 +93,7 @@ class ResidencySampler(PoolObserver):
                 used[block // sample] = now
 
     def released(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """It was in use until now."""
+        """Record the end of blocks' use."""
         now = self.clock.now
         sample = self.sample
         used = self._used
@@ -103,7 +103,7 @@ class ResidencySampler(PoolObserver):
                 used[block // sample] = now
 
     def evicting(self, block: i64) -> None:
-        """A life ends."""
+        """Record the eviction of a block."""
         if block % self.sample == 0:
             place = block // self.sample
             self.lifetime.add(self.clock.now - self._born[place])

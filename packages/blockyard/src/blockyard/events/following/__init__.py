@@ -1,1 +1,1 @@
-"""From the wire to an index: messages put in order, and what each worker has."""
+"""Following KV events: putting messages in order, and an index of each worker's contents."""

@@ -1,4 +1,4 @@
-"""What workers have of a prompt: arrays, and an object for a worker only when you ask about that one."""
+"""The leading tokens of a prompt that each worker holds, as arrays."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from .stream import Trust
 
 
 class Match(NamedTuple):
-    """What one worker has of a prompt. num_tokens: leading tokens that it has anywhere; num_gpu_tokens: on its GPU.
+    """The leading tokens of a prompt that one worker holds.
 
-    trust: whether the worker's messages are all there.
+    Attributes:
+        num_tokens: tokens on any medium.
+        num_gpu_tokens: tokens on the GPU.
+        trust: whether all of the worker's messages were received.
     """
 
     num_tokens: int
@@ -24,31 +27,31 @@ class Match(NamedTuple):
 
 
 class Matches(Mapping[str, Match]):
-    """What all workers have of one prompt, at the moment it was asked: for each that has any of it, a `Match`.
+    """The matches of all workers that hold any of a prompt, at the time of the call.
 
-    As arrays, for those who choose among many: `workers`, all that the mirror knows; `num_tokens` and `num_gpu_tokens`,
-    read-only, int64 (len(workers),), 0 where a worker has nothing. A `Match` is made when it is asked for.
+    For choosing among many workers it has arrays: `workers`, all that the mirror knows; `num_tokens` and
+    `num_gpu_tokens`, read-only, int64 (len(workers),), 0 if a worker holds nothing. `Match` objects are made on access.
     """
 
     def __init__(self, rows: Mapping[str, int], lengths: Lengths, trusts: tuple[Trust, ...]) -> None:
-        #: By name, the row of a worker.
+        #: Rows of the workers by name.
         self._rows = rows
         self._lengths = lengths
         self._trusts = trusts
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Return names in the order of the arrays. O(workers)."""
+        """Return the names in the order of the arrays. O(workers)."""
         return tuple(self._rows)
 
     @property
     def num_tokens(self) -> NDArray[np.int64]:
-        """Return the leading tokens that each worker has anywhere. O(1)."""
+        """Return the leading tokens that each worker holds on any medium. O(1)."""
         return self._lengths.table()[:, 0]
 
     @property
     def num_gpu_tokens(self) -> NDArray[np.int64]:
-        """Return those on its GPU. O(1)."""
+        """Return the leading tokens that each worker holds on its GPU. O(1)."""
         return self._lengths.table()[:, 1]
 
     def __getitem__(self, worker: str) -> Match:

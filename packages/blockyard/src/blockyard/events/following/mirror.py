@@ -1,4 +1,4 @@
-"""What consumers hold: the prefix caches of many engines, rebuilt from their KV events, exact."""
+"""The prefix caches of many engines, rebuilt exactly from their KV events."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from ..wire import (
     BlockStored,
     Event,
     Payload,
-    keys_in,
     lora_name,
-    untagged,
+    read_keys,
+    untag_keys,
 )
 from .matches import Matches
 from .stream import Message, MessageOrder, Trust
 
 MAX_BLOCK_SIZE = 4096
 MAX_WORKERS = 2**16
-#: Layer groups of one worker, and window lengths, as a publisher may name them.
+#: Limits of a publisher's layer groups and windows.
 MAX_GROUPS = 64
 MAX_WINDOW = 2**31 - 1
 
 
 @dataclass(slots=True)
 class _Group:
-    """One layer group of a worker: a holder in the trie of its block size."""
+    """A layer group of a worker: a holder in the trie of its block size."""
 
     block_size: int
     window: int
@@ -58,19 +58,24 @@ class _Worker:
     num_groups: int = 1
     num_unreadable: int = 0
 
-    #: Its one layer group, if that is all and it has no window.
+    #: Its only layer group, if it has one and that has no window.
     plain: _Group | None = None
 
     def settle(self) -> None:
-        """Its groups have changed."""
+        """Update `plain` after the groups have changed."""
         only = next(iter(self.groups.values()), None)
         is_plain = only is not None and len(self.groups) == self.num_groups == 1 and not only.window
         self.plain = only if is_plain else None
 
 
 class _Layout(NamedTuple):
-    """Who is which row of an answer. rows: by worker. holders: by block size, the row of each holder that is the one
-    layer group of a worker, -1 for others. others: rows and workers with several groups, or windows."""
+    """The rows of the workers in a match.
+
+    Attributes:
+        rows: rows by worker.
+        holders: by block size, the row of each holder that is the only layer group of a worker, -1 for others.
+        others: rows and workers with several groups, or windows.
+    """
 
     rows: dict[str, int]
     holders: dict[int, HolderRows]
@@ -78,95 +83,96 @@ class _Layout(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A prompt's blocks of one size: the path, and the tokens of it that each holder has."""
+    """The blocks of one size of a prompt: the path, and the tokens that each holder has."""
 
     path: Path
     lengths: Lengths
 
 
 class Mirror:
-    """An index over the caches of many workers: which leading tokens of a prompt each one has.
+    """An index of many workers' caches: how many leading tokens of a prompt each one holds.
 
         mirror = Mirror()
-        mirror.live("worker-0", sequence, payload)        each message of its PUB socket
+        mirror.receive_live("worker-0", sequence, payload)        each message of its PUB socket
         while (start := mirror.replay_from("worker-0")) is not None:
             mirror.begin_replay("worker-0")
-            ...ask its replay socket from `start`, give each answer to mirror.replayed(...), then
-            mirror.end_of_replay("worker-0")
+            ...request a replay from `start`, pass each message to mirror.receive_replayed(...), then
+            mirror.end_replay("worker-0")
         mirror.match(token_ids)["worker-0"].num_tokens
 
-    It reads the messages of vLLM, SGLang and Blockyard, in maps or arrays, and passes over what it does not know.
-    Blocks are compared by their tokens and extra keys: a hash is a name, and a collision of two is harmless.
-    After a gap, a restart or a late start a worker is not `Trust.LIVE` until a replay has brought it up to date.
-    `Subscriber` does the reading and asking. It is not thread-safe.
+    It reads the messages of vLLM, SGLang and Blockyard, in maps or arrays, and ignores unknown fields. Blocks are
+    compared by tokens and extra keys; hashes are only names, so collisions are harmless. After a gap, a restart or a
+    late start a worker is not `Trust.LIVE` until a replay has brought it up to date. `Subscriber` does all this over
+    ZeroMQ. Not thread-safe.
 
-    hash_seed: of the trie's hash function; None draws a secret one.
+    Args:
+        hash_seed: seed of the trie's hash function; None for a random one.
     """
 
     def __init__(self, hash_seed: int | None = None) -> None:
         self._hash_seed = hash_seed_or_drawn(hash_seed)
         self._workers: dict[str, _Worker] = {}
         self._tries: dict[int, BlockTrie] = {}
-        #: For each block size, numbers of holders that are not in use.
+        #: Unused holder numbers by block size.
         self._spare_holders: dict[int, list[int]] = {}
-        #: Who is a row of an answer; None when workers or their groups have changed.
+        #: Rows of a match; None if workers or their groups have changed.
         self._layout: _Layout | None = None
-        #: By row; None when one has changed.
+        #: Trust by row; None if one has changed.
         self._trusts: tuple[Trust, ...] | None = None
 
     # Messages.
 
-    def live(self, worker: str, sequence: int, payload: Payload) -> None:
-        """Read a message of a worker's PUB socket. O(blocks). One that cannot be read makes the worker untrusted."""
+    def receive_live(self, worker: str, sequence: int, payload: Payload) -> None:
+        """Process a message of a worker's PUB socket. O(blocks). An unreadable message makes the worker untrusted."""
         message = self._read(worker, sequence, payload, is_live=True)
         if message is not None:
             with self._noticed(worker):
-                following = self._worker(worker).order.live(message)
+                following = self._worker(worker).order.receive_live(message)
                 if following is not None:
                     self._apply(worker, following)
 
-    def replayed(self, worker: str, sequence: int, payload: Payload) -> None:
-        """Read a message of a worker's replay socket."""
+    def receive_replayed(self, worker: str, sequence: int, payload: Payload) -> None:
+        """Process a message of a worker's replay socket. O(blocks)."""
         message = self._read(worker, sequence, payload, is_live=False)
         if message is not None:
             with self._noticed(worker):
-                following = self._worker(worker).order.replayed(message)
+                following = self._worker(worker).order.receive_replayed(message)
                 if following is not None:
                     self._apply(worker, following)
 
     def begin_replay(self, worker: str) -> None:
-        """A replay is asked for, and what is left of the answer to an earlier request is not read.
+        """Record that a replay is requested; the rest of an earlier replay is ignored from now on.
 
-        Say so where messages are read by hand: an answer that was on its way while the worker began anew, or while a
-        live message came that could not be read, is told from the one to the next request by this alone.
+        Call it before each request. It is the only way to tell a late answer to an earlier request, sent before the
+        worker restarted or a live message was unreadable, from the answer to the next one.
         """
         self._worker(worker).order.begin_replay()
 
     def is_replay_void(self, worker: str) -> bool:
-        """Return whether nothing of the answer that is on its way counts any more: drop it, and ask again. O(1)."""
+        """Return whether the current replay is invalid: discard the rest of it and request another. O(1)."""
         state = self._known(worker)
         return state is not None and state.order.is_void
 
-    def end_of_replay(self, worker: str) -> None:
-        """Take the end mark of a replay: what came live meanwhile counts from now on."""
+    def end_replay(self, worker: str) -> None:
+        """Process the end mark of a replay, and apply the live messages received meanwhile."""
         state = self._known(worker)
         if state is not None:
             with self._noticed(worker):
-                for message in state.order.end_of_replay():
+                for message in state.order.end_replay():
                     self._apply(worker, message)
 
     def replay_from(self, worker: str) -> int | None:
-        """The sequence number to ask the replay socket for; None while nothing is missing."""
+        """Return the sequence number to request a replay from; None while no message is missing."""
         state = self._known(worker)
         return 0 if state is None else state.order.replay_from
 
     def trust(self, worker: str) -> Trust:
-        """Return whether what is known of a worker is all that its messages said."""
+        """Return whether all messages of a worker were received."""
         state = self._known(worker)
         return Trust.UNTRUSTED if state is None else state.order.trust
 
     def forget(self, worker: str) -> None:
-        """A worker is gone: nothing of it is known any more. O(slots of the tables)."""
+        """Remove a worker and its contents. O(slots of the tables)."""
         self._forget_layout()
         state = self._workers.pop(require_str("worker", worker), None)
         if state is not None:
@@ -189,7 +195,7 @@ class Mirror:
 
     @contextlib.contextmanager
     def _noticed(self, worker: str) -> Iterator[None]:
-        """If an interrupt or a lack of memory cuts a message short, the mirror treats it as lost."""
+        """Distrust the worker if an interrupt or a lack of memory cuts off the processing of a message."""
         order = self._workers[worker].order
         before = order.trust
         try:
@@ -202,7 +208,6 @@ class Mirror:
                 self._trusts = None
 
     def _known(self, name: str) -> _Worker | None:
-        """Return a worker of which something was heard."""
         return self._workers.get(require_str("worker", name))
 
     def _worker(self, name: str) -> _Worker:
@@ -215,7 +220,6 @@ class Mirror:
         return found
 
     def _forget_layout(self) -> None:
-        """Forget how workers and their groups lie: they change."""
         self._layout = self._trusts = None
 
     # Events.
@@ -225,7 +229,7 @@ class Mirror:
         try:
             for event in message.batch.events:
                 self._apply_one(state, event)
-        except (InvalidArgument, RecursionError):  # the latter for keys that are nested without end
+        except (InvalidArgument, RecursionError):  # the latter for deeply nested keys
             state.num_unreadable += 1
             state.order.miss_replayed(message.number)
 
@@ -239,7 +243,7 @@ class Mirror:
 
     def _store(self, state: _Worker, event: BlockStored) -> None:
         names, token_ids = bytes(event.block_hashes), bytes(event.token_ids)
-        if num_items(token_ids) == 0:  # of other media, where vLLM names blocks alone
+        if num_items(token_ids) == 0:  # on other media vLLM sends only names of blocks
             return
         num_groups = state.num_groups
         if event.num_groups is not None:
@@ -291,11 +295,11 @@ class Mirror:
         return spare.pop() if spare else self._tries[block_size].add_holder()
 
     def _drop_groups(self, state: _Worker) -> None:
-        """The worker has nothing, and perhaps other groups from now on."""
+        """Remove all contents of a worker. It may have other groups from now on."""
         self._forget_layout()
         state.plain = None
         while state.groups:
-            # Out first: where this is cut, the number of a holder is lost, and none is given to two.
+            # Remove it first: an interrupt then loses a holder's number, but never assigns it twice.
             self._drop_group(state.groups.popitem()[1])
         state.num_groups = 1
         state.settle()
@@ -304,21 +308,26 @@ class Mirror:
         trie, spare = self._tries[group.block_size], self._spare_holders[group.block_size]
         trie.clear(group.holder)
         spare.append(group.holder)
-        if len(spare) == trie.num_holders:  # no holder has blocks of this size any more
+        if len(spare) == trie.num_holders:  # no holder has blocks of this size
             del self._tries[group.block_size], self._spare_holders[group.block_size]
 
-    # What is asked.
+    # Queries.
 
     def match(self, token_ids: Any, extra_keys: Any = (), *, num_tokens: int | None = None) -> Matches:
-        """Return for each worker that has any the leading tokens of a prompt that it has. O(blocks found + workers).
+        """Return the leading tokens of a prompt that each worker holds. O(blocks found + workers).
 
-        num_tokens: how many of the prompt's tokens may be matched; None: all. A cache always computes the last token of
-        a prompt, so what it can give is matched with `len(token_ids) - 1`. Cutting the answer instead may leave a
-        length at which a sliding window or a state cannot be resumed.
+        With layer groups, these are the tokens that all groups hold, and of sliding windows only the last ones. A
+        worker with a window takes O(blocks of the window), at most O(blocks found) per group.
 
-        With layer groups: as many tokens as all of them have, and of a sliding window its last tokens, which takes
-        O(blocks of the window) for each worker that has one, at most O(blocks found) for each of its groups.
-        Raises `InvalidArgument` for bad tokens or keys.
+        Args:
+            token_ids: tokens of the prompt.
+            extra_keys: its extra keys.
+            num_tokens: how many of its tokens may match; None for all. A cache always computes the last token of a
+                prompt, so pass `len(token_ids) - 1` for the tokens it can reuse. Truncating the result instead may give
+                a length at which a sliding window or a state cannot be resumed.
+
+        Raises:
+            InvalidArgument: bad tokens or keys.
         """
         keys = canonical_keys(extra_keys)
         if not isinstance(token_ids, (list, tuple)):
@@ -329,7 +338,7 @@ class Mirror:
             asked = token_ids[: require_int("num_tokens", num_tokens, 0, len(token_ids))]
         tries = self._tries if len(asked) else {}
         if not tries:
-            pack_tokens(token_ids, 1)  # to refuse what is refused where something is known
+            pack_tokens(token_ids, 1)  # so that bad tokens are rejected even if the mirror is empty
         layout = self._layout = self._layout or self._laid_out()
         if self._trusts is None:
             self._trusts = tuple([state.order.trust for state in self._workers.values()])
@@ -343,7 +352,7 @@ class Mirror:
         return Matches(layout.rows, best, self._trusts)
 
     def _laid_out(self) -> _Layout:
-        """O(workers + holders)."""
+        """Return the rows of workers and holders. O(workers + holders)."""
         rows, others = {}, []
         holders = {size: np.full(int(trie.num_holders), -1) for size, trie in self._tries.items()}
         for row, (name, state) in enumerate(self._workers.items()):
@@ -355,7 +364,7 @@ class Mirror:
         return _Layout(rows, {size: HolderRows(each) for size, each in holders.items()}, others)
 
     def _paths(self, size: int, trie: BlockTrie, token_ids: Any, keys: Any) -> list[Path]:
-        """For each form of the keys, the blocks of a prompt as far as any worker has them."""
+        """Return the path of a prompt as far as any worker holds it, for each form of its keys."""
         if not keys:
             return [trie.find_path(token_ids, (), {})]
         num_blocks = len(token_ids) // size
@@ -364,10 +373,10 @@ class Mirror:
         return [trie.find_path(token_ids, request, by_block) for request, by_block in forms]
 
     def _match_groups(self, state: _Worker, found: dict[int, list[_Found]]) -> tuple[int, int]:
-        """Returns the leading tokens that all of a worker's layer groups have, anywhere and on the GPU."""
+        """Return the leading tokens that all of a worker's layer groups hold, on any medium and on the GPU."""
         best = (0, 0)
         if not state.groups or len(state.groups) < state.num_groups:
-            return best  # a layer group that has nothing
+            return best  # a layer group holds nothing
         for form in range(max(len(forms) for forms in found.values())):
             lengths = [
                 found[group.block_size][form].lengths.of(group.holder)
@@ -380,7 +389,7 @@ class Mirror:
         return best
 
     def _within_windows(self, state: _Worker, found: dict[int, list[_Found]], form: int, length: int) -> int:
-        """Returns the longest hit of at most `length` tokens (-1: any) whose last tokens every window has."""
+        """Return the longest hit of at most `length` tokens (-1: any) whose last tokens are in all windows."""
         step = math.lcm(*(group.block_size for group in state.groups.values()))
         windows = [
             WindowGroup(self._tries[group.block_size], found[group.block_size][form].path, group.holder, group.window)
@@ -390,46 +399,46 @@ class Mirror:
         return longest_fit(windows, length if length >= 0 else max(group.num_tokens for group in windows), step)
 
     def num_holdings(self) -> int:
-        """Blocks that workers have, each counted for each of them. O(block sizes)."""
+        """Return the blocks that workers hold, counted once per worker. O(block sizes)."""
         return sum(int(trie.holdings.num_holdings) for trie in self._tries.values())
 
     def num_bytes(self) -> int:
-        """Count the bytes of the tries' arrays. O(block sizes)."""
+        """Return the bytes of the tries' arrays. O(block sizes)."""
         return sum(trie.num_bytes() for trie in self._tries.values())
 
 
 def _name(given: int | bytes) -> int:
-    """Return 64 bits of a block's name; of bytes the last eight, as vLLM cuts them."""
+    """Return 64 bits of a block's name; of bytes the last eight, as in vLLM."""
     number = int.from_bytes(given[-8:], "big") if isinstance(given, bytes) else given
     return (number + 2**63) % 2**64 - 2**63
 
 
 def _beside(state: _Worker, event: BlockStored, group: _Group) -> list[int]:
-    """Return the holders of a worker's other groups that may have the block before a state."""
+    """Return the holders of a worker's other groups that may hold the block before a state."""
     if event.kv_cache_spec_kind != STATE_KIND:
         return []
     return [other.holder for other in state.groups.values() if other.block_size == group.block_size]
 
 
 def _medium(name: str | None) -> int:
-    """0 for the GPU, which is what senders mean who name none; 1 for all that is slower."""
+    """Return 0 for the GPU, which is the default of senders, and 1 for slower media."""
     return 0 if name is None or name == GPU else 1
 
 
 def _keys_of(event: BlockStored, num_blocks: int) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
-    """Return the keys of a request and those of each block, as the trie compares them."""
+    """Return the keys of a request and of each block, as the trie compares them."""
     request: tuple[Any, ...]
-    given, plain = keys_in("keys", event.keys), keys_in("extra_keys", event.extra_keys)
+    given, plain = read_keys("keys", event.keys), read_keys("extra_keys", event.extra_keys)
     if given is not None:
         rows = [_frozen(row) for row in given]
         if any(type(key) is not tuple for row in rows for key in row):
-            raise InvalidArgument("keys holds what is no list")
+            raise InvalidArgument("keys holds an item that is not a list")
         request = tuple(key for key in (rows[0] if rows else ()) if key and key[0] != "span")
         blocks = [tuple(key[1:] for key in row if key and key[0] == "span") for row in rows]
     elif plain is not None or _adapter_of(event) is not None or event.cache_salt is not None:
         adapter = _adapter_of(event)
         request = _untagged_request(adapter)
-        # Older senders and SGLang have the adapter's name alone, newer ones have it in each block's keys too.
+        # Older senders and SGLang only send the adapter's name; newer ones also in each block's keys.
         blocks = [_frozen(row) for row in plain or [None if adapter is None else [adapter]] * num_blocks]
         if plain is None and event.cache_salt is not None and event.parent_block_hash is None and blocks:
             blocks[0] += (event.cache_salt,)
@@ -442,7 +451,7 @@ def _keys_of(event: BlockStored, num_blocks: int) -> tuple[tuple[Any, ...], list
 
 
 def _adapter_of(event: BlockStored) -> str | None:
-    """Return the name of a LoRA adapter, or the number of one from a sender that knows no names."""
+    """Return the name of a LoRA adapter, or its number from a sender without names."""
     if event.lora_name is None and event.lora_id is not None:
         return str(event.lora_id)
     return event.lora_name
@@ -451,13 +460,13 @@ def _adapter_of(event: BlockStored) -> str | None:
 def _untagged_form(
     request: tuple[Any, ...], spans: dict[int, tuple[Any, ...]], num_blocks: int
 ) -> tuple[tuple[Any, ...], dict[int, tuple[Any, ...]]]:
-    """How a sender that does not tag its keys says the same."""
-    rows = {block: _frozen(untagged(request, spans.get(block, ()), block == 0)) for block in range(num_blocks)}
+    """Return the same keys in the form of a sender that does not tag them."""
+    rows = {block: _frozen(untag_keys(request, spans.get(block, ()), block == 0)) for block in range(num_blocks)}
     return _untagged_request(lora_name(request)), {block: row for block, row in rows.items() if row}
 
 
 def _untagged_request(adapter: str | None) -> tuple[Any, ...]:
-    """Of an adapter alone: salt and images stand in the blocks' own keys."""
+    """Return the keys of a request with only an adapter; salt and images are in the blocks' keys."""
     return () if adapter is None else (("untagged", adapter),)
 
 
@@ -465,14 +474,14 @@ def _frozen(row: Any) -> tuple[Any, ...]:
     if row is None:
         return ()
     if not isinstance(row, (list, tuple)):
-        raise InvalidArgument(f"extra_keys holds {type(row).__name__}; a list for each block is needed")
+        raise InvalidArgument(f"extra_keys holds {type(row).__name__}; it must have a list for each block")
     return tuple(_frozen(item) if isinstance(item, (list, tuple)) else item for item in row)
 
 
 def _require_plain(keys: Any) -> None:
-    """Text, numbers and tuples of them: hashing and comparing them runs no code of others."""
+    """Reject keys other than text, numbers and tuples of them: comparing others could run foreign code."""
     if isinstance(keys, (list, tuple)):
         for key in keys:
             _require_plain(key)
     elif not isinstance(keys, (str, int, float, bytes, bool, type(None))):
-        raise InvalidArgument(f"extra_keys holds {type(keys).__name__}; text and numbers are needed")
+        raise InvalidArgument(f"extra_keys holds {type(keys).__name__}; it must hold text and numbers")

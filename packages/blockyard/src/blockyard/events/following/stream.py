@@ -1,4 +1,4 @@
-"""One publisher's messages in the right order, whatever the network did to them."""
+"""Puts one publisher's messages in order, despite lost, repeated and replayed ones."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import msgspec
 
 from ..wire import AllBlocksCleared, Batch, Payload, decode_batch
 
-#: Live messages that are kept while a replay is awaited; with more, another replay is needed.
+#: Live messages kept while a replay is pending; with more, another replay is needed.
 MOST_AHEAD = 4096
 MOST_AHEAD_BYTES = 2**26
-#: A checksum is kept of this many latest messages, to tell one that came twice from one of a publisher that began anew.
+#: Latest messages whose checksums are kept, to tell a repeated message from one of a restarted publisher.
 REMEMBERED = 1024
 
 
 class Trust(Enum):
-    """Whether what is known of a publisher's cache can be relied on."""
+    """Whether the known contents of a publisher's cache are reliable."""
 
-    #: All messages so far are there.
+    #: All messages so far were received.
     LIVE = "live"
-    #: Some are missing, and a replay is awaited: what is known was right at some moment.
+    #: Messages are missing and a replay is pending: the contents were correct at an earlier moment.
     CATCHING_UP = "catching up"
-    #: Nothing is known yet, or the publisher began anew.
+    #: Nothing is known yet, or the publisher restarted.
     UNTRUSTED = "untrusted"
 
 
 class Message(NamedTuple):
-    """A numbered message, decoded."""
+    """A decoded message with its number."""
 
     number: int
     batch: Batch
@@ -40,37 +40,37 @@ class Message(NamedTuple):
 
     @property
     def is_snapshot(self) -> bool:
-        """Returns whether it needs none before it: on the way it says that nothing is cached any more."""
+        """Return whether it needs no message before it, because it clears all blocks."""
         return any(isinstance(event, AllBlocksCleared) for event in self.batch.events)
 
     def as_snapshot(self) -> Message:
-        """Returns the message of a publisher whose cache was empty before it."""
+        """Return the message of a publisher whose cache was empty before it."""
         return self._replace(batch=msgspec.structs.replace(self.batch, events=[AllBlocksCleared(), *self.batch.events]))
 
     def without_events(self) -> Message:
-        """Drops the events of a message that has to wait: decoded they may take 80 times its bytes."""
+        """Return it without decoded events, which may take 80 times the bytes, to keep it for later."""
         return self._replace(batch=Batch(self.batch.ts, [], self.batch.data_parallel_rank, self.batch.epoch))
 
     def with_events(self) -> Message:
-        """Decodes it again."""
+        """Return it decoded again."""
         return self._replace(batch=decode_batch(self.payload))
 
     @staticmethod
     def of(number: int, payload: Payload) -> Message:
-        """Raises `InvalidArgument` for a payload that cannot be read."""
+        """Decode a payload. Raises `InvalidArgument` if it cannot be read."""
         return Message(number, decode_batch(payload), crc32(payload), payload)
 
 
 class MessageOrder:
-    """Decides for each message whether it is next, came before, or shows that some are missing.
+    """Decides whether a message is the next one, a repeated one, or shows a gap.
 
-    Numbers go up by one. A message that was seen is passed over; one with the number of another, or with another epoch,
-    is of a publisher that began anew. After a gap `replay_from` says from where a replay is needed (0: from the
-    beginning), and what comes meanwhile is kept. A replay answers from there, or with a snapshot under any number. One
-    from 0 that begins with number 0 is complete without a snapshot: publishers number from 0 when their cache is empty.
-    A replay that lacks a message that was heard, or has another one under its number, does not make it LIVE.
-    A publisher that keeps some messages and makes no snapshots (vLLM, SGLang) may have none of those that are missing;
-    its answer then begins with a later number, and nothing is trusted until it clears its cache or starts again.
+    Numbers increase by one. A repeated message is ignored; another message under the same number, or another epoch,
+    means that the publisher restarted. After a gap `replay_from` is the number to request a replay from (0: the
+    beginning), and later messages are kept. A replay has the messages from there, or a snapshot under any number. A
+    replay from 0 that begins with number 0 is complete without a snapshot, because publishers number from 0 when their
+    cache is empty. A replay that lacks a received message, or has a different one under its number, does not make it
+    LIVE. A publisher without snapshots (vLLM, SGLang) may no longer have the missing messages; its replay then begins
+    with a later number, and nothing is trusted until it clears its cache or restarts.
     """
 
     def __init__(self) -> None:
@@ -82,45 +82,45 @@ class MessageOrder:
         self._seen: OrderedDict[int, int] = OrderedDict()
         self._ahead: dict[int, Message] = {}
         self._ahead_bytes = 0
-        #: The highest number that is known to have been sent, by any message since the last one that was applied.
+        #: Highest number received since the last message that was applied.
         self._newest = -1
-        #: The number of a message that was heard and could not be read.
+        #: Number of an unreadable message.
         self._unread = -1
-        #: When the latest replayed message was made; what came live and is older is applied where a replay has it too.
+        #: Time of the latest replayed message. Older live messages are only applied if the replay has them too.
         self._replayed_ts = 0.0
-        #: Whether a replay is of another life than what was heard: one of the two is over.
+        #: Whether a replay and the live messages are from different lives of the publisher.
         self._is_contradicted = False
-        #: Whether a replay was asked for or has begun, and has not ended; and whether nothing of it counts any more.
+        #: Whether a replay is requested or running, and whether it has become invalid.
         self._is_replaying = False
         self.is_void = False
         self._num_replayed = 0
-        #: Whether a snapshot was read, and not yet the end of its replay: messages behind it may stand for it too.
+        #: Whether a snapshot was read whose replay has not ended. Messages after it may belong to it.
         self._is_in_snapshot = False
 
     @property
     def replay_from(self) -> int | None:
-        """Return the first number that is missing, 0 for all; None while nothing is."""
+        """Return the first missing number, 0 for all; None if none is missing."""
         if self.trust is Trust.LIVE:
             return None
         return 0 if self.trust is Trust.UNTRUSTED or self._is_in_snapshot else self.last + 1
 
     def begin_replay(self) -> None:
-        """Forgets what is left of an earlier answer: another replay is asked for, where nothing of that one arrives."""
+        """Record that another replay is requested, on a connection without messages of an earlier one."""
         self._is_replaying = True
         self.is_void = self._is_contradicted = False
         self._num_replayed = 0
 
-    def live(self, message: Message) -> Message | None:
-        """Takes a live message, and returns it if it is the next one."""
+    def receive_live(self, message: Message) -> Message | None:
+        """Process a live message; return it if it is the next one."""
         number = message.number
         if self.trust is Trust.UNTRUSTED:
-            # It began anew, or a replay has what is dropped.
+            # The publisher restarted, or a replay will have the dropped messages.
             if number < max(self._newest, self._unread) and not self._is_kept(message):
-                self._begin_anew()
+                self._restart()
             self._keep(message)
         elif message.batch.epoch != self._epoch or self._is_another(message):
             self.num_restarts += 1
-            self._begin_anew()
+            self._restart()
             self._keep(message)
         elif self.trust is Trust.LIVE and number == self.last + 1:
             self._accept(message)
@@ -133,11 +133,11 @@ class MessageOrder:
         return None
 
     def _is_another(self, message: Message) -> bool:
-        """Return whether its number was another message's, or is too old to say."""
+        """Return whether its number belongs to another message, or is too old to tell."""
         return message.number <= self.last and self._seen.get(message.number) != message.checksum
 
-    def replayed(self, message: Message) -> Message | None:
-        """Takes a message of a replay, and returns what is to be applied. A snapshot stands for all before it."""
+    def receive_replayed(self, message: Message) -> Message | None:
+        """Process a message of a replay; return the message to apply, if any. A snapshot replaces all before it."""
         self._is_replaying = True
         if self.is_void:
             return None
@@ -161,7 +161,7 @@ class MessageOrder:
         return message
 
     def _begin_from(self, message: Message) -> None:
-        """Begin all that is known with this message."""
+        """Restart the known contents from this message."""
         self._begin_catching_up()
         self._seen.clear()
         self._epoch = message.batch.epoch
@@ -170,10 +170,10 @@ class MessageOrder:
         self._newest = max(self._after_replay(), default=-1)
 
     def _was_heard_otherwise(self, message: Message) -> bool:
-        """Returns whether another message has come live under the number of a replayed one.
+        """Return whether another live message was received under the number of a replayed one.
 
-        A snapshot has the number of a message that it is not, though never 0, and may be followed by empty messages in
-        place of others; there the epoch tells.
+        A snapshot has the number of a message that it is not (never 0), and empty messages may follow it in place of
+        others; then the epoch decides.
         """
         kept = self._ahead.get(message.number)
         if kept is None or kept.batch.epoch != message.batch.epoch:
@@ -182,9 +182,9 @@ class MessageOrder:
         return is_original and kept.checksum != message.checksum
 
     def _is_of_another_life(self, kept: Message, message: Message) -> bool:
-        """Returns whether what came live may be of another life than a snapshot, by epochs or else by times.
+        """Return whether a live message may be from another life than a snapshot, by epochs or else by times.
 
-        Where a clock went back it may look so for one life; then another replay is needed, and no more.
+        If a clock went back this may be wrong; the only effect is another replay.
         """
         if kept.batch.epoch != message.batch.epoch:
             return True
@@ -192,7 +192,7 @@ class MessageOrder:
         return is_plain and (kept.number - message.number) * (kept.batch.ts - message.batch.ts) < 0
 
     def _after_replay(self) -> list[int]:
-        """Returns the numbers of what came live and is younger than the replay."""
+        """Return the numbers of live messages that are later than the replay."""
         return [number for number, kept in self._ahead.items() if self._is_after_replay(kept)]
 
     def _is_after_replay(self, kept: Message) -> bool:
@@ -200,10 +200,12 @@ class MessageOrder:
             return False
         return self._epoch is not None or kept.batch.ts >= self._replayed_ts
 
-    def end_of_replay(self) -> Iterator[Message]:
-        """The replay is whole: what came meanwhile and is next now. Where more is missing, `replay_from` says so.
+    def end_replay(self) -> Iterator[Message]:
+        """Process the end of a replay; yield the kept messages that are next.
 
-        Where messages are missing and the replay gave none of them, nothing is trusted: only one from 0 helps.
+        `replay_from` tells if others are missing.
+
+        If messages are missing and the replay had none of them, nothing is trusted: only a replay from 0 helps.
         """
         is_contradicted = self._is_contradicted
         self._is_contradicted = self._is_replaying = self.is_void = False
@@ -214,19 +216,19 @@ class MessageOrder:
             self._accept(message)
             self._num_replayed += 1
             yield message.with_events()
-            if self.last < 0:  # it could not be applied, and nothing is trusted
+            if self.last < 0:  # it could not be applied, so nothing is trusted
                 return
         if is_contradicted:
             self.distrust()
         elif max(self._newest, self._unread, *self._after_replay()) <= self.last and self.last + 1 not in self._ahead:
             self.trust = Trust.LIVE
             self._drop_ahead()
-        elif not self._num_replayed:  # what is missing is gone, or what is kept is of an earlier life of the publisher
+        elif not self._num_replayed:  # missing messages are lost, or kept ones are from an earlier life
             self.distrust()
         self._num_replayed = 0
 
     def distrust(self) -> None:
-        """Trust nothing that is known: the publisher began anew, or a message could not be read."""
+        """Drop all trust: the publisher restarted, or a message could not be read."""
         self.trust = Trust.UNTRUSTED
         self.last = -1
         self._newest = self._unread = -1
@@ -234,24 +236,24 @@ class MessageOrder:
         self._seen.clear()
         self._drop_ahead()
 
-    def _begin_anew(self) -> None:
-        """Forgets what is known, as the publisher began anew: the rest of a replay may be of its earlier life."""
+    def _restart(self) -> None:
+        """Drop all trust because the publisher restarted: the rest of a replay may be from its earlier life."""
         self.distrust()
         self.is_void = self._is_replaying
 
     def miss_live(self, number: int) -> None:
-        """Drops all trust until a replay has come to this message, which was heard and could not be read.
+        """Drop all trust until a replay has reached this unreadable live message.
 
-        What is left of an answer that is on its way may be of an earlier life than the message, and does not count.
+        The rest of a running replay may be from an earlier life than the message, so it is ignored.
         """
         unread = max(number, self._newest, self._unread, *self._ahead)
-        self._begin_anew()
+        self._restart()
         self._unread = unread
 
     def miss_replayed(self, number: int) -> None:
-        """Drops all trust until a replay has come to this message, which could not be read or applied.
+        """Drop all trust until a replay has reached this message, which could not be read or applied.
 
-        What came live stays in mind: the rest of the answer is judged by it.
+        Kept live messages stay, and the rest of the replay is checked against them.
         """
         unread, is_contradicted = max(number, self._newest, self._unread, *self._ahead), self._is_contradicted
         ahead, num_bytes = self._ahead, self._ahead_bytes

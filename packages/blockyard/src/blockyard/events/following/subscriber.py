@@ -1,4 +1,4 @@
-"""Keeps a mirror up to date over ZeroMQ: reads what publishers send, and asks for what is missing."""
+"""Keeps a mirror up to date over ZeroMQ: receives the publishers' messages and requests replays."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 
 from ...arguments import require_str, require_unicode, shown
 from ...errors import InvalidArgument, PublisherError
-from ..sockets import connected, zmq
+from ..sockets import connect_socket, zmq
 from ..wire import END_SEQUENCE
 from .mirror import Mirror
 from .stream import Trust
 
 _log = logging.getLogger(__name__)
 
-#: Seconds without a message of a replay after which it is asked for again: at first, and after twice as long each time,
-#: because a publisher may need long for a large snapshot.
+#: Seconds without a message of a replay after which it is requested again. They double with each request, because a
+#: publisher may need long for a large snapshot.
 REPLAY_PATIENCE = 2.0
 MOST_PATIENCE = 64.0
-#: Seconds from the end of a replay to the next request: at first, and twice as long after each that left nothing to
-#: trust: a publisher that sends what cannot be read gets few requests.
+#: Seconds from the end of a replay to the next request. They double after each replay that leaves the worker untrusted,
+#: so a publisher of unreadable messages gets few requests.
 LEAST_PAUSE = 0.05
 MOST_PAUSE = 5.0
-#: The longest that one call waits.
+#: Longest timeout of a call.
 MOST_SECONDS = 86400
-#: Largest message that is read, in bytes: a snapshot of two million blocks; a sender of more is cut off.
+#: Largest message in bytes, a snapshot of two million blocks. The connection of a larger one is closed.
 MAX_MESSAGE_BYTES = 2**28
-#: Messages read from one socket before it is another's turn.
+#: Messages read from one socket before the next socket is served.
 MESSAGES_A_TURN = 256
 
 
@@ -46,38 +46,37 @@ class _Source:
         self.heard_at = time.monotonic()
         self._context = context
         self._replay_endpoint = replay_endpoint
-        self.live = connected(context, zmq.SUB, "endpoint", endpoint, MAX_MESSAGE_BYTES)
+        self.live = connect_socket(context, zmq.SUB, "endpoint", endpoint, MAX_MESSAGE_BYTES)
         try:
             self.live.setsockopt(zmq.SUBSCRIBE, topic)
-            self.replay = connected(context, zmq.DEALER, "replay_endpoint", replay_endpoint, MAX_MESSAGE_BYTES)
+            self.replay = connect_socket(context, zmq.DEALER, "replay_endpoint", replay_endpoint, MAX_MESSAGE_BYTES)
         except BaseException:
             self.live.close()
             raise
 
     def renew(self) -> None:
-        """Make a connection for the next replay: nothing that is left of another one arrives there.
+        """Open a new connection for the next replay, so that nothing of an earlier replay arrives on it.
 
-        Raises `PublisherError` where the process may open no more, and keeps the old one.
+        If the process may not open more sockets, raises `PublisherError` and keeps the old one.
         """
-        fresh = connected(self._context, zmq.DEALER, "replay_endpoint", self._replay_endpoint, MAX_MESSAGE_BYTES)
+        fresh = connect_socket(self._context, zmq.DEALER, "replay_endpoint", self._replay_endpoint, MAX_MESSAGE_BYTES)
         self.replay.close()
         self.replay = fresh
 
     def ask(self, start: int) -> None:
-        """Ask for a replay, on a renewed connection."""
+        """Request a replay from `start`."""
         with contextlib.suppress(zmq.Again):
             self.replay.send_multipart((b"", start.to_bytes(8, "big")), zmq.DONTWAIT)
         self.is_asking = True
         self.asked_at = time.monotonic()
 
     def close(self) -> None:
-        """Close both connections."""
         self.live.close()
         self.replay.close()
 
 
 class Subscriber:
-    """Feeds `mirror` from publishers: vLLM's, SGLang's or ours.
+    """Receives the messages of publishers (vLLM's, SGLang's or Blockyard's) for a mirror.
 
         mirror = Mirror()
         with Subscriber(mirror) as subscriber:
@@ -86,7 +85,7 @@ class Subscriber:
                 subscriber.poll(1.0)
                 mirror.match(token_ids)
 
-    Everything happens in `poll`, on the caller's thread.
+    All work happens in `poll`, on the caller's thread.
     """
 
     def __init__(self, mirror: Mirror) -> None:
@@ -96,29 +95,37 @@ class Subscriber:
         self._context = zmq.Context(io_threads=1)
         self._context.max_sockets = self._context.get(zmq.SOCKET_LIMIT)  # 1,023 would end at 511 workers
         self._sources: dict[str, _Source] = {}
-        #: Of all sockets, kept from one `poll` to the next, and whose each is; None when a socket has changed.
+        #: Poller of all sockets, and the source of each; None if a socket has changed since the last `poll`.
         self._poller: Any = None
         self._owners: dict[Any, _Source] = {}
-        #: Sources of which something is missing, as far as the last look at each says.
+        #: Sources with missing messages.
         self._behind: dict[str, _Source] = {}
 
     def follow(self, worker: str, endpoint: str, replay_endpoint: str, topic: str = "") -> None:
-        """Listen to a publisher from now on; what it holds already is asked for. topic: the beginning of its topic.
+        """Subscribe to a publisher and request its present contents.
 
-        Raises `InvalidArgument` for a worker that is followed already, `PublisherError` for an endpoint of bad
-        form, on a closed subscriber, and where the process may open no more files: a worker takes four.
+        Args:
+            worker: name for the publisher.
+            endpoint: its PUB endpoint.
+            replay_endpoint: its replay endpoint.
+            topic: prefix of its topic.
+
+        Raises:
+            InvalidArgument: the worker is already followed.
+            PublisherError: an endpoint is malformed, the subscriber is closed, or the process may not open more files
+                (a worker needs four).
         """
         name = require_str("worker", worker)
         if self._context.closed:
             raise PublisherError("this subscriber is closed; make another one")
         if name in self._sources:
-            raise InvalidArgument(f"worker is {name!r}; it is followed already")
+            raise InvalidArgument(f"worker is {name!r}; it is already followed")
         chosen = require_unicode("topic", require_str("topic", topic)).encode()
         self._sources[name] = self._behind[name] = _Source(self._context, name, endpoint, replay_endpoint, chosen)
         self._poller = None
 
     def unfollow(self, worker: str) -> None:
-        """Listen no more, and forget what the worker had."""
+        """Unsubscribe from a worker and forget its contents."""
         source = self._sources.pop(require_str("worker", worker), None)
         if source is None:
             raise InvalidArgument(f"worker is {worker!r}; it is not followed")
@@ -128,17 +135,20 @@ class Subscriber:
         self.mirror.forget(worker)
 
     def seconds_since_message(self, worker: str) -> float:
-        """Seconds since `poll` read a message of a worker, or since it is followed: a heartbeat is one too. O(1)."""
+        """Return the seconds since a message of the worker was read, heartbeats included, or since it was followed.
+
+        O(1).
+        """
         source = self._sources.get(require_str("worker", worker))
         if source is None:
             raise InvalidArgument(f"worker is {worker!r}; it is not followed")
         return time.monotonic() - source.heard_at
 
     def poll(self, timeout: float = 0.0) -> int:
-        """Read what has arrived, waiting at most `timeout` seconds for the first; returns how many messages.
+        """Read the messages that have arrived, waiting at most `timeout` seconds for the first; return their number.
 
-        O(workers), of which those without news take a fraction of a microsecond each. Raises `InvalidArgument` for a
-        timeout below 0 or above a day.
+        O(workers); a worker without messages takes a fraction of a microsecond. Raises `InvalidArgument` for a timeout
+        below 0 or above a day.
         """
         _require_seconds(timeout)
         if self._poller is None:
@@ -155,7 +165,7 @@ class Subscriber:
                 self._owners[socket] = source
 
     def wait_until_live(self, timeout: float) -> bool:
-        """Poll until nothing is missing of any worker; False if that takes longer than `timeout` seconds.
+        """Poll until no messages are missing; return False if that takes longer than `timeout` seconds.
 
         Raises `InvalidArgument` for a timeout below 0 or above a day.
         """
@@ -172,7 +182,7 @@ class Subscriber:
         if read:
             source.heard_at = time.monotonic()
         if self.mirror.is_replay_void(source.name):
-            source.is_asking = False  # the next request has a connection of its own: nothing of this answer is read
+            source.is_asking = False  # the next request uses a new connection: the rest of this replay is not read
         start = self.mirror.replay_from(source.name)
         if start is None:
             source.pause = LEAST_PAUSE
@@ -193,12 +203,12 @@ class Subscriber:
         else:
             is_worse = self.mirror.trust(source.name) is Trust.UNTRUSTED
             source.pause = min(2 * source.pause, MOST_PAUSE) if is_worse else LEAST_PAUSE
-        self._poller = None  # its replay socket becomes another
+        self._poller = None  # the replay socket is replaced
         try:
             source.renew()
         except PublisherError:
             source.asked_at = time.monotonic()
-            _log.exception("worker %s cannot be asked for a replay yet", shown(source.name))
+            _log.exception("no replay can be requested from worker %s yet", shown(source.name))
             return
         self.mirror.begin_replay(source.name)
         source.ask(start)
@@ -208,7 +218,7 @@ class Subscriber:
         for frames in _arrived(source.live):
             count += 1
             if len(frames) == 3 and len(frames[1]) == 8:
-                self.mirror.live(source.name, int.from_bytes(frames[1], "big"), frames[2])
+                self.mirror.receive_live(source.name, int.from_bytes(frames[1], "big"), frames[2])
         return count
 
     def _read_replay(self, source: _Source) -> int:
@@ -221,13 +231,13 @@ class Subscriber:
             if frames[-2] == END_SEQUENCE:
                 source.is_asking = False
                 source.patience = REPLAY_PATIENCE
-                self.mirror.end_of_replay(source.name)
+                self.mirror.end_replay(source.name)
             else:
-                self.mirror.replayed(source.name, int.from_bytes(frames[-2], "big"), frames[-1])
+                self.mirror.receive_replayed(source.name, int.from_bytes(frames[-2], "big"), frames[-1])
         return count
 
     def close(self) -> None:
-        """End the sockets. A second call does nothing."""
+        """Close the sockets. A second call does nothing."""
         for source in self._sources.values():
             source.close()
         self._sources.clear()
@@ -250,7 +260,7 @@ def _require_seconds(timeout: object) -> None:
 
 
 def _arrived(socket: Any) -> Iterator[list[bytes]]:
-    """Yield the messages that are there, at most those of a turn."""
+    """Yield the messages that have arrived, at most `MESSAGES_A_TURN`."""
     for _ in range(MESSAGES_A_TURN):
         try:
             yield socket.recv_multipart(zmq.DONTWAIT)

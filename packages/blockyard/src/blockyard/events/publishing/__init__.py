@@ -1,1 +1,1 @@
-"""From a cache to the wire: what it told, as numbered messages, from a thread of its own."""
+"""Publishing the contents of a cache as KV events."""

@@ -1,6 +1,6 @@
-"""A connection behind a message is known by its file descriptor, because ZeroMQ has no word for its end.
+"""The TCP connections of ZeroMQ sockets, identified by file descriptor because ZeroMQ does not report their end.
 
-`Subscriptions` bounds the topics of each: ZeroMQ keeps any number for them.
+`Subscriptions` limits the topics per connection, which ZeroMQ does not.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 from ..sockets import zmq
 
-#: Where Linux has the bytes that the other side has acknowledged in what it tells of a TCP connection.
+#: Position in Linux's TCP_INFO of the bytes that the peer has acknowledged.
 _ACKNOWLEDGED = slice(120, 128)
 
 
 class Connection:
-    """This is a consumer's connection, as long as it lasts.
+    """A consumer's connection.
 
-    descriptor: ZeroMQ's own. peer: who is at the other end; once the connection has ended the descriptor may be
-    anything's, so both are compared before anything is done.
+    The descriptor is ZeroMQ's, and may belong to another connection once this one has ended, so the peer's address is
+    compared before it is used.
     """
 
     def __init__(self, descriptor: int, endpoint: str) -> None:
@@ -33,22 +33,22 @@ class Connection:
 
     @classmethod
     def of(cls, frame: Any, endpoint: str) -> Connection | None:
-        """Return the one on which a frame came to the socket bound to `endpoint`, None once it has ended."""
+        """Return the connection that a frame of the socket bound to `endpoint` arrived on; None if it has ended."""
         try:
             return cls(int(frame.get("__fd")), endpoint)
         except (OSError, ValueError, zmq.ZMQError):
             return None
 
     def num_taken(self) -> int | None:
-        """Bytes that the other side has taken; None where that is not known: not TCP, or not Linux, or ended."""
+        """Return the bytes that the peer has acknowledged; None if unknown (not TCP, not Linux, or ended)."""
         with contextlib.suppress(OSError), self._opened() as opened:
             if opened.family in (socket.AF_INET, socket.AF_INET6) and sys.platform == "linux":
-                told = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKNOWLEDGED.stop)
-                return int.from_bytes(told[_ACKNOWLEDGED], sys.byteorder)
+                info = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKNOWLEDGED.stop)
+                return int.from_bytes(info[_ACKNOWLEDGED], sys.byteorder)
         return None
 
     def cut(self) -> None:
-        """End it, and what is on its way; nothing if it has ended."""
+        """Close the connection, discarding data in transit."""
         with contextlib.suppress(OSError), self._opened() as opened:
             if opened.getpeername() == self.peer and self._is_ours(opened):
                 opened.shutdown(socket.SHUT_RDWR)
@@ -66,35 +66,39 @@ class Connection:
         return self._endpoint == f"ipc://{path}"
 
 
-#: Topics of one connection, and their bytes together besides our own topic: one that is not published costs memory too.
+#: Most topics per connection, and their bytes besides the publisher's topic. Unpublished topics also take memory.
 MOST_TOPICS = 64
 MOST_TOPIC_BYTES = 4096
-#: Subscriptions that wait for ZeroMQ. It takes in all that wait whenever the thread calls it: where more may wait, a
-#: sender in a hurry keeps it at that for tenths of a second.
+#: Subscriptions queued in ZeroMQ. It processes all of them in one call, so with a longer queue a fast sender could
+#: block the thread for tenths of a second.
 MOST_UNSEEN = 1
-#: Changes looked at before it is the messages' turn again.
+#: Changes processed before messages are sent again.
 CHANGES_A_TURN = 256
 _SUBSCRIBE, _UNSUBSCRIBE = b"\1", b"\0"
 
 
 class Subscriptions:
-    """Follows who subscribes to what on an XPUB socket, and cuts off connections that want too many topics.
+    """Tracks the subscriptions of an XPUB socket, and closes connections with too many topics.
 
-    A subscriber of ZeroMQ connects again by itself, and has its topics to send again: one that means harm uses up its
-    own time. topic: what is published, which any consumer may name.
+    ZeroMQ subscribers reconnect by themselves and must send their topics again, so an attacker only wastes its own
+    time.
+
+    Args:
+        pub: the socket.
+        topic: the published topic, which any consumer may name.
     """
 
     def __init__(self, pub: Any, topic: bytes) -> None:
         self._pub = pub
         self._most_bytes = MOST_TOPIC_BYTES + len(topic)
         self._endpoint: str = pub.get_string(zmq.LAST_ENDPOINT)
-        #: By the connection's file descriptor: who is at its other end, and the topics.
+        #: By file descriptor: the peer's address and the topics.
         self._topics: dict[int, tuple[object, set[bytes]]] = {}
-        #: Connections that were cut off.
+        #: Connections closed.
         self.num_cut = 0
 
     def go_on(self) -> None:
-        """Take in what has changed. O(changes), 256 at most."""
+        """Process changes of subscriptions. O(changes), at most 256."""
         for _ in range(CHANGES_A_TURN):
             try:
                 frame = self._pub.recv(zmq.DONTWAIT, copy=False)
@@ -106,7 +110,7 @@ class Subscriptions:
 
     def _note(self, connection: Connection, change: bytes) -> None:
         peer, topics = self._topics.get(connection.descriptor, (None, set()))
-        if peer != connection.peer:  # another connection has its descriptor now
+        if peer != connection.peer:  # the descriptor belongs to another connection now
             topics = set()
         self._topics[connection.descriptor] = connection.peer, topics
         if change[:1] == _SUBSCRIBE:

@@ -1,4 +1,4 @@
-"""Tells others what a cache holds: vLLM's KV events over ZeroMQ, from a thread of its own."""
+"""Publishes the contents of a cache as vLLM's KV events over ZeroMQ, from a separate thread."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from ...core.manager import KVCacheManager
 from ...core.pools.block_pool import BlockPool
 from ...errors import ConcurrentCall, InvalidArgument, PublisherError
 from ...kv_events import BlockChanges, KVCacheEvents, PublisherStats
-from ..sockets import bound, zmq
+from ..sockets import bind_socket, zmq
 from ..tables.content_table import ContentTable
 from .connections import MOST_UNSEEN, Subscriptions
-from .feed import Feed, Numbered, without_placeholders
+from .feed import Feed, Numbered, replace_placeholders
 from .replays import Replays
 
-#: Milliseconds that the last messages get to leave at the end, and the answers to replays. Not every consumer that
-#: asked and hears nothing asks again: Dynamo's indexer waits forever, and reads no messages meanwhile.
+#: Milliseconds to send the last messages and replays when closing. Not every consumer repeats a request: Dynamo's
+#: indexer waits forever, and reads no messages meanwhile.
 LAST_MESSAGES_MS = 1000
-#: Milliseconds without a request after which no consumer is expected to ask any more, where one has asked before; a
-#: consumer on a busy machine was seen to read messages 110 ms late.
+#: Milliseconds to wait for a further request when closing, if consumers have requested replays before. A consumer on a
+#: busy machine was seen to read messages 110 ms late.
 LAST_REQUEST_MS = 250
-#: Hand-overs that wait for the thread as they are. After that neighbours are merged, so that each is twice as long as
-#: the one after it: few wait, and together they are no longer than what the cache holds and held.
+#: Batches queued for the thread before neighbours are merged, so that each is twice as long as the one after it: then
+#: few are queued, and together they are at most as long as the cache's contents, past and present.
 FEW_WAITING = 32
 MAX_REPLAYED = 2**24
 _FIRST_NUMBERS = ("clock", "zero")
 _NAMES = ("content", "ids")
-#: Every subscription is told of, also one that another consumer has already.
+#: Report every subscription, even one that another consumer already has.
 _PUB_OPTIONS: dict[int, int] = {zmq.XPUB_VERBOSER: 1, zmq.RCVHWM: MOST_UNSEEN}
-#: A request is 8 bytes, and ZeroMQ keeps those that wait of each connection.
+#: A request has 8 bytes, and ZeroMQ queues requests per connection.
 _REPLAY_OPTIONS: dict[int, int] = {zmq.MAXMSGSIZE: 2**10, zmq.RCVHWM: 64}
-#: Caches that have a publisher, and what each cache has told so far: its next publisher goes on from there.
+#: Caches with a publisher, and the published contents of each cache, with which its next publisher continues.
 _published: WeakSet[KVCacheManager | BlockPool] = WeakSet()
 _tables: WeakKeyDictionary[KVCacheManager | BlockPool, ContentTable] = WeakKeyDictionary()
 
 
 class KVEventPublisher:
-    """Publishes what `cache` holds, as vLLM does, to consumers such as routers.
+    """Publishes the contents of a cache, in vLLM's format, to consumers such as routers.
 
         publisher = KVEventPublisher(cache, "tcp://127.0.0.1:5557")
         ...after each step, and after frees between steps:
@@ -58,23 +58,30 @@ class KVEventPublisher:
         ...at the end:
         publisher.close()
 
-    `publish` hands arrays to a thread and returns; it never waits for a consumer. `reset_prefix_cache` and `resize`
-    of the cache are published by themselves (`pool.on_events`). Messages are numbered. A consumer
-    that missed some, began late or saw a restart asks the replay socket, and gets the messages, or a snapshot where
-    they are gone. While nothing happens, an empty message goes out every `heartbeat` seconds, so that a lost last
-    message is noticed.
+    `publish` passes arrays to a thread and never waits for a consumer. `reset_prefix_cache` and `resize` of the cache
+    are published automatically (`pool.on_events`). Messages are numbered. A consumer that missed messages, started late
+    or saw a restart requests a replay, and gets the messages, or a snapshot if they are no longer kept. Without events
+    an empty message is sent every `heartbeat` seconds, so that the loss of the last message is noticed.
 
-    cache: a manager, or a `BlockPool` that is used alone, made with `enable_kv_cache_events=True`; it has one publisher
-    at a time, and nothing else calls its `take_events`. endpoint: of the PUB socket. replay_endpoint: of the ROUTER
-    socket; None for the next port. topic: the first frame. first_sequence: "clock" begins with the milliseconds since
-    1970 and random bits, so that a restart is a gap forwards (right for Dynamo's indexer); "zero" begins with 0 and
-    pads snapshots (right for llm-d's router, and SGLang's). names: what `block_hashes` are: "content" for hashes of
-    keys and tokens, which equal contents share at all publishers (Dynamo, llm-d and AIBrix need that where they follow
-    several), or "ids" for the cache's own numbers, enough for a `Mirror` and four bytes shorter. replayed: messages
-    that are kept for replays. heartbeat: seconds. data_parallel_rank: the rank that messages name. clock: gives
-    seconds since 1970.
+    Args:
+        cache: a manager, or a `BlockPool` without one, made with `enable_kv_cache_events=True`. It can have one
+            publisher at a time, and nothing else may call its `take_events`.
+        endpoint: endpoint of the PUB socket.
+        replay_endpoint: endpoint of the ROUTER socket; None for the next port.
+        topic: first frame of each message.
+        first_sequence: "clock" starts with the milliseconds since 1970 and random bits, so that a restart looks like a
+            gap (for Dynamo's indexer); "zero" starts with 0 and pads snapshots (for llm-d's and SGLang's routers).
+        names: meaning of `block_hashes`: "content" for hashes of keys and tokens, equal at all publishers (needed by
+            Dynamo, llm-d and AIBrix to follow several), or "ids" for the cache's own numbers, which are enough for a
+            `Mirror` and four bytes shorter.
+        replayed: messages kept for replays.
+        heartbeat: seconds between heartbeats.
+        data_parallel_rank: rank in the messages.
+        clock: returns seconds since 1970.
 
-    Raises `InvalidArgument`, and `PublisherError` when an endpoint cannot be bound.
+    Raises:
+        InvalidArgument: a value is outside its limits.
+        PublisherError: an endpoint cannot be bound.
     """
 
     def __init__(
@@ -106,12 +113,12 @@ class KVEventPublisher:
             rank = require_int("data_parallel_rank", rank, 0, 65535)
         size = require_int("replayed", replayed, 1, MAX_REPLAYED)
         if cache in _published:
-            raise InvalidArgument("cache has a publisher already; close that one first")
+            raise InvalidArgument("cache already has a publisher; close it first")
         self._cache = cache
         self._pool = cache if isinstance(cache, BlockPool) else cache.pool
         callback = self._pool.on_events
         if callback is not None and not isinstance(getattr(callback, "__self__", None), KVEventPublisher):
-            raise InvalidArgument(f"pool.on_events is {shown(callback)}; a publisher needs it: set it to None")
+            raise InvalidArgument(f"pool.on_events is {shown(callback)}; a publisher needs it, so it must be None")
         self._take: Callable[[Any], KVCacheEvents] = type(cache).take_events
         self._topic = require_unicode("topic", require_str("topic", topic)).encode()
         self._heartbeat = heartbeat
@@ -119,30 +126,30 @@ class KVEventPublisher:
         table.name_by(names == "content")
         self._feed = Feed(table, first_sequence == "clock", size, rank, clock)
         self._waiting: deque[KVCacheEvents] = deque()
-        #: What was taken from the cache and is not waiting yet, oldest first: some are left after an interrupt.
+        #: Events taken from the cache and not yet queued, oldest first; not empty only after an interrupt.
         self._taken: list[KVCacheEvents] = []
-        #: What the thread is taking in.
+        #: The events that the thread is processing.
         self._in_hand: KVCacheEvents | None = None
         self._context = zmq.Context(io_threads=1)
         self._pub, self._router = _bound_sockets(self._context, endpoint, replay_endpoint)
-        #: Where the sockets are bound, with the port that a "*" or 0 stood for.
+        #: The bound endpoints, with the actual port if it was "*" or 0.
         self.endpoint: str = self._pub.get_string(zmq.LAST_ENDPOINT)
         self.replay_endpoint: str = self._router.get_string(zmq.LAST_ENDPOINT)
         self._replays = Replays(self._router, self._topic, self._feed.replay)
         self._subscriptions = Subscriptions(self._pub, self._topic)
         self._woken = self._wake = -1
         self._is_closing = False
-        #: One thread closes at a time; a signal's handler may close meanwhile.
+        #: Held while closing; reentrant because a signal handler may close too.
         self._is_free_to_close = threading.RLock()
         self._num_merged = 0
         self._sent_at = time.monotonic()
-        #: What ended the thread, if something did.
+        #: The error that ended the thread, if any.
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="blockyard-kv-events", daemon=True)
         self._start()
 
     def _start(self) -> None:
-        """Start the thread. Where that cannot be, nothing is open: a context of open sockets would never end."""
+        """Start the thread. On failure close everything: a context with open sockets would never terminate."""
         try:
             self._woken, self._wake = os.pipe()
             os.set_blocking(self._wake, False)
@@ -150,7 +157,7 @@ class KVEventPublisher:
             _published.add(self._cache)
             self._thread.start()
             self._pool.on_events = self._publish_between_steps
-            self._publish_between_steps()  # what the cache holds already
+            self._publish_between_steps()  # the present contents
         except BaseException:
             if not self._thread.is_alive():
                 self._close_sockets()
@@ -160,10 +167,11 @@ class KVEventPublisher:
     # The engine's thread.
 
     def publish(self) -> None:
-        """Hand over what the cache has to tell. O(what happened); it neither waits nor formats.
+        """Queue the cache's events for the thread. O(events). It neither waits nor encodes.
 
-        While the thread is far behind, hand-overs are merged: what came and went in between is left out. After `close`
-        events stay in the cache's own log, which is bounded, and nothing is lost. Raises what ended the thread, once.
+        If the thread falls far behind, queued batches are merged, which omits blocks that were added and removed in
+        between. After `close` events stay in the cache's own log, which is bounded. Raises `PublisherError` once if the
+        thread has failed.
         """
         if self.error is not None:
             error, self.error = self.error, None
@@ -171,9 +179,9 @@ class KVEventPublisher:
         self._publish_between_steps()
 
     def _publish_between_steps(self) -> None:
-        """Publish, and leave what ended the thread to the next `publish`."""
+        """Publish; leave an error of the thread to the next `publish`."""
         if self._thread.is_alive():
-            # In C from the cache's log into the list: an interrupt comes before or after, and loses nothing.
+            # One call in C moves the events from the cache's log to the list, so an interrupt loses nothing.
             self._taken.extend(map(self._take, (self._cache,)))
             if self._taken[-1].is_empty:
                 self._taken.pop()
@@ -181,7 +189,7 @@ class KVEventPublisher:
                 self._hand_over()
 
     def stats(self) -> PublisherStats:
-        """Counts what it has done so far. Any thread may ask. O(1)."""
+        """Return the counters so far. O(1). For any thread."""
         feed, replays = self._feed, self._replays
         return PublisherStats(
             is_running=self._thread.is_alive(),
@@ -200,22 +208,24 @@ class KVEventPublisher:
         )
 
     def _hand_over(self) -> None:
-        """Let the thread have what was taken. Each move is one call in C, so an interrupt loses nothing."""
+        """Queue the events that were taken. Each move is one call in C, so an interrupt loses nothing."""
         taken = self._taken
         while len(self._waiting) >= FEW_WAITING:
             with contextlib.suppress(IndexError):  # the thread was faster
                 taken[:0] = starmap(self._waiting.pop, ((),))
             if len(taken) == 1 or num_entries(taken[0]) > 2 * num_entries(taken[1]):
                 break
-            taken[:2] = (merged(taken[0], taken[1]),)
+            taken[:2] = (merge_events(taken[0], taken[1]),)
             self._num_merged += 1
         self._waiting.extend(map(taken.pop, [0] * len(taken)))
         self._wake_up()
 
     def close(self) -> None:
-        """Send what is left, answer who asks, and end the thread and the sockets. A second call does nothing.
+        """Send the remaining messages, answer pending replays, and end the thread and the sockets.
 
-        It takes 0.25 s where consumers have asked for replays, and up to two seconds where one reads nothing.
+        A second call does nothing.
+
+        It takes 0.25 s if consumers have requested replays, and up to two seconds if one does not read.
         """
         with self._is_free_to_close:
             if self._thread.is_alive():
@@ -224,24 +234,24 @@ class KVEventPublisher:
                 self._is_closing = True
                 self._wake_up()
                 self._thread.join()
-                with contextlib.suppress(ConcurrentCall):  # a signal's handler closes in the middle of a call
+                with contextlib.suppress(ConcurrentCall):  # if a signal handler closes during a call
                     self._pool.on_events = None
             if self._wake >= 0:
-                self._take_in_rest()
+                self._apply_rest()
                 _published.discard(self._cache)
                 os.close(self._wake)
                 os.close(self._woken)
                 self._wake = self._woken = -1
 
-    def _take_in_rest(self) -> None:
-        """Keep what a thread that broke has left: the next publisher tells of it."""
+    def _apply_rest(self) -> None:
+        """Apply the events that a failed thread has left to the table, for the next publisher."""
         if self._in_hand is not None:
             self._waiting.appendleft(self._in_hand)
             self._in_hand = None
         self._waiting.extend(self._taken)
         self._taken.clear()
         while self._waiting:
-            self._feed.take_in_if_whole(self._waiting.popleft())
+            self._feed.apply_if_whole(self._waiting.popleft())
 
     def __enter__(self) -> KVEventPublisher:
         return self
@@ -250,7 +260,7 @@ class KVEventPublisher:
         self.close()
 
     def _wake_up(self) -> None:
-        with contextlib.suppress(OSError):  # it is awake already, or at its end
+        with contextlib.suppress(OSError):  # it is already awake, or has ended
             os.write(self._wake, b"\0")
 
     # The thread.
@@ -279,8 +289,8 @@ class KVEventPublisher:
             if self._send_waiting():
                 beat = time.monotonic() + self._heartbeat
             elif time.monotonic() >= beat:
-                if not self._taken:  # who hears a heartbeat believes to have heard all
-                    self._send(self._feed.beat())
+                if not self._taken:  # a heartbeat tells consumers that they have all events
+                    self._send(self._feed.heartbeat())
                 beat = time.monotonic() + self._heartbeat
             self._replays.go_on(self._router in ready)
             if is_closing:
@@ -288,7 +298,7 @@ class KVEventPublisher:
                 return
 
     def _finish_replays(self) -> None:
-        """Answer who has asked or is just asking: the last messages may have shown a gap to a consumer."""
+        """Answer pending and imminent replay requests: the last messages may have shown a consumer a gap."""
         replays = self._replays
         deadline = time.monotonic() + LAST_MESSAGES_MS / 1000
         while time.monotonic() < deadline:
@@ -305,11 +315,11 @@ class KVEventPublisher:
     def _send_waiting(self) -> bool:
         sent = False
         while self._waiting:
-            with contextlib.suppress(IndexError):  # the engine's thread is merging it with another one
+            with contextlib.suppress(IndexError):  # the engine's thread is merging it
                 self._in_hand = self._waiting.popleft()
             if self._in_hand is not None:
-                events = self._feed.take_in(self._in_hand)
-                self._in_hand = None  # now, not before: what could not be taken in is not lost
+                events = self._feed.apply(self._in_hand)
+                self._in_hand = None  # only now, so that events are not lost if processing fails
                 if events:
                     self._send(self._feed.number(events))
                     sent = True
@@ -317,7 +327,7 @@ class KVEventPublisher:
 
     def _send(self, message: Numbered) -> None:
         sequence, payload = message
-        # A PUB socket drops what a slow consumer does not read; that one sees a gap and asks for a replay.
+        # A PUB socket drops messages of slow consumers, which see a gap and request a replay.
         self._pub.send_multipart((self._topic, sequence.to_bytes(8, "big"), payload), zmq.DONTWAIT, copy=False)
         self._sent_at = time.monotonic()
 
@@ -328,19 +338,21 @@ class KVEventPublisher:
 
 
 def require_bindable(endpoint: str, replay_endpoint: str | None = None) -> None:
-    """Raise what a publisher would raise for its endpoints now: asked before something that takes long."""
+    """Raise the errors that a publisher would raise for its endpoints, before other work that takes long."""
     with zmq.Context(io_threads=1) as context:
         for socket in _bound_sockets(context, endpoint, replay_endpoint):
             socket.close()
 
 
 def _bound_sockets(context: Any, endpoint: str, replay_endpoint: str | None) -> tuple[Any, Any]:
-    """Return the PUB and the ROUTER socket; where one cannot be bound, neither is, and the context has ended."""
+    """Return the PUB and the ROUTER socket. On failure close both and terminate the context."""
     sockets: list[Any] = []
     try:
-        sockets.append(bound(context, zmq.XPUB, "endpoint", endpoint, LAST_MESSAGES_MS, _PUB_OPTIONS))
+        sockets.append(bind_socket(context, zmq.XPUB, "endpoint", endpoint, LAST_MESSAGES_MS, _PUB_OPTIONS))
         replays_at = replay_endpoint or _next_port(sockets[0].get_string(zmq.LAST_ENDPOINT))
-        sockets.append(bound(context, zmq.ROUTER, "replay_endpoint", replays_at, LAST_MESSAGES_MS, _REPLAY_OPTIONS))
+        sockets.append(
+            bind_socket(context, zmq.ROUTER, "replay_endpoint", replays_at, LAST_MESSAGES_MS, _REPLAY_OPTIONS)
+        )
     except BaseException:
         for socket in sockets:
             socket.close()
@@ -354,26 +366,29 @@ def _has_events(cache: KVCacheManager | BlockPool) -> bool:
 
 
 def _config_of(cache: KVCacheManager | BlockPool) -> CacheConfig:
-    """A pool has no config of its own: what counts here is the size of its blocks."""
+    """Return the config of a manager, or for a pool one with its block size, which is all that is used."""
     return CacheConfig(2, cache.block_size) if isinstance(cache, BlockPool) else cache.config
 
 
 def _table_of(cache: KVCacheManager | BlockPool) -> ContentTable:
-    """What the cache has told its earlier publishers. Raises `PublisherError` where one of them broke on the way."""
+    """Return the table of published contents.
+
+    Raises `PublisherError` if an earlier publisher failed while updating it.
+    """
     table = _tables.get(cache)
     if table is None:
         table = _tables[cache] = ContentTable(_config_of(cache))
     if not table.is_whole:
-        table.apply(without_placeholders(cache.take_events()))
+        table.apply(replace_placeholders(cache.take_events()))
         if not table.is_whole:
             raise PublisherError(
-                "what the cache told was lost with its last publisher; reset_prefix_cache() begins anew"
+                "events were lost when the last publisher of this cache failed; call reset_prefix_cache() first"
             )
     return table
 
 
 def _next_port(endpoint: str) -> str:
-    """Return the port behind a TCP endpoint's, or another name for a path."""
+    """Return the endpoint with the next TCP port, or another path."""
     base, colon, port = endpoint.rpartition(":")
     if endpoint.startswith("tcp://") and port.isdigit():
         return f"{base}{colon}{int(port) + 1}"
@@ -381,15 +396,15 @@ def _next_port(endpoint: str) -> str:
 
 
 def num_entries(changes: KVCacheEvents) -> int:
-    """Counts what came and went. O(pools)."""
+    """Return the number of entries. O(pools)."""
     roots = len(changes.new_roots) + len(changes.lost_roots)
     return roots + len(changes.contents) + sum(len(pool.ids) for pool in changes.pools)
 
 
-def merged(first: KVCacheEvents, second: KVCacheEvents) -> KVCacheEvents:
-    """Merges what a cache told in two readings into one, and leaves out what came and went in between.
+def merge_events(first: KVCacheEvents, second: KVCacheEvents) -> KVCacheEvents:
+    """Return one batch of events for two consecutive ones, without entries that cancel out. O(n log n).
 
-    O(n log n) for n entries. What came is at most what the cache holds now, and what went what it held before.
+    Additions are at most the present contents, removals at most the earlier contents.
     """
     if second.cleared:
         return second
@@ -418,9 +433,9 @@ def _merged_pool(first: BlockChanges, second: BlockChanges) -> BlockChanges:
 def _net(
     first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Keeps the first entry of each id that has an odd number of them; also returns which of those that came are kept.
+    """Return which entries to keep, and which of the additions are kept.
 
-    Each id comes and goes in turns, so an even number of entries leaves things as they were.
+    An id is added and removed in turn, so an even number of entries cancels out; of an odd number the first is kept.
     """
     entries = np.concatenate((first, second))
     _, begins, counts = np.unique(np.abs(entries), return_index=True, return_counts=True)

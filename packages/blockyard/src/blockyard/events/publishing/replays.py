@@ -1,4 +1,4 @@
-"""Answers to consumers that ask for a replay: a few at a time, each as fast as it reads."""
+"""Answers replay requests: a few at a time, each as fast as its consumer reads."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from ..wire import END_SEQUENCE, Payload
 from .connections import Connection
 from .feed import Numbered
 
-#: Consumers that are answered at a time. Others wait in the socket, which holds a bounded number of requests.
+#: Consumers answered at a time. Others wait in the socket, whose queue is bounded.
 MOST_AT_A_TIME = 16
-#: Consumers to whom a long message may be on its way, mostly a snapshot: each is memory of its own until it is read.
+#: Consumers that may have a long message, mostly a snapshot, in transit. Each occupies memory until it is read.
 MOST_LONG = 8
-#: Requests read, bad ones too, before live messages go out.
+#: Requests read, including bad ones, before live messages are sent.
 REQUESTS_A_TURN = 64
-#: Messages sent to one consumer before it is another's turn, and before live messages go out.
+#: Messages sent to one consumer before others are served and live messages are sent.
 MESSAGES_A_TURN = 256
-#: Seconds after which a consumer that does not read is given up, and where all places are taken. It asks again.
+#: Seconds after which a consumer that does not read is abandoned, and the same if all slots are taken.
 PATIENCE = 10.0
 HASTE = 1.0
-#: Bytes that a consumer must take in `HASTE` seconds to keep its long message where all places for those are taken.
+#: Bytes that a consumer must read in `HASTE` seconds to keep its long message if all slots for those are taken.
 LEAST_BYTES = 2**16
-#: `HASTE` where consumers that do not read have been cut one after another; bytes are fewer by as much.
+#: Lower bound of the seconds as consumers that do not read are disconnected one after another; bytes scale alike.
 LEAST_HASTE = 0.05
-#: Seconds to wait when no consumer reads.
+#: Seconds to sleep if no consumer reads.
 PAUSE = 0.005
 
 
 class Haste:
-    """Says how long who reads nothing keeps a place that others wait for.
+    """Seconds that a consumer which reads nothing may keep a slot that others wait for.
 
-    A cut halves it and a consumer that has read doubles it again, from `HASTE` down to `LEAST_HASTE`, at the same rate
-    of bytes. So a hundred that never read delay the others by two seconds and not by one for each eight of them.
+    A disconnection halves them and a consumer that has read doubles them, between `LEAST_HASTE` and `HASTE`, at a
+    constant rate of bytes. So a hundred consumers that never read delay the others by two seconds instead of one for
+    each eight.
     """
 
     def __init__(self) -> None:
@@ -43,43 +44,43 @@ class Haste:
 
     @property
     def least_bytes(self) -> int:
-        """Return what must be taken in these seconds."""
+        """Return the bytes to be read in these seconds."""
         return int(LEAST_BYTES * self.seconds / HASTE)
 
     def note_cut(self) -> None:
-        """Consumers were cut."""
+        """Record that consumers were disconnected."""
         self.seconds = max(self.seconds / 2, LEAST_HASTE)
 
     def note_read(self) -> None:
-        """A consumer has read its message."""
+        """Record that a consumer has read its message."""
         self.seconds = min(self.seconds * 2, HASTE)
 
 
 class LongMessage:
-    """One that is on its way to a consumer, and how fast it is read."""
+    """A long message in transit to a consumer, and how fast it is read."""
 
     def __init__(self, tracker: Any, connection: Connection | None) -> None:
         self._tracker = tracker
         self._connection = connection
         self._taken: int | None = None
-        #: From when on a consumer that takes too little is stuck.
+        #: Time from which a consumer that reads too little counts as stuck.
         self._until = 0.0
         self._is_cut = False
 
     @property
     def was_read(self) -> bool:
-        """Return whether its consumer has taken all of it."""
+        """Return whether the consumer has read all of it."""
         return self.is_gone and not self._is_cut
 
     @property
     def is_gone(self) -> bool:
-        """Return whether all of it was sent, or its connection has ended."""
+        """Return whether all of it was sent, or the connection has ended."""
         return bool(self._tracker.done)
 
     def is_stuck(self, haste: Haste) -> bool:
-        """Return whether its consumer has read too little in the seconds of `haste` since this was first asked. O(1).
+        """Return whether the consumer has read too little in the seconds of `haste` since the first call. O(1).
 
-        Where it cannot be seen how much is read: whether it is still on its way after `PATIENCE` seconds.
+        If its progress is unknown: whether it is still in transit after `PATIENCE` seconds.
         """
         taken = self._connection.num_taken() if self._connection else None
         if self._until == 0.0 or (taken is not None and taken >= (self._taken or 0) + haste.least_bytes):
@@ -88,7 +89,7 @@ class LongMessage:
         return time.monotonic() > self._until
 
     def cut(self) -> bool:
-        """End its connection, and give its memory back; whether this is the first time."""
+        """Close the connection and free the memory. Return whether this is the first time."""
         if self._connection is not None:
             self._connection.cut()
         was_cut, self._is_cut = self._is_cut, True
@@ -96,11 +97,11 @@ class LongMessage:
 
 
 class Replays:
-    """The replays that are under way on a ROUTER socket.
+    """The replays in progress on a ROUTER socket.
 
-    A request is [identity, "", start] with the start as 8 bytes, big-endian; some consumers leave the empty frame out.
-    Anything else is counted and not answered. The answer is [identity, "", topic, number, payload] for each message,
-    and last [identity, "", "", -1, ""].
+    A request is [identity, "", start] with the start as 8 bytes, big-endian; some consumers omit the empty frame. Other
+    messages are counted and not answered. The answer is [identity, "", topic, number, payload] for each message, and
+    finally [identity, "", "", -1, ""].
     """
 
     def __init__(self, router: Any, topic: bytes, replay: Callable[[int], Iterator[Numbered]]) -> None:
@@ -108,24 +109,24 @@ class Replays:
         self._topic = topic
         self._replay = replay
         self._endpoint: str = router.get_string(zmq.LAST_ENDPOINT)
-        #: By consumer, what it is still to get, and when it is given up.
+        #: By consumer, the remaining messages, and when it is abandoned.
         self._running: dict[bytes, Iterator[tuple[Payload, ...]]] = {}
         self._deadlines: dict[bytes, float] = {}
         self._connections: dict[bytes, Connection | None] = {}
-        #: By consumer, the last long message, until it has been read or the consumer is gone.
+        #: By consumer, the last long message, until it was read or the connection has ended.
         self._long: dict[bytes, LongMessage] = {}
         self._haste = Haste()
-        #: Consumers of whose replay nothing is made yet.
+        #: Consumers whose replay has not begun.
         self._unbegun: set[bytes] = set()
-        #: A message that a consumer had no room for.
+        #: By consumer, a message that did not fit into its queue.
         self._unsent: dict[bytes, tuple[Payload, ...]] = {}
-        #: Requests that could not be read; replays answered to the end, and those given up.
+        #: Unreadable requests, completed replays, abandoned replays.
         self.num_refused = self.num_answered = self.num_given_up = 0
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
 
     @property
     def are_waiting(self) -> bool:
-        """Return whether some consumer has not got all that it asked for."""
+        """Return whether any replay is incomplete."""
         return bool(self._running)
 
     @property
@@ -133,7 +134,7 @@ class Replays:
         return len(self._running) >= MOST_AT_A_TIME
 
     def go_on(self, has_requests: bool) -> None:
-        """Take new requests, and send to each consumer what it has room for."""
+        """Accept new requests, and send each consumer as much as its queue takes."""
         for _ in range(REQUESTS_A_TURN if has_requests else 0):
             if self._is_full or not self._take_request():
                 break
@@ -164,14 +165,14 @@ class Replays:
         yield b"", END_SEQUENCE, b""
 
     def _send_some(self, identity: bytes) -> bool:
-        """Return whether the consumer took anything, or is done with."""
+        """Return whether the consumer read anything, or its replay has ended."""
         if identity in self._unbegun and not self._may_begin(identity):
             return self._wait_for(identity, False)
         self._unbegun.discard(identity)
         for number in range(MESSAGES_A_TURN):
             try:
                 message = self._unsent.pop(identity, None) or next(self._running[identity], None)
-            except Exception:  # its answer cannot be made; others may be
+            except Exception:  # this answer cannot be made; others may work
                 self._give_up(identity)
                 return True
             if message is None:
@@ -183,7 +184,7 @@ class Replays:
             except zmq.Again:
                 self._unsent[identity] = message
                 return self._wait_for(identity, number > 0)
-            except zmq.ZMQError:  # it is gone
+            except zmq.ZMQError:  # it has disconnected
                 self._give_up(identity)
                 return True
             if len(message[-1]) >= SENT_FROM_PLACE:
@@ -191,7 +192,7 @@ class Replays:
         return self._wait_for(identity, True)
 
     def _may_begin(self, identity: bytes) -> bool:
-        """Whether a replay may begin, which may need a snapshot: who asks and never reads gets one, not hundreds."""
+        """Return whether a replay, which may need a snapshot, may begin. A consumer that never reads gets only one."""
         for message in self._long.values():
             if message.was_read:
                 self._haste.note_read()
@@ -204,7 +205,7 @@ class Replays:
         return identity not in self._long and len(self._long) < MOST_LONG
 
     def _wait_for(self, identity: bytes, took_some: bool) -> bool:
-        """A consumer that reads has time again; one that has read nothing for too long is given up."""
+        """Extend the deadline of a consumer that reads; abandon one that has read nothing for too long."""
         now = time.monotonic()
         if took_some:
             self._deadlines[identity] = now + PATIENCE
@@ -214,7 +215,7 @@ class Replays:
 
     def _give_up(self, identity: bytes) -> None:
         self.num_given_up += 1
-        if identity in self._unbegun:  # it has room: some consumers would wait for their answer forever
+        if identity in self._unbegun:  # its queue is empty; some consumers would wait forever for an answer
             with contextlib.suppress(zmq.ZMQError):
                 self._router.send_multipart((identity, b"", b"", END_SEQUENCE, b""), zmq.DONTWAIT)
         self._end(identity)

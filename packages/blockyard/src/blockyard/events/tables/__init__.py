@@ -1,1 +1,1 @@
-"""What many caches hold, as one trie of blocks: compiled, arrays alone."""
+"""Compiled tables of published contents, and of many workers' blocks."""

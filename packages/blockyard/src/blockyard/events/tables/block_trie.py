@@ -1,4 +1,4 @@
-"""The blocks that some holder has, each once, with who has it: exact, because tokens are compared."""
+"""A trie of the blocks that any holder has, exact because tokens are compared."""
 
 from typing import Final
 
@@ -16,31 +16,31 @@ from .holdings import HoldingTable
 from .matching import ComparedPrompt, HolderRows, Lengths
 from .packed_numbers import read_names, read_tokens
 
-#: Blocks from which on a piece of memory is compared at once.
+#: Fewest blocks that are compared as one piece of memory.
 FEWEST_AT_ONCE: Final[i64] = 16
 WORD_BYTES: Final = 8
-#: Holders whose bits share a word.
+#: Holders per word of bits.
 HOLDERS_A_WORD: Final[i64] = 64
 LOW_16: Final[i64] = 65535
 LOW_32: Final[i64] = 4294967295
-#: Media: a block is on the GPU, or on something slower.
+#: Media: the GPU, and slower ones.
 MEDIA: Final[i64] = 2
 FEWEST_NODES: Final = 64
-#: In place of a node, of a name that a holder gave to two blocks, or to one behind such a name: it leads to none of
-#: them until the holder has nothing.
+#: Replaces the node of a name that a holder gave to two blocks, or to a descendant of such a block, until the holder is
+#: cleared.
 AMBIGUOUS: Final[i64] = 4294967295
-#: Names that are kept for each holder, so that few can be cleared without a look at all.
+#: Most names remembered per holder, so that it can be cleared without scanning the table.
 FEW_NAMES: Final = 4096
-#: Roots are forgotten by making the trie anew, and by nothing else.
+#: Roots are only removed by rebuilding the trie.
 NO_LIMIT: Final[i64] = 1152921504606846976
 
 
 class BlockTrie:
-    """A trie over the manager's own prefix index: a node is a block of `block_size` tokens after all before it.
+    """A trie on the manager's prefix index. A node is a block of `block_size` tokens after all tokens before it.
 
-    A holder is one cache's one layer group; it names blocks as it likes. A name that it gives to two blocks, as one
-    hash of both, is of no use from then on: what it says of one of them may be meant of the other. A node stays while a
-    holder has it or a node behind it. Arrays double when they are full, and are made anew when a quarter is used.
+    A holder is one layer group of one cache, with its own names of blocks. A name that it gives to two blocks, by a
+    hash collision, is ambiguous and ignored from then on. A node exists while a holder has it or one of its
+    descendants. Arrays double when they are full, and are rebuilt at half the size when a quarter is used.
     """
 
     def __init__(self, block_size: int, hash_seed: int) -> None:
@@ -50,13 +50,13 @@ class BlockTrie:
         self.num_holders: i64 = 0
         self._words: i64 = 1
         self.num_nodes: i64 = 0
-        #: Blocks whose parent their holder did not have.
+        #: Blocks ignored because their holder did not have the parent.
         self.num_orphans = 0
-        #: The bit of each holder of a word, the last one negative; and by a number of holders, the bits of all.
+        #: The bit of each holder in a word, the last one negative; and all bits of the first n holders, by n.
         self._bits = vec[i64](np.left_shift(np.int64(1), np.arange(64)))
         self._all_bits = vec[i64](np.append(np.int64(0), np.cumsum(np.left_shift(np.int64(1), np.arange(64)))))
-        #: By holder, the chains of names that it was given since it had nothing, as long as they are few.
-        self._given: list[GivenNames] = []
+        #: By holder, the names stored since it was last cleared, while they are few.
+        self._recent: list[RecentNames] = []
         self._make(FEWEST_NODES)
 
     def _make(self, capacity: int) -> None:
@@ -64,27 +64,27 @@ class BlockTrie:
         self.index = PrefixIndex(capacity, self.block_size, self._hash_seed)
         self.index.roots.limit = NO_LIMIT
         self._parent = zeros_i32(capacity)
-        #: Nodes behind it, and holdings of it.
+        #: Children and holdings of each node.
         self._uses = zeros_i32(capacity)
-        #: By node, one of those right behind it, 0 for none; that of node 0 is a first block.
+        #: One child of each node, 0 for none; the child of node 0 is a first block.
         self._child = zeros_i32(capacity)
         self._free = zeros_i32(capacity)
         self._num_free: i64 = 0
         self._next_node: i64 = 1
-        #: Where a path is collected before it is returned.
+        #: Buffer for the nodes of a path.
         self._nodes = zeros_i32(int(TILE_BLOCKS))
-        #: Whether the nodes guessed last have numbers one after another.
+        #: Whether the nodes guessed last have consecutive numbers.
         self._in_one_piece = False
-        #: held[(node * 2 + medium) * words + holder // 62] has a bit for each holder.
+        #: held[(node * 2 + medium) * words + holder // 64] has a bit for each holder.
         self._held = zeros_i64(capacity * int(MEDIA * self._words))
 
     def add_holder(self) -> int:
-        """A new holder's number."""
+        """Return the number of a new holder."""
         holder = self.num_holders
         if holder // HOLDERS_A_WORD >= self._words:
             self._widen()
         self.num_holders += 1
-        self._given.append(GivenNames())
+        self._recent.append(RecentNames())
         return int(holder)
 
     def _widen(self) -> None:
@@ -96,7 +96,7 @@ class BlockTrie:
         self._held = wider
         self._words = words + 1
 
-    # What holders say.
+    # Changes.
 
     def store(
         self,
@@ -109,13 +109,22 @@ class BlockTrie:
         block_keys: list[tuple[object, ...]],
         others: list[int],
     ) -> int:
-        """A holder has a chain of blocks; returns how many were taken in: none behind a block that it does not have,
-        or whose name means two.
+        """Store a chain of blocks of a holder; return how many were stored.
 
-        names, token_ids: lists in msgpack, of n blocks' names and of n * block_size tokens. parent_name: of the block
-        before the first, None at the beginning of a prompt. request: keys of the whole request. block_keys: () or one
-        tuple for each block, () where nothing stands there besides text. others: holders that name blocks as this one
-        does, one of which may have the block before. Raises `InvalidArgument` for lists of other things or lengths.
+        Blocks are ignored from the first one whose parent the holder does not have, or whose name is ambiguous.
+
+        Args:
+            holder: the holder.
+            medium: 0 for the GPU, 1 for slower media.
+            names: names of n blocks, a msgpack list.
+            parent_name: name of the block before the first, None at the beginning of a prompt.
+            token_ids: n * block_size tokens, a msgpack list.
+            request: extra keys of the whole request.
+            block_keys: (), or a tuple of spans for each block.
+            others: holders with the same names, one of which may have the parent.
+
+        Raises:
+            InvalidArgument: a list has other items or another length.
         """
         chain = read_names(names)
         packed = read_tokens(token_ids, self.block_size)
@@ -132,7 +141,7 @@ class BlockTrie:
             if before == 0:
                 self.num_orphans += len(chain)
                 return 0
-        self._given[holder].add(chain)
+        self._recent[holder].add(chain)
         if before == AMBIGUOUS:
             self._leave_out(holder, chain, 0)
             return 0
@@ -160,9 +169,9 @@ class BlockTrie:
         request: tuple[object, ...],
         block_keys: list[tuple[object, ...]],
     ) -> i64:
-        """Blocks of a chain of which at most the first has keys of its own; returns the last one's node. O(blocks).
+        """Store blocks, only the first of which may have spans; return the last one's node. O(blocks).
 
-        Where the name of one means two blocks it ends, and returns -1 minus the position.
+        At a block with an ambiguous name, return -1 minus its position.
         """
         index = self.index
         parent = index.content_of(before) if before > 0 else index.root(request)
@@ -206,24 +215,24 @@ class BlockTrie:
         return node
 
     def _hold(self, holder: i64, medium: i64, name: i64, node: i64) -> bool:
-        """Note that a holder has a node under a name; False where the name means another block too."""
+        """Add a holding of a node under a name; return False if the name has another node."""
         known = self.holdings.put_if_new(holder, name, node)
         if known == 0:
             self._uses[node] += 1
         elif known != node:
-            self._uses[node] += 1  # it may be new: then it goes
+            self._uses[node] += 1  # so that a new node is removed
             self._unuse(node)
             return False
         self._held[self._word(node, medium, holder)] |= self._bit(holder)
         return True
 
     def _leave_out(self, holder: i64, names: vec[i64], first: i64) -> None:
-        """Blocks from `first` on are not taken in, and their names mean two blocks, or may later. O(blocks)."""
+        """Ignore blocks from `first` on and mark their names as ambiguous. O(blocks)."""
         self.num_orphans += len(names) - int(first)
         for position in range(first, i64(len(names))):
             known = self.holdings.put_if_new(holder, names[position], AMBIGUOUS)
             if known != 0 and known != AMBIGUOUS:
-                self._let_go(holder, names[position], known)
+                self._drop_name(holder, names[position], known)
                 self.holdings.put(holder, names[position], AMBIGUOUS)
         self._shrink()
 
@@ -234,9 +243,9 @@ class BlockTrie:
         return self._bits[holder % HOLDERS_A_WORD]
 
     def remove(self, holder: i64, medium: i64, names: bytes) -> None:
-        """A holder has these blocks no more on this medium; names that it does not have are passed over. O(n).
+        """Remove a holder's blocks from a medium; unknown names are ignored. O(n).
 
-        names: a list in msgpack. Raises `InvalidArgument` for one of other things.
+        Raises `InvalidArgument` unless `names` is a msgpack list of names.
         """
         gone = read_names(names)
         self._load_holdings(holder, gone)
@@ -246,11 +255,11 @@ class BlockTrie:
                 continue
             self._held[self._word(node, medium, holder)] &= ~self._bit(holder)
             if not self.is_held(node, holder):
-                self._let_go(holder, name, node)
+                self._drop_name(holder, name, node)
         self._shrink()
 
     def _load_holdings(self, holder: i64, names: vec[i64]) -> None:
-        """Read what `remove` will need of each block, so that it need not wait for memory block after block. O(n)."""
+        """Prefetch the memory that `remove` needs of each block. O(n)."""
         count = i64(len(names))
         self.holdings.load_homes(holder, names, 0, count)
         nodes = zeros_i32(int(count))
@@ -260,11 +269,11 @@ class BlockTrie:
         self.index.load_run(nodes, 0, count)
 
     def is_held(self, node: i64, holder: i64) -> bool:
-        """Whether a holder has a block on any medium. O(1)."""
+        """Return whether a holder has a block on any medium. O(1)."""
         both = self._held[self._word(node, 0, holder)] | self._held[self._word(node, 1, holder)]
         return both & self._bit(holder) != 0
 
-    def _let_go(self, holder: i64, name: i64, node: i64) -> None:
+    def _drop_name(self, holder: i64, name: i64, node: i64) -> None:
         self.holdings.take(holder, name)
         if node == AMBIGUOUS:
             return
@@ -273,7 +282,7 @@ class BlockTrie:
         self._unuse(node)
 
     def _unuse(self, node: i64) -> None:
-        """One use less; a node without any goes, and so perhaps those before it. O(nodes that go)."""
+        """Remove a use of a node. Nodes without uses are removed, up to the first that has others. O(nodes removed)."""
         while node != 0:
             self._uses[node] -= 1
             if self._uses[node] > 0:
@@ -288,32 +297,40 @@ class BlockTrie:
             node = before
 
     def clear(self, holder: i64) -> None:
-        """A holder has nothing. O(what it was given since it had nothing); where that is much, O(slots of the table).
+        """Remove all blocks of a holder.
 
-        So a holder that was given little and is cleared, again and again, does not pay for what others have.
+        O(names since it was last cleared), or O(slots of the table) if these are many.
+
+        So clearing a small holder again and again does not cost more in a large table.
         """
-        given = self._given[holder]
+        given = self._recent[holder]
         if given.num_names > FEW_NAMES:
             for name in self.holdings.names_of(holder):
-                self._let_go(holder, name, self.holdings.node_of(holder, name))
+                self._drop_name(holder, name, self.holdings.node_of(holder, name))
         else:
             for chain in given.chains:
                 self._forget(holder, chain)
-        self._given[holder] = GivenNames()
+        self._recent[holder] = RecentNames()
         self._shrink()
 
     def _forget(self, holder: i64, names: vec[i64]) -> None:
         for name in names:
             node = self.holdings.node_of(holder, name)
             if node != 0:
-                self._let_go(holder, name, node)
+                self._drop_name(holder, name, node)
 
-    # What is asked.
+    # Queries.
 
     def find_path(self, token_ids: object, request: tuple[object, ...], keys: dict[int, tuple[object, ...]]) -> "Path":
-        """The nodes of a prompt's full blocks, as far as any holder has them. O(blocks found).
+        """Return the nodes of a prompt's full blocks, as far as any holder has them. O(blocks found).
 
-        keys: what stands in a block besides text, by its position. Raises `InvalidArgument` for bad tokens.
+        Args:
+            token_ids: the prompt.
+            request: extra keys of the whole request.
+            keys: spans by block.
+
+        Raises:
+            InvalidArgument: bad tokens.
         """
         prompt = ComparedPrompt(token_ids, self.block_size)
         num_blocks = prompt.num_tokens // self.block_size
@@ -324,10 +341,10 @@ class BlockTrie:
         return Path(self._nodes[:found])
 
     def _follow(self, prompt: ComparedPrompt, num_blocks: i64, root: i64) -> i64:
-        """How many blocks right after a root any holder has; `_nodes` has their nodes. O(blocks found).
+        """Return how many blocks after a root any holder has; their nodes are in `_nodes`. O(blocks found).
 
-        Most nodes have one node behind them. That one is compared with the prompt and nothing is hashed, a run at a
-        time; where it is another block, that block is looked up. Runs double as long as they are equal.
+        Most nodes have one child, which is compared with the prompt without hashing, a run at a time. If it differs,
+        the block is looked up. The length of runs doubles while they are equal.
         """
         if root == NO_CONTENT:
             return 0
@@ -355,7 +372,7 @@ class BlockTrie:
         return num_blocks
 
     def _guess(self, node: i64, first: i64, last: i64) -> i64:
-        """Fill `_nodes` with what stands behind a node; returns where nothing does."""
+        """Fill `_nodes` with first children, starting after `node`; return the end."""
         nodes, children = self._nodes, self._child
         position = first
         apart: i64 = 0
@@ -372,9 +389,9 @@ class BlockTrie:
         return position
 
     def _compare(self, prompt: ComparedPrompt, first: i64, last: i64, parent: i64) -> i64:
-        """Where the first of the guessed blocks is not the prompt's. O(words).
+        """Return the position of the first guessed block that differs from the prompt. O(words).
 
-        Nodes are made one after another, so their rows mostly are one piece of memory, which is compared at once.
+        Nodes are mostly allocated in order, so their rows are one piece of memory, which is compared at once.
         """
         if last == first:
             return first
@@ -387,7 +404,7 @@ class BlockTrie:
         return self.index.verify(self._nodes, prompt.words(), first, last, parent)
 
     def _look_up(self, words: vec[i64], position: i64, before: i64, parent: i64) -> i64:
-        """The node of a block behind another one (0: behind the root `parent`), 0 for none."""
+        """Return the node of a block after another one (0: after the root `parent`), 0 for none."""
         index = self.index
         chain = index.chain_hash[before] if before > 0 else root_hash(parent)
         index.hash_run(words, position, position + 1, chain)
@@ -396,9 +413,12 @@ class BlockTrie:
         return node
 
     def match(self, path: "Path", rows: HolderRows, best: Lengths) -> Lengths:
-        """For each holder the leading tokens of a path that it has; O(blocks + holders).
+        """Return the leading tokens of a path that each holder has. O(blocks + holders).
 
-        rows: for each holder, the row of `best` where it is noted too, if it is more than what stands there.
+        Args:
+            path: the path.
+            rows: for each holder, its row in `best`, -1 for none.
+            best: raised to the holders' lengths.
         """
         found = Lengths(int(self.num_holders))
         for word in range(self._words):
@@ -412,7 +432,7 @@ class BlockTrie:
         return found
 
     def _match_word(self, path: vec[i32], word: i64, lengths: vec[i64]) -> None:
-        """Follow the path with the sets of holders that have had all so far; those that leave get their length."""
+        """Follow the path with the holders that have had all blocks so far; set the lengths of those that drop out."""
         held, width = self._held, MEDIA * self._words
         first = word * HOLDERS_A_WORD
         everywhere = self._all_bits[min(self.num_holders - first, HOLDERS_A_WORD)]
@@ -421,7 +441,7 @@ class BlockTrie:
         for position in range(i64(len(path))):
             row = i64(path[position]) * width
             gpu = held[row + word]
-            if everywhere & ~gpu != 0:  # else all that had the blocks so far have this one on the GPU
+            if everywhere & ~gpu != 0:  # otherwise all remaining holders have this block on the GPU
                 off_gpu = on_gpu & ~gpu
                 missing = everywhere & ~(gpu | held[row + slower])
                 self._leave(missing, off_gpu, first, position, lengths)
@@ -432,7 +452,7 @@ class BlockTrie:
         self._leave(everywhere, on_gpu, first, i64(len(path)), lengths)
 
     def _leave(self, left: i64, off_gpu: i64, first: i64, position: i64, lengths: vec[i64]) -> None:
-        """Holders, as bits, whose blocks of a path end here; and those whose blocks on the GPU do."""
+        """Set the lengths of holders, given as bits, whose blocks end here, and of those whose GPU blocks do."""
         both = left | off_gpu
         bits = self._bits
         holder: i64 = 0
@@ -447,18 +467,18 @@ class BlockTrie:
             both &= ~bit
 
     def child_of(self, node: i64) -> i64:
-        """One of the nodes right behind a node, or of the first blocks behind 0; 0 where none is known."""
+        """Return a child of a node, or a first block for node 0; 0 if none is known."""
         return i64(self._child[node])
 
     def node_before(self, node: i64) -> i64:
-        """The node that one stands behind, 0 at the beginning of a prompt."""
+        """Return the parent of a node, 0 at the beginning of a prompt."""
         return i64(self._parent[node])
 
     def num_uses(self, node: i64) -> i64:
-        """Nodes right behind it, and holdings of it."""
+        """Return the number of children and holdings of a node."""
         return i64(self._uses[node])
 
-    # The size.
+    # Resizing.
 
     def _grow(self) -> None:
         capacity = 2 * int(self.capacity)
@@ -472,14 +492,14 @@ class BlockTrie:
         self.capacity = capacity
 
     def _shrink(self) -> None:
-        """Where a quarter of the nodes is used, new arrays of half the size, with new numbers. O(nodes), amortized."""
+        """If a quarter of the nodes is used, rebuild the arrays at half the size. O(nodes), amortized."""
         if 4 * self.num_nodes < self.capacity > FEWEST_NODES:
             self._rebuild(int(self.capacity) // 2)
         elif len(self.index.roots) > 2 * self.capacity:
             self._rebuild(int(self.capacity))
 
     def _rebuild(self, capacity: int) -> None:
-        """Each node once more, those before it first, and of the roots those that something comes after."""
+        """Copy all nodes, parents first, and the roots that have children, to new arrays with new numbers."""
         old, held, parents, uses = self.index, self._held, self._parent, self._uses
         width = MEDIA * self._words
         keys_of = old.roots.keys_by_root()
@@ -517,27 +537,27 @@ class BlockTrie:
         return self._new_node(words, 0, new_before, parent, index.hashes[0])
 
     def _copy_root(self, keys: tuple[object, ...], before: i64, keys_of: dict[int, tuple[object, ...]]) -> i64:
-        """The new root of what had these keys: of a request, or (what it follows, what stands there)."""
+        """Return the new root for keys of a request, or for (content before, spans)."""
         if not keys or not isinstance(keys[0], int):
             return self.index.root(keys)
         follows = self.index.content_of(before) if before > 0 else self.index.root(keys_of[keys[0]])
         return self.index.root((int(follows), keys[1]))
 
     def num_bytes(self) -> int:
-        """Bytes of all arrays."""
+        """Return the bytes of all arrays."""
         arrays = 8 * len(self._held) + 16 * int(self.capacity)
         return arrays + self.holdings.num_bytes() + int(self.capacity) * self.index.bytes_a_block()
 
 
-class GivenNames:
-    """Keeps chains of names that a holder was given; of more than `FEW_NAMES` names only how many they were."""
+class RecentNames:
+    """Names stored by a holder; beyond `FEW_NAMES` only their number."""
 
     def __init__(self) -> None:
         self.chains: list[vec[i64]] = []
         self.num_names: i64 = 0
 
     def add(self, chain: vec[i64]) -> None:
-        """Keep one more. O(1)."""
+        """Add a chain of names. O(1)."""
         self.num_names += i64(len(chain))
         self.chains.append(chain)
         if self.num_names > FEW_NAMES:
@@ -555,7 +575,7 @@ class Path:
 
 
 def _next_with_keys(block_keys: list[tuple[object, ...]], first: i64, last: i64) -> i64:
-    """The first block from `first` on that has keys of its own, or `last`."""
+    """Return the first block from `first` on that has spans, or `last`."""
     if not block_keys:
         return last
     for position in range(first, last):
@@ -565,7 +585,7 @@ def _next_with_keys(block_keys: list[tuple[object, ...]], first: i64, last: i64)
 
 
 def _lowest_bit(bits: i64) -> i64:
-    """The place of the lowest bit of a word that has one, in six steps."""
+    """Return the position of the lowest set bit of a nonzero word, in six steps."""
     place: i64 = 0
     if bits & LOW_32 == 0:
         bits >>= 32

@@ -1,10 +1,9 @@
-"""Keeps contents and roots as rows of a forest: what stands behind what, what prompts get to, and their names.
+"""Contents and roots as rows of a forest, with their reachability and names.
 
-Consumers that follow several publishers look a parent up by its name alone (Dynamo, llm-d and AIBrix, whatever worker
-sent it), so equal content has one name at all of them: a hash of keys and tokens under keys that everybody knows. It
-tells apart what clients happen to send, and not what one of them makes up on purpose. Our own `Mirror` compares
-tokens and takes a name of two contents for neither; for others, such a name may cost time. Ids of contents come from
-a counter, so 32 neighbours share a page.
+Consumers that follow several publishers find a parent only by its name, whatever worker sent it (Dynamo, llm-d and
+AIBrix). So equal contents need the same name at all publishers: a hash of keys and tokens with public hash keys. It
+distinguishes ordinary contents, but not ones crafted to collide. `Mirror` compares tokens, and ignores a name with two
+contents; other consumers may lose time by it. Ids of contents come from a counter, so 32 neighbours share a page.
 """
 
 from hashlib import blake2b
@@ -16,34 +15,34 @@ from mypy_extensions import i32, i64
 from ...core.arrays import grown_i32, grown_i64, zeros_i32, zeros_i64
 from ...core.index.hashing import hash_rows
 from ...core.tokens import words_per_block
-from ..wire import PlainKey, tagged
+from ..wire import PlainKey, tag_keys
 from .holdings import HoldingTable
 
 PAGE_BITS: Final = 5
 IDS_A_PAGE: Final[i64] = 32
 LAST_OF_PAGE: Final[i64] = 31
 FEWEST_PAGES: Final = 16
-#: The holder under which `HoldingTable` has the pages; of its numbers, 0 is none.
+#: The holder of all pages in a `HoldingTable`. Page 0 is none.
 PAGES: Final[i64] = 0
 NO_PAGE: Final[i64] = -1
 
 
 class IdPages:
-    """A page is found by a hash, or is that of the id before. It stays while one of its ids has a row.
+    """Rows by id, in pages of 32 ids that are found by hash. A page exists while one of its ids has a row.
 
-    Memory: 5 bytes an id where all of a page are there; up to 200 where one is. There is room for `num_ids` neighbours
-    from the start.
+    Memory: 5 bytes per id if all ids of a page have rows, up to 200 if only one has. There is room for `num_ids`
+    consecutive ids from the start.
     """
 
     def __init__(self, num_ids: int) -> None:
         num_pages = FEWEST_PAGES + num_ids // int(IDS_A_PAGE)
         self._pages = HoldingTable(0)
         self._rows = zeros_i32(num_pages * int(IDS_A_PAGE))
-        #: Rows of each page; of a free one, the next free one.
+        #: Number of rows of each page; for a free page, the next free one.
         self._used = zeros_i32(num_pages)
         self._next_page: i64 = 1
         self._free: i64 = 0
-        #: The number and the page that were looked for last.
+        #: Number and page of the last lookup.
         self._last_number: i64 = NO_PAGE
         self._last_page: i64 = 0
 
@@ -62,7 +61,7 @@ class IdPages:
         return i64(self._rows[page * IDS_A_PAGE + (name & LAST_OF_PAGE)])
 
     def put(self, name: i64, row: i64) -> None:
-        """Give a row to an id that has none. O(1) expected, amortized."""
+        """Set the row of an id that has none. O(1) expected, amortized."""
         page = self._page_of(name >> PAGE_BITS)
         if page == 0:
             page = self._new_page(name >> PAGE_BITS)
@@ -88,7 +87,7 @@ class IdPages:
         self._rows = grown_i32(self._rows, size * int(IDS_A_PAGE))
 
     def take(self, name: i64) -> None:
-        """Forget an id that has a row. O(1) expected, amortized."""
+        """Remove an id that has a row. O(1) expected, amortized."""
         number = name >> PAGE_BITS
         page = self._page_of(number)
         self._rows[page * IDS_A_PAGE + (name & LAST_OF_PAGE)] = 0
@@ -100,30 +99,30 @@ class IdPages:
             self._last_number = NO_PAGE
 
     def num_bytes(self) -> int:
-        """Count the bytes of all arrays."""
+        """Return the bytes of all arrays."""
         return 4 * (len(self._rows) + len(self._used)) + self._pages.num_bytes()
 
 
 FEWEST_ROWS: Final = 64
-#: Of a row beside its tokens.
+#: Bytes of a row besides its tokens.
 ROW_BYTES: Final = 36
-#: Bytes of the arrays that are made at once.
+#: Most bytes allocated from the start.
 MOST_AT_START: Final = 2**27
-#: What a row is: nothing that is there now, though something stands behind it; a content; a root.
+#: Kinds of rows: removed but still with children, a content, a root.
 GONE: Final[i32] = 0
 CONTENT: Final[i32] = 1
 ROOT: Final[i32] = 2
 
 
 class ContentRows:
-    """A row for each content and root, and for each id behind which something stands. Row 0 is none.
+    """A row for each content and root, and for each removed id that still has children. Row 0 is none.
 
-    Those that stand behind another are a list: its `first_child`, then `next_one`. `request` is the row of the root of
-    the requests that get to a row, 0 where none does. A free row is used again. There is room for `num_rows` from the
-    start, in 128 MiB at most (1.3 million rows of 16 tokens), because a copy of large arrays keeps the interpreter from
-    others; arrays double where that is not enough.
+    Children are a list: `first_child`, then `next_one`. `request` is the row of the request root that a row is
+    reachable from, 0 for none. Free rows are reused. There is room for `num_rows` from the start, in at most 128 MiB
+    (1.3 million rows of 16 tokens), because copying large arrays holds the interpreter's lock; if that is not enough,
+    arrays double.
 
-    `name` is the cache's id of a row, `published_name` what consumers know it by: the same array, until `name_apart`.
+    `name` is the cache's id of a row and `published_name` the consumers' name: the same array, until `name_apart`.
     """
 
     def __init__(self, block_size: int, num_rows: int) -> None:
@@ -134,7 +133,7 @@ class ContentRows:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all. Rows are set when they are taken."""
+        """Remove all rows. Rows are initialised when they are allocated."""
         self._by_id = IdPages(int(self.capacity))
         self.num_rows: i64 = 0
         self._next_row: i64 = 1
@@ -150,9 +149,9 @@ class ContentRows:
         self.first_child = zeros_i32(capacity)
         self.next_one = zeros_i32(capacity)
         self.previous = zeros_i32(capacity)
-        #: The first of the places where a content is held (`PlaceRows`).
+        #: First row of a content in `PlaceRows`.
         self.first_place = zeros_i32(capacity)
-        #: Packed (`core.tokens`): `num_words` for each row.
+        #: Packed tokens (`core.tokens`), `num_words` per row.
         self.words = zeros_i64(capacity * int(self.num_words))
 
     def _grow(self) -> None:
@@ -171,16 +170,16 @@ class ContentRows:
         self.capacity = capacity
 
     def name_apart(self, is_apart: bool) -> None:
-        """Makes `published_name` an array of its own, of zeros, or the same one as `name`."""
+        """Make `published_name` a separate array of zeros, or the same one as `name`."""
         self._is_named_apart = is_apart
         self.published_name = zeros_i64(int(self.capacity)) if is_apart else self.name
 
     def find(self, name: i64) -> i64:
-        """Returns the row of an id, 0 for none. O(1) expected."""
+        """Return the row of an id, 0 for none. O(1) expected."""
         return self._by_id.find(name)
 
     def row_of(self, name: i64) -> i64:
-        """Returns the row of an id, and makes it where there is none. O(1) expected, amortized."""
+        """Return the row of an id, creating it if there is none. O(1) expected, amortized."""
         row = self._by_id.find(name)
         if row != 0:
             return row
@@ -204,7 +203,7 @@ class ContentRows:
         return row
 
     def drop_if_unused(self, row: i64) -> None:
-        """Forget a row that is nothing now, with nothing behind it and no place."""
+        """Free the row of a removed id without children and places."""
         if self.kind[row] != GONE or self.first_child[row] != 0 or self.first_place[row] != 0:
             return
         self._by_id.take(self.name[row])
@@ -213,7 +212,7 @@ class ContentRows:
         self.num_rows -= 1
 
     def link(self, row: i64, parent: i64) -> None:
-        """Put a row behind another. O(1)."""
+        """Make a row a child of another. O(1)."""
         after = i64(self.first_child[parent])
         self.parent[row] = i32(parent)
         self.next_one[row] = i32(after)
@@ -223,7 +222,7 @@ class ContentRows:
         self.first_child[parent] = i32(row)
 
     def unlink(self, row: i64) -> None:
-        """Take a row out from behind its parent, which goes if it was there for this one alone. O(1)."""
+        """Remove a row from its parent, which is freed if only this child kept it. O(1)."""
         parent, before, after = i64(self.parent[row]), i64(self.previous[row]), i64(self.next_one[row])
         if parent == 0:
             return
@@ -239,7 +238,7 @@ class ContentRows:
     # Walks.
 
     def next_behind(self, row: i64, top: i64) -> i64:
-        """Returns the row after this one in a walk over all behind `top`, parents first; 0 at the end."""
+        """Return the next descendant of `top` in a traversal with parents first; 0 at the end."""
         if self.first_child[row] != 0:
             return i64(self.first_child[row])
         while row != top and self.next_one[row] == 0:
@@ -249,49 +248,52 @@ class ContentRows:
         return i64(self.next_one[row])
 
     def deepest(self, row: i64) -> i64:
-        """Goes down along first children, to where a walk with children first begins."""
+        """Return the first row of a traversal with children first: follow the first children down."""
         while self.first_child[row] != 0:
             row = i64(self.first_child[row])
         return row
 
     def next_up(self, row: i64) -> i64:
-        """Returns the row after this one in a walk with children first."""
+        """Return the next row of a traversal with children first."""
         after = i64(self.next_one[row])
         return self.deepest(after) if after != 0 else i64(self.parent[row])
 
     def content_before(self, row: i64) -> i64:
-        """The row of the content before one, roots passed over; 0 at the beginning of a prompt. Gone ones count."""
+        """Return the row of the content before one, skipping roots; 0 at the beginning of a prompt.
+
+        Removed contents count.
+        """
         before = i64(self.parent[row])
         while before != 0 and self.kind[before] == ROOT:
             before = i64(self.parent[before])
         return before
 
     def set_tokens(self, row: i64, words: vec[i64], start: i64) -> None:
-        """The packed tokens of a content, from word `start` on."""
+        """Copy the packed tokens of a content, from word `start` on."""
         own, size = self.words, self.num_words
         at = row * size
         for place in range(size):
             own[at + place] = words[start + place]
 
     def num_bytes(self) -> int:
-        """Count the bytes of all arrays."""
+        """Return the bytes of all arrays."""
         own_names = 8 if self._is_named_apart else 0
         return (ROW_BYTES + own_names + 8 * int(self.num_words)) * int(self.capacity) + self._by_id.num_bytes()
 
 
 NAME_BYTES = 8
 SIGNED_BITS = 2
-#: Name 0 stands for no block before one, and tokens can be found that hash to it.
+#: Replaces the hash 0, which means no parent.
 IN_PLACE_OF_0: Final[i64] = 1
 
 
 def _hashed(text: bytes) -> int:
-    """Returns 62 bits."""
+    """Return 62 bits of a hash."""
     return int.from_bytes(blake2b(text, digest_size=NAME_BYTES).digest(), "big") >> SIGNED_BITS
 
 
 class ContentNames:
-    """Names the rows of a table, each from that of the row before it."""
+    """Names the rows of a table, each from the name of its parent."""
 
     def __init__(self, rows: ContentRows) -> None:
         self._rows = rows
@@ -300,14 +302,14 @@ class ContentNames:
         )
 
     def name_content(self, row: i64) -> None:
-        """Names a content; the row before it has a name already. O(tokens)."""
+        """Name a content whose parent has a name. O(tokens)."""
         rows = self._rows
         before = rows.published_name[i64(rows.parent[row])]
         if hash_rows(rows.words, 0, self._keys, before, rows.published_name, row, row + 1) == 0:
             rows.published_name[row] = IN_PLACE_OF_0
 
     def name_root(self, row: i64, request: tuple[PlainKey, ...], spans: tuple[PlainKey, ...]) -> None:
-        """Names a root by a request's keys, or by spans and the content before them. O(keys)."""
+        """Name a root by a request's keys, or by spans and the content before them. O(keys)."""
         before = int(self._rows.published_name[i64(self._rows.parent[row])])
-        # The text of nested lists of text and numbers: the same everywhere, and made of any text.
-        self._rows.published_name[row] = _hashed(ascii([before, tagged(request, spans)]).encode())
+        # The repr of nested lists of text and numbers: the same everywhere, and defined for any text.
+        self._rows.published_name[row] = _hashed(ascii([before, tag_keys(request, spans)]).encode())

@@ -1,13 +1,14 @@
-"""Keeps all that a cache has told, off the engine's thread, and makes events and snapshots of it.
+"""The published contents of a cache, kept outside the engine's thread, and the events and snapshots made from it.
 
-Words of this file and its neighbours:
+Terms of this module and its neighbours:
 
-    row         a content or root of the cache, or the id of one behind which something stands
-    root        what stands before first blocks (a request's keys), or after a content where spans reach into a block
-    place       a layer group and a medium (2 * group + medium); in a plain cache there is one, the GPU
-    reachable   prompts get to a row: all rows before it are there; only what is reachable is published
-    publish     write that a content, or a group's block that ends with it, is stored; `unpublish`: that it is removed
-    add, remove what the cache says of contents, roots, and blocks of the pools
+    row         a content or root of the cache, or the id of a removed one that still has children
+    root        parent of first blocks (a request's keys), or child of a content if spans reach into the next block
+    place       a layer group and a medium (2 * group + medium); a cache with one group and no CPU pool only has the GPU
+    reachable   all ancestors exist, so prompts can hit it; only reachable contents are published
+    publish     write an event that a content, or a group's block that ends with it, is stored
+    unpublish   write an event that it is removed
+    add, remove apply the cache's changes of contents, roots, and blocks of the pools
 """
 
 from collections.abc import Callable, Iterator
@@ -27,17 +28,17 @@ from .place_rows import PlaceRows
 
 GPU_PLACE: Final[i64] = 0
 MEDIA: Final[i64] = 2
-#: Contents taken in, and rows walked over, in one go: two tenths of a millisecond at most.
+#: Contents applied, and rows visited, at a time: at most two tenths of a millisecond.
 CONTENTS_A_GO: Final[i64] = 2048
 ROWS_A_GO: Final[i64] = 4096
 
-#: The end of a walk; and of a group's block of which a part is gone.
+#: End of a traversal; and result for a group's block of which a part was removed.
 END: Final[i64] = 0
 BROKEN: Final[i64] = -1
 
 
 class Root:
-    """What stands before a first block (the keys of a request), or after a content where spans reach into a block."""
+    """Keys of a request, before its first block, or spans after a content."""
 
     def __init__(self, request: tuple[PlainKey, ...], spans: tuple[PlainKey, ...]) -> None:
         self.request = request
@@ -45,38 +46,42 @@ class Root:
 
 
 class ContentTable:
-    """Contents by id, their tokens, what is before them, and where they are held.
+    """Contents by id, with their tokens, parents, and the places that hold them.
 
-    What no prompt reaches, because something before it is gone, is not published: when a content goes, all that follow
-    it are published as gone too. So no two contents look alike from outside. A content comes back under its id when an
-    equal block was still to be computed; then those that follow it are published again.
-    by_content: whether consumers know a content by a hash of it (`ContentNames`), or by the cache's own id.
-    Memory: about 118 bytes (110 with ids) for each of the cache's blocks of 16 tokens from the start, 128 MiB at most
+    Contents that no prompt can reach, because an ancestor was removed, are not published: when a content is removed,
+    all its descendants are published as removed. So consumers never see two equal contents. A content may return under
+    its id if an equal block was still to be computed; then its descendants are published again.
+
+    Memory: about 118 bytes (110 with ids) for each of the cache's blocks of 16 tokens from the start, at most 128 MiB
     then.
+
+    Args:
+        config: config of the cache.
+        by_content: whether consumers know a content by a hash of it (`ContentNames`) or by the cache's own id.
     """
 
     def __init__(self, config: CacheConfig, by_content: bool = False) -> None:
         self.config = config
-        #: False when an application of changes broke off: then only a reset of the cache makes it right again.
+        #: False if applying changes failed half-way: then only a reset of the cache restores it.
         self.is_whole = True
         self.rows = ContentRows(config.hash_block_size, config.num_blocks)
         num_groups = len(config.layer_groups)
         self.places = PlaceRows(self.rows, int(MEDIA) * num_groups, config.state_blocks)
-        #: By row.
+        #: Roots by row.
         self.roots: dict[int, Root] = {}
         self._is_mapped = config.is_mapped
-        #: For each layer group, token blocks of one of its blocks; a state is published as the one before it.
+        #: Token blocks per block, by layer group; a state is published as the token block before it.
         self._lengths = [group.block_size // config.hash_block_size for group in config.layer_groups]
         self._state_group: i64 = num_groups
         if config.state_blocks > 0:
             self._lengths.append(1)
         self._out = EventWriter(config)
-        #: None where consumers know contents by the cache's ids.
+        #: None if consumers know contents by the cache's ids.
         self._names: ContentNames | None = None
         self.name_by(by_content)
 
     def name_by(self, by_content: bool) -> None:
-        """From now on consumers know contents by what they are, or by their ids. O(contents) if that is new."""
+        """Set whether consumers know contents by hashes or by ids. O(contents) if that changes."""
         if by_content == (self._names is not None):
             return
         self.rows.name_apart(by_content)
@@ -99,9 +104,11 @@ class ContentTable:
             names.name_root(row, root.request, root.spans)
 
     def apply(self, changes: KVCacheEvents, rest: Callable[[], None] | None = None) -> list[Event]:
-        """Take in what a cache told, and say it on the wire. O(changes).
+        """Apply a cache's changes and return the events for them. O(changes).
 
-        rest: called now and then on the way, where other threads may run; nothing else happens to the table meanwhile.
+        Args:
+            changes: the changes.
+            rest: called now and then, so that other threads can run. The table must not be used meanwhile.
         """
         was_whole = self.is_whole or changes.cleared
         self.is_whole = False
@@ -141,7 +148,7 @@ class ContentTable:
         self._name(row)
 
     def _remove_root(self, root: int) -> None:
-        """No prompt gets past it."""
+        """Remove a root; no prompt can reach its descendants."""
         row = self.rows.find(root)
         if row == 0 or self.rows.kind[row] != ROOT:
             return
@@ -150,7 +157,7 @@ class ContentTable:
         self._forget(row)
 
     def _forget(self, row: i64) -> None:
-        """A content or root is there no more; its row stays while something stands behind it."""
+        """Mark a content or root as removed. Its row stays while it has children."""
         rows = self.rows
         rows.kind[row] = GONE
         rows.request[row] = 0
@@ -190,7 +197,7 @@ class ContentTable:
                 self._publish_from(row, rows.request[parent])
 
     def _publish_from(self, top: i64, request: i32) -> None:
-        """Prompts get to a content, and so to those that follow it and came before it. O(what is reached)."""
+        """Publish a content that became reachable, and its existing descendants. O(newly reachable)."""
         rows = self.rows
         row = top
         while row != 0:
@@ -201,7 +208,7 @@ class ContentTable:
             row = rows.next_behind(row, top)
 
     def _remove_content(self, name: i64) -> None:
-        """A content is gone, wherever it was held, and what follows it is out of reach."""
+        """Remove a content from all places; its descendants become unreachable."""
         rows = self.rows
         row = rows.find(name)
         if row == 0 or rows.kind[row] != CONTENT:
@@ -213,7 +220,7 @@ class ContentTable:
         self._forget(row)
 
     def _unpublish_behind(self, top: i64) -> None:
-        """No prompt gets to what follows a root or a content. O(what goes)."""
+        """Unpublish the descendants of a root or content. O(descendants)."""
         rows = self.rows
         row = rows.deepest(top)
         while row != top:
@@ -225,17 +232,17 @@ class ContentTable:
     def _unpublish(self, row: i64) -> None:
         name = self.rows.published_name[row]
         if not self._is_mapped:
-            self._out.removed(name, GPU_PLACE)
+            self._out.add_removed(name, GPU_PLACE)
         place = i64(self.rows.first_place[row])
         while place != 0:
             if self.places.is_held(place):
-                self._out.removed(name, i64(self.places.place[place]))
+                self._out.add_removed(name, i64(self.places.place[place]))
             place = i64(self.places.next_one[place])
 
     def _apply_pools(self, pools: tuple[BlockChanges, ...]) -> None:
-        """What came first, parents before what follows them; then what went: a block that moves is never nowhere.
+        """Apply the changes of pools: additions first, parents before children, then removals.
 
-        A holding that went and came again is one that stayed.
+        So a block that moves is never missing. A holding that was removed and added again is unchanged.
         """
         stayed: set[tuple[int, int]] = set()
         for number, changes in enumerate(pools):
@@ -266,10 +273,10 @@ class ContentTable:
             return
         content = i64(places.content[place])
         if places.release(pool, holding) and self.rows.request[content] != 0:
-            self._out.removed(self.rows.published_name[content], i64(places.place[place]))
+            self._out.add_removed(self.rows.published_name[content], i64(places.place[place]))
         places.drop_if_empty(place)
 
-    # What consumers see.
+    # Publishing.
 
     def _publish(self, row: i64) -> None:
         if not self._is_mapped:
@@ -281,23 +288,23 @@ class ContentTable:
             place = i64(self.places.next_one[place])
 
     def _publish_content(self, row: i64, out: EventWriter) -> None:
-        """Say that a content is held, in a cache without pools below: those before it are published already."""
+        """Publish a content in a cache without further pools. Its ancestors are already published."""
         rows = self.rows
         parent = i64(rows.parent[row])
-        if rows.kind[parent] != CONTENT or not out.goes_on(
+        if rows.kind[parent] != CONTENT or not out.extend_chain(
             rows.published_name[row], rows.published_name[parent], GPU_PLACE
         ):
             request = self.roots[int(rows.request[row])].request
             before = rows.published_name[rows.content_before(row)]
-            out.stored(rows.published_name[row], before, GPU_PLACE, request, self._spans_at(row))
-        out.tokens(rows.words, row * rows.num_words)
+            out.add_stored(rows.published_name[row], before, GPU_PLACE, request, self._spans_at(row))
+        out.add_tokens(rows.words, row * rows.num_words)
 
     def _publish_block(self, row: i64, place: i64, media: i64, out: EventWriter) -> None:
-        """Say that a content is held in a place where it was not.
+        """Publish a content in a place that did not hold it.
 
-        A consumer knows where a block belongs by the one before it. Where that is not held, it is published
-        with all others up to one that is, and all of these are published as gone right after. A state's may also be a
-        block of a layer group.
+        A consumer locates a block by its parent. If that is not held, it is published together with its missing
+        ancestors, and all of these are published as removed right after. The parent of a state may also be a block of a
+        layer group.
         """
         group = place >> 1
         absent: list[int] = []
@@ -311,10 +318,10 @@ class ContentTable:
             self._store_block(one, place, out)
         self._store_block(row, place, out)
         for one in absent:
-            out.removed(self.rows.published_name[one], place)
+            out.add_removed(self.rows.published_name[one], place)
 
     def _is_known(self, row: i64, group: i64, media: i64) -> bool:
-        """Return whether consumers know where in a group the block behind a content belongs."""
+        """Return whether consumers can locate the children of a content in a group."""
         if self._is_held(row, group, media):
             return True
         if group == self._state_group:
@@ -324,14 +331,14 @@ class ContentTable:
         return False
 
     def _is_held(self, row: i64, group: i64, media: i64) -> bool:
-        """Returns whether a layer group holds a content on one of the first `media` media."""
+        """Return whether a layer group holds a content on one of the first `media` media."""
         for medium in range(media):
             if self.places.find_held(row, MEDIA * group + medium) != 0:
                 return True
         return False
 
     def _block_before(self, row: i64, group: i64) -> i64:
-        """Returns the last content of the block before a group's block that ends with this one; 0 at the beginning."""
+        """Return the last content of the block before the one that ends with this content; 0 at the beginning."""
         for _ in range(self._lengths[group] - 1):
             row = self.rows.content_before(row)
             if row == 0:
@@ -339,7 +346,7 @@ class ContentTable:
         return self.rows.content_before(row)
 
     def _store_block(self, row: i64, place: i64, out: EventWriter) -> None:
-        """Writes that a group's block, which ends with this content, is stored."""
+        """Write the event that a group's block, which ends with this content, is stored."""
         rows = self.rows
         group = place >> 1
         parts = [int(row)]
@@ -349,20 +356,20 @@ class ContentTable:
         spans = tuple([span for part in parts for span in self._spans_at(part)])
         request = self.roots[int(rows.request[row])].request
         before = rows.published_name[rows.content_before(parts[0])]
-        out.stored(rows.published_name[row], before, place, request, spans)
+        out.add_stored(rows.published_name[row], before, place, request, spans)
         for part in parts:
-            out.tokens(rows.words, part * rows.num_words)
+            out.add_tokens(rows.words, part * rows.num_words)
 
     def _spans_at(self, row: i64) -> tuple[PlainKey, ...]:
         root = self.roots.get(int(self.rows.parent[row]))
         return root.spans if root is not None else ()
 
-    # All of it.
+    # Snapshots.
 
     def snapshot(self) -> Iterator[list[Event]]:
-        """All that prompts can hit, after a sign that nothing else is cached, a few events at a time. O(contents).
+        """Yield events of all that prompts can hit, after one that clears everything, a few at a time. O(contents).
 
-        Contents come after those before them, and chains in one run where that can be.
+        Parents come before children, and chains in one run if possible.
         """
         out = EventWriter(self.config)
         out.clear()
@@ -377,7 +384,7 @@ class ContentTable:
         yield out.finish()
 
     def num_snapshot_bytes(self) -> int:
-        """About as many bytes as all of it takes in one message, without extra keys. O(1)."""
+        """Return about the bytes of a snapshot in one message, without extra keys. O(1)."""
         held = self.places.num_holdings if self._is_mapped else int(self.rows.num_rows)
         return 4096 + held * (12 + 5 * max(self.config.hash_block_size * length for length in self._lengths))
 
@@ -385,9 +392,9 @@ class ContentTable:
         return [row for row in self.roots if self.rows.request[row] == row]
 
     def _publish_some(self, row: i64, root: i64, place: i64, out: EventWriter) -> i64:
-        """Tell of contents behind a root that are held in a place, up to the end of an event; returns the next one.
+        """Publish descendants of a root that a place holds, up to the end of an event; return the next row.
 
-        After many rows without the end of an event it comes back too.
+        It also returns after `ROWS_A_GO` rows without the end of an event.
         """
         rows = self.rows
         left = ROWS_A_GO
@@ -402,5 +409,5 @@ class ContentTable:
         return row
 
     def num_bytes(self) -> int:
-        """Returns the bytes of the arrays of contents."""
+        """Return the bytes of the arrays of contents."""
         return self.rows.num_bytes()

@@ -1,6 +1,6 @@
-"""Makes events of single blocks: neighbours of one chain share one, and so do removals from one place.
+"""Makes events from changes of single blocks: consecutive blocks of a chain, or removals from a place, share an event.
 
-Its lists of numbers are written in msgpack with numpy, without a Python object for each number.
+Lists of numbers are encoded in msgpack with numpy, without a Python object per number.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from ..wire import (
     Event,
     PlainKey,
     lora_name,
-    packed_keys,
-    packed_list,
-    tagged,
-    untagged,
+    pack_keys,
+    pack_list,
+    tag_keys,
+    untag_keys,
 )
 
 FEWEST_ITEMS: Final = 64
@@ -40,16 +40,16 @@ SPAN_32: Final[i64] = 2**32
 
 
 class WordList:
-    """Words, one behind another, in memory that is used again after `clear`."""
+    """A growing list of words. `clear` keeps its memory."""
 
     def __init__(self) -> None:
         self._items = zeros_i64(FEWEST_ITEMS)
         self.count: i64 = 0
-        #: The bits that any of them has.
+        #: Union of their bits.
         self.bits: i64 = 0
 
     def add(self, word: i64) -> None:
-        """O(1), amortized."""
+        """Append a word. O(1), amortized."""
         if self.count == i64(len(self._items)):
             self._items = grown_i64(self._items, 2 * len(self._items))
         self._items[self.count] = word
@@ -57,7 +57,7 @@ class WordList:
         self.count += 1
 
     def add_run(self, words: vec[i64], start: i64, size: i64) -> None:
-        """Adds `size` words from `start` on. O(size), amortized."""
+        """Append `size` words from `start` on. O(size), amortized."""
         at = self.count
         if at + size > i64(len(self._items)):
             self._items = grown_i64(self._items, 2 * int(at + size))
@@ -70,18 +70,18 @@ class WordList:
         self.count = at + size
 
     def clear(self) -> None:
-        """Begins anew."""
+        """Remove all words."""
         self.count = self.bits = 0
 
     def view(self) -> npt.NDArray[np.int64]:
-        """Return the words, until some are added. O(1)."""
+        """Return the words as a view, valid until others are added. O(1)."""
         return view_i64(self._items)[: int(self.count)]
 
 
 class _Rows:
-    """Numbers of one width, each behind its tag. Their memory is used again for the next ones.
+    """Encoded numbers of one width, each after its tag. The memory is reused.
 
-    A number is written as the signed one of the same bits, which is what remains of it in fewer bits.
+    A number is written as the signed integer of the same bits.
     """
 
     def __init__(self, tag: int, width: str) -> None:
@@ -98,7 +98,7 @@ class _Rows:
         self.bytes = rows.view(np.uint8).data
 
     def write(self, numbers: npt.NDArray[Any]) -> None:
-        """O(numbers)."""
+        """Encode numbers in place of those before. O(numbers)."""
         count = len(numbers)
         if count > len(self._numbers):
             self._make(2 * count)
@@ -106,9 +106,9 @@ class _Rows:
 
 
 class NumberWriter:
-    """Writes numbers from 0 to 2**63 - 1, each as wide as the largest needs, so that any run of them can be a list.
+    """Encodes numbers from 0 to 2**63 - 1, all as wide as the largest, so that any range of them can be a list.
 
-    msgpack allows a number to be wider than it has to be, and numbers of one width are rows of an array.
+    msgpack allows wider encodings than necessary, and numbers of one width are rows of an array.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class NumberWriter:
         self._rows = self._narrow
 
     def write(self, numbers: npt.NDArray[Any], bits: i64) -> None:
-        """Numbers in place of those before. bits: those that any of them has. O(numbers)."""
+        """Encode numbers in place of those before. O(numbers). `bits` is the union of their bits."""
         self._rows = self._narrow if bits < SPAN_16 else self._middle if bits < SPAN_32 else self._wide
         self._rows.write(numbers)
 
@@ -127,22 +127,22 @@ class NumberWriter:
 
 
 def _head(count: int) -> bytes:
-    """Return how a list of `count` items begins."""
+    """Return the header of a list of `count` items."""
     if count <= LAST_FIXARRAY:
         return bytes((FIXARRAY + count,))
     return ARRAY_16 + count.to_bytes(2, "big") if count < SPAN_16 else ARRAY_32 + count.to_bytes(4, "big")
 
 
-#: Blocks of one event; a longer chain becomes several events.
+#: Most blocks per event; a longer chain becomes several events.
 MOST_BLOCKS_AN_EVENT: Final[i64] = 512
-#: Chains are written together as soon as they have as many blocks as an event may have, or are `MOST_CHAINS`.
+#: Chains are encoded together once they have `MOST_BLOCKS_AN_EVENT` blocks or are `MOST_CHAINS`.
 MOST_CHAINS: Final = 64
 
 
 class _Chain:
-    """Blocks of one event, stored or removed: the writer's names from `first` up to `last`, its tokens likewise.
+    """Blocks of one event, stored or removed: the writer's names from `first` up to `last`, and likewise its tokens.
 
-    before: the name of the block before them. spans: by position, what stands in a block besides text.
+    `before` is the name of the block before them. `spans` has the spans of blocks by position.
     """
 
     def __init__(
@@ -164,9 +164,9 @@ class _Chain:
 
 
 class EventWriter:
-    """Collects what happened, in order. A place is 2 * layer group + medium (`wire.MEDIA`).
+    """Collects changes, in order. A place is 2 * layer group + medium (`wire.MEDIA`).
 
-    The numbers of some chains are written together, because to write few takes numpy as long as hundreds.
+    Several chains are encoded together, because numpy takes as long for a few numbers as for hundreds.
     """
 
     def __init__(self, config: CacheConfig) -> None:
@@ -185,22 +185,25 @@ class EventWriter:
         self._written_names = NumberWriter()
         self._written_tokens = NumberWriter()
         self._events: list[Event] = []
-        #: Chains that are ended and not yet written, and the one that is not.
+        #: Chains that are complete but not encoded, and the open one.
         self._ended: list[_Chain] = []
         self._open: _Chain | None = None
         self._last: i64 = 0
 
     def clear(self) -> None:
-        """Nothing is cached any more."""
+        """Record that all blocks were removed."""
         self._close()
         self._write()
         self._events.append(AllBlocksCleared())
 
-    def stored(
+    def add_stored(
         self, name: i64, before: i64, place: i64, request: tuple[PlainKey, ...], spans: tuple[PlainKey, ...]
     ) -> None:
-        """A block is there; its `tokens` follow. before: the name of the block before it, 0 at the beginning."""
-        if not self.goes_on(name, before, place):
+        """Record a stored block; its `tokens` follow.
+
+        `before` is the name of the block before it, 0 at the beginning.
+        """
+        if not self.extend_chain(name, before, place):
             self._begin(place, True, before, request)
             self._names.add(name)
             self._last = name
@@ -208,8 +211,8 @@ class EventWriter:
         if spans and chain is not None:
             chain.spans[int(self._names.count - chain.first) - 1] = spans
 
-    def goes_on(self, name: i64, before: i64, place: i64) -> bool:
-        """A block is there which nothing but text decides, behind the one that was stored last; False if it is not."""
+    def extend_chain(self, name: i64, before: i64, place: i64) -> bool:
+        """Record a stored block without spans if it follows the last one; return False if it does not."""
         chain = self._open
         if chain is None or not chain.is_stored or self._last != before or chain.place != place or before == 0:
             return False
@@ -219,12 +222,12 @@ class EventWriter:
         self._last = name
         return True
 
-    def tokens(self, words: vec[i64], start: i64) -> None:
-        """Packed tokens of the block that was stored last, or of its next part, from word `start` on."""
+    def add_tokens(self, words: vec[i64], start: i64) -> None:
+        """Record packed tokens of the block stored last, or of its next part, from word `start` on."""
         self._tokens.add_run(words, start, self._num_words)
 
-    def removed(self, name: i64, place: i64) -> None:
-        """A block is gone."""
+    def add_removed(self, name: i64, place: i64) -> None:
+        """Record a removed block."""
         chain = self._open
         if chain is None or chain.is_stored or chain.place != place:
             self._begin(place, False, 0, ())
@@ -232,22 +235,22 @@ class EventWriter:
 
     @property
     def has_events(self) -> bool:
-        """Returns whether some events are written."""
+        """Return whether any event is encoded."""
         return len(self._events) > 0
 
     def take(self) -> list[Event]:
-        """Returns the events that are written, once."""
+        """Return the encoded events, once."""
         events, self._events = self._events, []
         return events
 
     def finish(self) -> list[Event]:
-        """Ends the last event, and returns all that were not taken."""
+        """Complete the last event; return all events that were not taken."""
         self._close()
         self._write()
         return self.take()
 
     def abandon(self) -> None:
-        """Forget what is begun."""
+        """Discard all changes and events."""
         self._open = None
         self._forget_chains()
         self._events = []
@@ -275,7 +278,7 @@ class EventWriter:
         self._tokens.clear()
 
     def _write(self) -> None:
-        """Makes events of the chains that are ended, while none is open."""
+        """Encode the complete chains, while none is open."""
         if not self._ended:
             return
         rows = self._tokens.view().view(np.int32).reshape(-1, 2 * int(self._num_words))
@@ -285,9 +288,9 @@ class EventWriter:
         for chain in self._ended:
             blocks = self._written_names.part(int(chain.first), int(chain.last))
             if not chain.is_stored:
-                self._events.append(BlockRemoved(packed_list(blocks), MEDIA[chain.place & 1], int(chain.place >> 1)))
+                self._events.append(BlockRemoved(pack_list(blocks), MEDIA[chain.place & 1], int(chain.place >> 1)))
                 continue
-            with contextlib.suppress(ValueError):  # keys that cannot be written: consumers are not told of these blocks
+            with contextlib.suppress(ValueError):  # keys that cannot be encoded: these blocks are not published
                 self._events.append(self._stored_event(chain, blocks))
         self._forget_chains()
 
@@ -298,14 +301,14 @@ class EventWriter:
         if chain.request or chain.spans:
             is_first = chain.before == 0
             rows = [chain.spans.get(place, ()) for place in range(int(chain.last - chain.first))]
-            extra_keys = packed_keys(
-                [untagged(chain.request, row, is_first and place == 0) for place, row in enumerate(rows)]
+            extra_keys = pack_keys(
+                [untag_keys(chain.request, row, is_first and place == 0) for place, row in enumerate(rows)]
             )
-            keys = packed_keys([tagged(chain.request, row) for row in rows])
+            keys = pack_keys([tag_keys(chain.request, row) for row in rows])
         return BlockStored(
-            packed_list(names),
+            pack_list(names),
             int(chain.before) or None,
-            packed_list(self._written_tokens.part(chain.first_token, chain.last_token)),
+            pack_list(self._written_tokens.part(chain.first_token, chain.last_token)),
             self._block_sizes[group],
             None,
             MEDIA[chain.place & 1],

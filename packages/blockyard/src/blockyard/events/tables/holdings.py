@@ -1,4 +1,4 @@
-"""Who holds which block under which name: an open-addressing table from (holder, name) to a node, a row from 1 on."""
+"""An open-addressing hash table from (holder, name) to a node, a row from 1 on."""
 
 from typing import Final
 
@@ -12,15 +12,15 @@ FEWEST_SLOTS: Final = 64
 HOLDER_SPAN: Final[i64] = 4294967296
 NODE_MASK: Final[i64] = 4294967295
 LOW_31: Final[i64] = 2147483647
-#: Factors are drawn from these on, up to twice as much, so that sums of products stay below 2**62.
+#: Smallest hash factor; factors are less than twice this, so that sums of products stay below 2**62.
 LEAST_FACTOR: Final = 2**28
 
 
 class HoldingTable:
-    """Linear probing at a load from one eighth to two thirds; 16 bytes a slot. Names are any 64 bits.
+    """Linear probing at a load from one eighth to two thirds, with 16 bytes per slot. Names are any 64 bits.
 
-    Factors drawn from a secret seed mix the name's halves and the holder, so that a sender who chooses names cannot
-    make them meet.
+    Random factors from a secret seed mix the halves of the name and the holder, so that senders cannot choose names
+    that collide.
     """
 
     def __init__(self, hash_seed: int) -> None:
@@ -31,7 +31,7 @@ class HoldingTable:
 
     def _make(self, num_slots: int) -> None:
         self._mask: i64 = num_slots - 1
-        #: (name, holder * 2**32 + node), the second 0 where a slot is empty.
+        #: (name, holder * 2**32 + node); the second is 0 in an empty slot.
         self._slots = zeros_i64(2 * num_slots)
 
     def _home(self, holder: i64, name: i64) -> i64:
@@ -39,7 +39,7 @@ class HoldingTable:
         return ((mixed >> 29) ^ mixed) & self._mask
 
     def _find(self, holder: i64, name: i64) -> i64:
-        """The slot of a holding, or the empty one where it would be."""
+        """Return the slot of a holding, or the empty one for it."""
         position = self._home(holder, name)
         slots = self._slots
         while slots[2 * position + 1] != 0:
@@ -49,12 +49,14 @@ class HoldingTable:
         return position
 
     def node_of(self, holder: i64, name: i64) -> i64:
-        """The node of a holding, 0 for none. O(1) expected."""
+        """Return the node of a holding, 0 for none. O(1) expected."""
         return self._slots[2 * self._find(holder, name) + 1] & NODE_MASK
 
     def load_homes(self, holder: i64, names: vec[i64], first: i64, last: i64) -> i64:
-        """Read the slots where names would be, so that later calls need not wait for memory one after another; the
-        returned sum only keeps the loop from being dropped. O(last - first)."""
+        """Prefetch the slots of names, so that later lookups need not wait for memory one by one. O(last - first).
+
+        The returned sum only keeps the loop from being optimised away.
+        """
         slots = self._slots
         total: i64 = 0
         for place in range(first, last):
@@ -62,11 +64,11 @@ class HoldingTable:
         return total
 
     def put(self, holder: i64, name: i64, node: i64) -> None:
-        """Add a holding that is not there. O(1) expected, amortized."""
+        """Add a holding that does not exist. O(1) expected, amortized."""
         self.put_if_new(holder, name, node)
 
     def put_if_new(self, holder: i64, name: i64, node: i64) -> i64:
-        """Add a holding unless it is there; returns the node that it had, 0 for none. O(1) expected, amortized."""
+        """Add a holding unless it exists; return the node that it had, 0 for none. O(1) expected, amortized."""
         if 3 * (self.num_holdings + 1) > 2 * (self._mask + 1):
             self._resize(2 * int(self._mask + 1))
         position = self._find(holder, name)
@@ -78,7 +80,7 @@ class HoldingTable:
         return 0
 
     def take(self, holder: i64, name: i64) -> None:
-        """Remove a holding that is there. O(1) expected, amortized."""
+        """Remove an existing holding. O(1) expected, amortized."""
         self._close_gap(self._find(holder, name))
         self.num_holdings -= 1
         if 8 * self.num_holdings < self._mask + 1 > FEWEST_SLOTS:
@@ -108,7 +110,7 @@ class HoldingTable:
                 self._slots[2 * position + 1] = old[2 * slot + 1]
 
     def renumber(self, moved: vec[i64]) -> None:
-        """Every node has another number: `moved[node]`; what is beyond them stays. O(slots)."""
+        """Replace every node by `moved[node]`; nodes beyond the array stay. O(slots)."""
         num_nodes = i64(len(moved))
         for slot in range(self._mask + 1):
             value = self._slots[2 * slot + 1]
@@ -116,7 +118,7 @@ class HoldingTable:
                 self._slots[2 * slot + 1] = value - (value & NODE_MASK) + moved[value & NODE_MASK]
 
     def names_of(self, holder: i64) -> vec[i64]:
-        """All that one holder holds. O(slots)."""
+        """Return all names of a holder. O(slots)."""
         count: i64 = 0
         for slot in range(self._mask + 1):
             if self._slots[2 * slot + 1] >> 32 == holder and self._slots[2 * slot + 1] != 0:
@@ -130,5 +132,5 @@ class HoldingTable:
         return names
 
     def num_bytes(self) -> int:
-        """Bytes of the table."""
+        """Return the bytes of the table."""
         return 8 * len(self._slots)

@@ -1,4 +1,4 @@
-"""Lists of numbers in msgpack, read into arrays, without a Python object for each number."""
+"""Reads msgpack lists of numbers into arrays, without a Python object per number."""
 
 from typing import Any, Final
 
@@ -31,27 +31,27 @@ LOW_40: Final[i64] = 1099511627775
 #: Bytes of a word.
 WORD: Final = 8
 LAST_TOKEN: Final = 2**31 - 1
-NO_TOKEN: Final = "token_ids holds what is no token; a token is an integer from 0 to 2**31 - 1"
-#: Numbers from which on an array of them is worth making.
+NO_TOKEN: Final = "token_ids holds an invalid token; tokens are integers from 0 to 2**31 - 1"
+#: Fewest numbers for which numpy is faster.
 MANY: Final[i64] = 64
-#: By tag, rows of unsigned integers of one width, as `NumberWriter` writes them.
+#: Dtypes of rows of unsigned integers of one width, by tag, as `NumberWriter` writes them.
 _FORMS: Final = {
     tag: np.dtype([("tag", "u1"), ("number", number)]) for tag, number in ((0xCD, ">u2"), (0xCE, ">u4"), (0xCF, ">u8"))
 }
 
 
 def num_items(packed: bytes) -> int:
-    """Return how many items a msgpack array has. Raises `InvalidArgument` for anything else. O(1)."""
+    """Return the length of a msgpack array. O(1). Raises `InvalidArgument` for anything else."""
     tag = packed[0] if packed else 0
     if tag & 0xF0 == FIXARRAY:
         return tag & 15
     if tag not in (ARRAY_16, ARRAY_32):
-        raise InvalidArgument("block_hashes or token_ids is no list")
+        raise InvalidArgument("block_hashes or token_ids is not a list")
     return int.from_bytes(packed[1 : 3 if tag == ARRAY_16 else 5], "big")
 
 
 def _words_of(packed: bytes) -> vec[i64]:
-    """The bytes, eight in a word, the first one highest, and a word of zeros: a vec takes words without a loop."""
+    """Return the bytes as big-endian 64-bit words, followed by a word of zeros."""
     padded = packed + bytes(2 * WORD - len(packed) % WORD)
     return vec[i64](np.frombuffer(padded, dtype=">i8").astype(np.int64))
 
@@ -62,13 +62,13 @@ def _first_item(packed: bytes) -> i64:
 
 
 def read_tokens(packed: bytes, block_size: int) -> PackedTokens:
-    """Tokens as packed words, from one well-formed msgpack array. O(tokens).
+    """Return the tokens of a well-formed msgpack array as packed tokens. O(tokens).
 
-    Raises `InvalidArgument` for anything but integers from 0 to 2**31 - 1, or none.
+    Raises `InvalidArgument` if it is empty or has anything but integers from 0 to 2**31 - 1.
     """
     count: i64 = num_items(packed)
     if count == 0:
-        raise InvalidArgument("token_ids is empty; at least 1 token is needed")
+        raise InvalidArgument("token_ids is empty; it must have at least 1 token")
     numbers = _of_one_width(packed, count)
     if numbers is not None:
         if numbers.itemsize == WORD and int(numbers.max()) > LAST_TOKEN:
@@ -84,7 +84,7 @@ def read_tokens(packed: bytes, block_size: int) -> PackedTokens:
 
 
 def _of_one_width(packed: bytes, count: i64) -> "np.typing.NDArray[Any] | None":
-    """Many unsigned integers that all have the tag of the first, as an array; None for others. O(1) for most others."""
+    """Return the array if it has many unsigned integers with equal tags, else None. O(1) for most others."""
     first = _first_item(packed)
     form = _FORMS.get(packed[first]) if count >= MANY else None
     if form is None or len(packed) != first + count * form.itemsize:
@@ -94,12 +94,12 @@ def _of_one_width(packed: bytes, count: i64) -> "np.typing.NDArray[Any] | None":
 
 
 def _integers(packed: bytes, count: i64) -> vec[i64]:
-    """Integers of any width; those from 2**63 on as the negative ones of the same bits."""
+    """Return integers of any width; those from 2**63 on as the negative ones of the same bits."""
     words = _words_of(packed)
     numbers = zeros_i64(int(count))
     at = _first_item(packed)
     for place in range(count):
-        # The five bytes from `at` on: those of its word, and as many of the next one as are missing.
+        # The five bytes from `at` on, from its word and the next one.
         bits = 8 * (at & 7)
         five = ((words[at >> 3] << bits) >> 24) & LOW_40
         five |= ((words[(at >> 3) + 1] >> 32) & LOW_32) >> (56 - bits)
@@ -115,9 +115,9 @@ def _integers(packed: bytes, count: i64) -> vec[i64]:
 
 
 def read_names(packed: bytes) -> vec[i64]:
-    """Any 64 bits of each name, from one well-formed msgpack array of integers or bytes, of which the last eight count.
+    """Return 64 bits of each name in a well-formed msgpack array of integers or bytes (of which the last 8).
 
-    Raises `InvalidArgument` for anything else. O(bytes).
+    O(bytes). Raises `InvalidArgument` for anything else.
     """
     count: i64 = num_items(packed)
     numbers = _of_one_width(packed, count)
@@ -145,7 +145,7 @@ def _byte(words: vec[i64], at: i64) -> i64:
 
 
 def _integer(words: vec[i64], at: i64) -> i64:
-    """Return the integer that begins at a place; those from 2**63 on as the negative ones of the same bits."""
+    """Return the integer at a position; those from 2**63 on as the negative ones of the same bits."""
     tag = _byte(words, at)
     if tag <= LAST_FIXINT:
         return tag
@@ -159,11 +159,11 @@ def _integer(words: vec[i64], at: i64) -> i64:
         if size < WORD and _byte(words, at + 1) >= 128:
             number -= _power_of_two(8 * size)
         return number
-    raise InvalidArgument("block_hashes or token_ids holds what is no number")
+    raise InvalidArgument("block_hashes or token_ids holds an item that is not a number")
 
 
 def _size(tag: i64) -> i64:
-    """Count the bytes of the integer that begins with this one."""
+    """Return the bytes of an integer with this tag."""
     if tag <= LAST_FIXINT or tag >= FIRST_NEGATIVE_FIXINT:
         return 1
     return 1 + _power_of_two(tag - UINT_8 if tag <= UINT_64 else tag - INT_8)
@@ -178,7 +178,7 @@ def _power_of_two(exponent: i64) -> i64:
 
 
 def _number(words: vec[i64], at: i64, size: i64) -> i64:
-    """Big-endian bytes; eight of them as a signed number."""
+    """Return the value of big-endian bytes; eight of them as a signed number."""
     number: i64 = 0
     for place in range(at, at + min(size, 4)):
         number = number * BYTE + _byte(words, place)

@@ -1,4 +1,4 @@
-"""Where contents are held, in a cache with several pools: for which layer groups, on which media."""
+"""The places (layer group and medium) that hold each content, in a cache with several pools."""
 
 from typing import Final
 
@@ -12,12 +12,15 @@ FEWEST_PLACES: Final = 64
 
 
 class PlaceRows:
-    """A row for each content in each place, with the number of blocks that hold it there. Row 0 is none.
+    """A row for each content and place, with the number of blocks that hold the content there. Row 0 is none.
 
-    A place is 2 * layer group + medium. The places of one content are a list that begins at its `first_place`. A
-    content is held in a place where as many blocks hold it as it takes: one, and of a state `num_parts`.
+    A place is 2 * layer group + medium. The rows of one content are a list that begins at its `first_place`. A place
+    holds a content if it has all its blocks: one, or `num_parts` of a state.
 
-    first_state: the first place of states, which stand behind all layer groups.
+    Args:
+        contents: rows of the contents.
+        first_state: first place of states, after those of all layer groups.
+        num_parts: blocks of a state.
     """
 
     def __init__(self, contents: ContentRows, first_state: int, num_parts: int) -> None:
@@ -27,8 +30,8 @@ class PlaceRows:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all."""
-        #: (pool, id of a holding) → the row of its place.
+        """Remove all rows."""
+        #: (pool, id of a holding) to row.
         self._holdings = HoldingTable(0)
         self._next_row: i64 = 1
         self._free: i64 = 0
@@ -39,35 +42,35 @@ class PlaceRows:
 
     @property
     def num_holdings(self) -> int:
-        """Blocks that hold something."""
+        """Return the number of blocks that hold a content."""
         return int(self._holdings.num_holdings)
 
     def row_of(self, pool: i64, holding: i64) -> i64:
-        """Return where a holding is, 0 for one that is not known."""
+        """Return the row of a holding, 0 if unknown."""
         return self._holdings.node_of(pool, holding)
 
     def num_needed(self, row: i64) -> i64:
-        """Return how many blocks hold a content in a row's place where it is held."""
+        """Return how many blocks a row's place needs to hold its content."""
         return self._num_parts if i64(self.place[row]) >= self._first_state else i64(1)
 
     def is_held(self, row: i64) -> bool:
-        """Return whether enough blocks hold the content of a row in its place."""
+        """Return whether a row's place holds its content."""
         return i64(self.num_blocks[row]) >= self.num_needed(row)
 
     def find_held(self, content: i64, place: i64) -> i64:
-        """Return the row of a content in a place, 0 if it is not held there. O(places of it)."""
+        """Return the row of a content in a place, 0 if the place does not hold it. O(places of the content)."""
         row = self.find(content, place)
         return row if row != 0 and self.is_held(row) else i64(0)
 
     def find(self, content: i64, place: i64) -> i64:
-        """Return the row of a content in a place, 0 if no block holds it there. O(places of it)."""
+        """Return the row of a content in a place, 0 if it has no block of it. O(places of the content)."""
         row = i64(self._contents.first_place[content])
         while row != 0 and self.place[row] != place:
             row = i64(self.next_one[row])
         return row
 
     def hold(self, pool: i64, holding: i64, content: i64, place: i64) -> bool:
-        """Note that a block holds a content in a place; return whether the content is held there from now on."""
+        """Add a block of a content in a place; return whether this completes the content there."""
         row = self.find(content, place)
         if row == 0:
             row = self._new_row(content, place)
@@ -99,14 +102,14 @@ class PlaceRows:
         self.next_one = grown_i32(self.next_one, capacity)
 
     def release(self, pool: i64, holding: i64) -> bool:
-        """Note that a block is gone; return whether its content is held there no more (`drop_if_empty` comes next)."""
+        """Remove a block; return whether its place no longer holds the content. Call `drop_if_empty` next."""
         row = self._holdings.node_of(pool, holding)
         self._holdings.take(pool, holding)
         self.num_blocks[row] -= 1
         return i64(self.num_blocks[row]) == self.num_needed(row) - 1
 
     def drop_if_empty(self, row: i64) -> None:
-        """Forget a place where no block holds its content."""
+        """Remove a row without blocks."""
         if self.num_blocks[row] > 0:
             return
         content = i64(self.content[row])

@@ -1,4 +1,4 @@
-"""Finds the longest prompt whose last tokens all layer groups with sliding windows have."""
+"""Finds the longest hit whose last tokens are held by all layer groups with sliding windows."""
 
 from typing import Final
 
@@ -7,12 +7,12 @@ from mypy_extensions import i64
 from ...windows import first_needed_block
 from .block_trie import BlockTrie, Path
 
-#: A state is needed at the end of a hit alone, as is the last block of a window of two tokens.
+#: A state is only needed at the end of a hit, like the last block of a window of two tokens.
 STATE_WINDOW: Final = 2
 
 
 class WindowGroup:
-    """Looks along a prompt's path at the blocks that one layer group with a window holds."""
+    """Scans a prompt's path for the blocks that one layer group with a window holds."""
 
     def __init__(self, trie: BlockTrie, path: Path, holder: i64, window: i64) -> None:
         self._trie = trie
@@ -20,15 +20,15 @@ class WindowGroup:
         self._holder = holder
         self._window = window
         self._block_size: i64 = trie.block_size
-        #: The first block of those that were looked at last and that the holder has, one after another.
+        #: First block of the last run of held blocks that was found.
         self._clear: i64 = len(path)
         self.num_tokens: i64 = self._clear * self._block_size
 
     def shorten(self, length: i64) -> i64:
-        """Returns `length` if the holder has all blocks of its window before it, else the tokens before the last gap.
+        """Return `length` if the holder has all blocks of the window before it, else the tokens before the last gap.
 
-        length: whole blocks, at most `num_tokens`, and no more than in any call before. O(blocks of the path) for all
-        calls together: each block is looked at once.
+        `length` must be whole blocks, at most `num_tokens`, and never more than in an earlier call. O(blocks of the
+        path) for all calls together: each block is examined once.
         """
         needed = first_needed_block(length, self._window, self._block_size)
         position = min(self._clear, length // self._block_size)
@@ -39,9 +39,9 @@ class WindowGroup:
 
 
 def longest_fit(groups: list[WindowGroup], length: i64, step: i64) -> int:
-    """Returns the longest prompt of at most `length` tokens, in whole steps, that every group's window allows.
+    """Return the longest length of at most `length` tokens, in whole steps, that every group's window allows.
 
-    O(blocks found) for each group at most, and mostly the blocks of its window.
+    O(blocks found) per group at most, and usually the blocks of its window.
     """
     for group in groups:
         length = min(length, group.num_tokens)

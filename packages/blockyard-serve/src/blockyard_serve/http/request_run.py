@@ -1,6 +1,6 @@
-"""One client's request from its jobs to its end, within the time limit; a client that leaves early frees its blocks.
+"""One client's request from its jobs to its end. When its client leaves or its deadline passes, its blocks are freed.
 
-The time is counted from the request's arrival, whatever it then waits for.
+The deadline counts from the request's arrival, whatever the request waits for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from ..jobs.job import Job, JobRunner, Mailbox
 
 
 class Deadline:
-    """Made when a request arrives. arrived_at: seconds of `time.perf_counter`, by which latencies are counted."""
+    """Deadline of a request, made when it arrives.
+
+    Args:
+        seconds: time until the deadline.
+
+    Attributes:
+        arrived_at: time of arrival, in seconds of `time.perf_counter`.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.arrived_at = time.perf_counter()
@@ -31,7 +38,7 @@ class Deadline:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Work that ends at the deadline, with 504 (`ApiError`)."""
+        """Run a block of code until the deadline; then raise `ApiError` (504)."""
         try:
             async with asyncio.timeout_at(self._at):
                 yield
@@ -43,13 +50,14 @@ WorkT = TypeVar("WorkT")
 
 
 class ClientGone(Exception):
-    """The client has left, and nothing waits for the answer any more."""
+    """The client has left: nothing waits for the response."""
 
 
 class Run:
-    """The jobs of one request, submitted; a context manager that cancels what is unfinished when it is left.
+    """The submitted jobs of one request. A context manager that cancels unfinished jobs on exit.
 
-    finished: the result of each prompt that came to its end so far, by position.
+    Attributes:
+        finished: results so far, by position of the prompt.
     """
 
     def __init__(self, runner: JobRunner, jobs: list[Job], deadline: Deadline) -> None:
@@ -66,9 +74,9 @@ class Run:
         self._runner.cancel(self.jobs)
 
     async def events(self) -> AsyncGenerator[list[tuple[int, NewToken | GenerationResult]], None]:
-        """Yield what happens, as lists of (position of the prompt, event), until every job has its result.
+        """Yield lists of (position of the prompt, event) until every job has its result.
 
-        Raises `ApiError` for the first job that ends with one, and 504 when the time is over.
+        Raises `ApiError`: the error of the first job that fails, or 504 at the deadline.
         """
         mailbox, num_left = self.jobs[0].mailbox, len(self.jobs)
         while num_left:
@@ -83,13 +91,13 @@ class Run:
             yield happened
 
     async def results(self) -> list[GenerationResult]:
-        """Return the result of each job. Raises as `events` does."""
+        """Return the result of each job. Raises `ApiError` like `events`."""
         async for _ in self.events():
             pass
         return [self.finished[position] for position in range(len(self.jobs))]
 
     async def results_for(self, request: Request) -> list[GenerationResult]:
-        """The same, but raises `ClientGone` as soon as the client has closed its connection."""
+        """Return the result of each job. Raises `ApiError` like `events`, and `ClientGone` if the client leaves."""
         return await while_connected(self.results(), request.receive)
 
     async def _take(self, mailbox: Mailbox) -> list[tuple[int, NewToken | GenerationResult | ApiError]]:
@@ -98,7 +106,7 @@ class Run:
 
 
 async def while_connected(work: Coroutine[Any, Any, WorkT], receive: Receive) -> WorkT:
-    """The result of `work`, unless the client disconnects before: then `work` is cancelled and `ClientGone` raised."""
+    """Return the result of `work`. If the client disconnects first, cancel it and raise `ClientGone`."""
     doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)

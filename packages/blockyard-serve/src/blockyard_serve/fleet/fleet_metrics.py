@@ -1,4 +1,4 @@
-"""A fleet says here what it knows of itself: trust, age and load of replicas, hits claimed and hits come true."""
+"""Metrics of a fleet: trust, age and load of replicas, claimed and true hits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from blockyard.answers import TenantUse
 from blockyard.metrics import share_metrics
 from blockyard.routing import Choice, ReplicaStatus
 from blockyard_engine import GenerationResult
-from blockyard_engine.parallel import add_tenant_uses
+from blockyard_engine.parallel import added_uses
 
 from ..live.frames import tenant_lines
 from .shared import SharedFleet
@@ -27,9 +27,14 @@ from .shared import SharedFleet
 
 @dataclass(slots=True)
 class Claims:
-    """Counts, of requests that one replica brought to their end, hits that the router claimed and that came true.
+    """Claimed and true hits of requests that one replica completed.
 
-    exact: requests of which both are equal. over, under: tokens that were claimed and not there, and the other way.
+    Attributes:
+        exact: requests whose claim was right.
+        claimed: tokens that the router claimed.
+        true: tokens that the engine found.
+        over: tokens that were claimed but not found.
+        under: tokens that were found but not claimed.
     """
 
     requests: int = 0
@@ -40,28 +45,28 @@ class Claims:
     under: int = 0
 
 
-#: Seconds for which what tenants have is not asked again, and that a page waits for it.
+#: Seconds for which the tenants' sums are reused, and that a page waits for new ones.
 SUMS_SECONDS = 1.0
-#: What GET /fleet says of a tenant, in blocks of all replicas.
+#: Fields of a tenant in GET /fleet, in blocks of all replicas.
 TENANT_FIELDS = ("name", "held", "idle", "retained", "floor", "share")
-#: Choices that are kept, to be shown with their why.
+#: Number of recent choices to show.
 MAX_CHOICES = 32
 
 
-class FleetFigures:
-    """Counts what becomes of claims and of lost replicas; one thread counts, that of the loop."""
+class FleetMetrics:
+    """Counts hits and lost replicas. Only the event loop's thread counts."""
 
     def __init__(self) -> None:
         self.claims: dict[str, Claims] = {}
         self.num_lost: Counter[str] = Counter()
-        #: The last choices, oldest first, with the name of their request; the router's thread adds to them.
+        #: Recent choices with the names of their requests, oldest first; the router's thread appends.
         self.choices: deque[tuple[str, Choice]] = deque(maxlen=MAX_CHOICES)
         self.num_resumed = 0
         self.num_tokens_resumed = 0
         self.num_handed_over = 0
 
-    def claim(self, replica: str, claimed: int, result: GenerationResult) -> None:
-        """Compare what was claimed of a request with what the cache had. Below 0 nothing was claimed. O(1)."""
+    def count_claim(self, replica: str, claimed: int, result: GenerationResult) -> None:
+        """Compare the claimed hit of a request with its true one. A negative claim is unknown. O(1)."""
         if claimed < 0:
             return
         seen, true = self.claims.setdefault(replica, Claims()), result.num_cached_tokens
@@ -72,46 +77,43 @@ class FleetFigures:
         seen.over += max(claimed - true, 0)
         seen.under += max(true - claimed, 0)
 
-    def lost(self, replica: str) -> None:
+    def count_loss(self, replica: str) -> None:
         """Count a request that lost its replica. O(1)."""
         self.num_lost[replica] += 1
 
-    def resumed(self, num_tokens: int) -> None:
-        """Count one that goes on elsewhere, behind `num_tokens` tokens. O(1)."""
+    def count_resume(self, num_tokens: int) -> None:
+        """Count a request that continues on another replica after `num_tokens` tokens. O(1)."""
         self.num_resumed += 1
         self.num_tokens_resumed += num_tokens
 
     def shown_choices(self) -> list[dict[str, Any]]:
-        """Return the last choices, the newest first, with what was known of each candidate. O(choices * replicas)."""
+        """Return the last choices, newest first, with the facts about each candidate. O(choices * replicas)."""
         return [
             {
                 "request": name,
                 "replica": choice.replica,
                 "claimed": choice.num_tokens,
                 "problem": choice.problem,
-                # JSON has no infinity: the cost of one that is taken only where no other may.
-                "why": [{**why._asdict(), "cost": finite(why.cost)} for why in choice.why],
+                # The cost is infinite if the candidate is only a last resort; JSON has no infinity.
+                "why": [{**why._asdict(), "cost": why.cost if math.isfinite(why.cost) else None} for why in choice.why],
             }
             for name, choice in reversed(list(self.choices))
         ]
 
-    def forget(self, present: Iterable[str]) -> None:
-        """Add what was counted of replicas that are gone to one name, so that labels do not grow."""
+    def merge_removed(self, present: Iterable[str]) -> None:
+        """Merge the claims of replicas that no longer exist, so that the number of labels is bounded."""
         for name in [name for name in self.claims if name not in {*present, GONE}]:
             old, new = self.claims.pop(name), self.claims.setdefault(GONE, Claims())
             for each, number in asdict(old).items():
                 setattr(new, each, getattr(new, each) + number)
 
 
-def finite(number: float) -> float | None:
-    """Return a number that JSON has; None for others."""
-    return number if math.isfinite(number) else None
-
-
 class TenantSums(Collector):
-    """Adds up what tenants have of all replicas. ask: says it of each, or an error; it may take long.
+    """Sums the tenants' use of all replicas' pools.
 
-    labels: of its metrics.
+    Args:
+        ask: returns the uses, or an error, of each replica; may take long.
+        labels: labels of the metrics.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[list[Any]]], labels: dict[str, str]) -> None:
@@ -119,11 +121,10 @@ class TenantSums(Collector):
         self._labels = labels
         self._asking: asyncio.Future[list[Any]] | None = None
         self._asked_at = -math.inf
-        #: What was told last.
         self.uses: list[TenantUse] = []
 
     async def read(self) -> list[TenantUse]:
-        """Return the sums as they are now, or within a second were; after a second without an answer the last ones."""
+        """Return the sums, at most a second old; the previous ones if the replicas take longer than a second."""
         if self._asking is None and time.monotonic() - self._asked_at >= SUMS_SECONDS:
             self._asking, self._asked_at = asyncio.ensure_future(self._ask()), time.monotonic()
             self._asking.add_done_callback(self._take)
@@ -131,49 +132,52 @@ class TenantSums(Collector):
             await asyncio.wait([self._asking], timeout=SUMS_SECONDS)
         return self.uses
 
-    def _take(self, told: asyncio.Future[list[Any]]) -> None:
+    def _take(self, results: asyncio.Future[list[Any]]) -> None:
         self._asking = None
-        if not told.cancelled() and told.exception() is None:  # a replica that has just died ends all answers
-            uses = [each for each in told.result() if isinstance(each, tuple)]
-            self.uses = [reduce(add_tenant_uses, each) for each in zip(*uses, strict=True)]
+        if not results.cancelled() and results.exception() is None:  # one dead replica fails the whole call
+            uses = [each for each in results.result() if isinstance(each, tuple)]
+            self.uses = [reduce(added_uses, each) for each in zip(*uses, strict=True)]
 
     def collect(self) -> Iterable[Metric]:
-        """Return what was told last. O(tenants)."""
+        """Return the last sums. O(tenants)."""
         return share_metrics(self._labels, self.uses)
 
 
-#: The label under which replicas that are gone are counted together.
+#: Label of all removed replicas together.
 GONE = "gone"
 
 _GAUGES: dict[str, tuple[str, Any]] = {
-    "blockyard:fleet_replica_believed": ("Whether what it says counts.", lambda seen: seen.is_believed),
-    "blockyard:fleet_replica_silence_seconds": ("Since it was heard.", lambda seen: seen.silence),
-    "blockyard:fleet_replica_requests": ("Requests booked there.", lambda seen: seen.requests),
-    "blockyard:fleet_replica_uncached_tokens": ("Prompt tokens booked to be computed.", lambda seen: seen.uncached),
-    "blockyard:fleet_replica_held_tokens": ("Tokens of prompts and answers booked.", lambda seen: seen.held),
+    "blockyard:fleet_replica_believed": ("1 if the replica is trusted.", lambda seen: seen.is_believed),
+    "blockyard:fleet_replica_silence_seconds": ("Seconds since its last message.", lambda seen: seen.silence),
+    "blockyard:fleet_replica_requests": ("Requests in flight.", lambda seen: seen.requests),
+    "blockyard:fleet_replica_uncached_tokens": (
+        "Prompt tokens in flight, still to be computed.",
+        lambda seen: seen.uncached,
+    ),
+    "blockyard:fleet_replica_held_tokens": ("Tokens of prompts and answers in flight.", lambda seen: seen.held),
 }
 _CLAIMS = {
-    "claimed_hit_tokens": ("Hits that the router claimed.", "claimed"),
-    "true_hit_tokens": ("Hits that came true.", "true"),
-    "overclaimed_hit_tokens": ("Hits that were claimed and not there.", "over"),
-    "underclaimed_hit_tokens": ("Hits that were there and not claimed.", "under"),
-    "claims": ("Requests of which hits were claimed, none included.", "requests"),
-    "exact_claims": ("Those of which the claim was right to the token.", "exact"),
+    "claimed_hit_tokens": ("Prompt tokens that the router claimed as hits.", "claimed"),
+    "true_hit_tokens": ("Prompt tokens that the engine hit.", "true"),
+    "overclaimed_hit_tokens": ("Prompt tokens that were claimed but not hit.", "over"),
+    "underclaimed_hit_tokens": ("Prompt tokens that were hit but not claimed.", "under"),
+    "claims": ("Requests with a claim, including claims of 0.", "requests"),
+    "exact_claims": ("Requests whose claim was exact.", "exact"),
 }
 
 
 class FleetCollector(Collector):
-    """Makes the fleet's part of the page for Prometheus."""
+    """Collector of a fleet's metrics."""
 
-    def __init__(self, fleet: SharedFleet, figures: FleetFigures, labels: dict[str, str]) -> None:
+    def __init__(self, fleet: SharedFleet, metrics: FleetMetrics, labels: dict[str, str]) -> None:
         self._fleet = fleet
-        self._figures = figures
+        self._metrics = metrics
         self._labels = labels
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all of it, of one moment. O(replicas)."""
+        """Yield the metrics of one moment. O(replicas)."""
         replicas = self._fleet.status()
-        self._figures.forget(each.name for each in replicas)
+        self._metrics.merge_removed(each.name for each in replicas)
         names, texts = [*self._labels, "replica"], [*self._labels.values()]
         for name, (text, value) in _GAUGES.items():
             gauge = GaugeMetricFamily(name, text, labels=names)
@@ -185,7 +189,7 @@ class FleetCollector(Collector):
         yield self._trusts(replicas)
         for name, (text, field) in _CLAIMS.items():
             counter = CounterMetricFamily(f"blockyard:fleet_{name}", text, labels=names)
-            for replica, claims in self._figures.claims.items():
+            for replica, claims in self._metrics.claims.items():
                 counter.add_metric([*texts, replica], getattr(claims, field))
             yield counter
         for name, text, number in self._totals():
@@ -194,16 +198,16 @@ class FleetCollector(Collector):
             yield total
 
     def _totals(self) -> list[tuple[str, str, int]]:
-        figures = self._figures
+        metrics = self._metrics
         return [
-            ("lost_attempts", "Requests that lost their replica.", figures.num_lost.total()),
-            ("resumed_requests", "Those that went on elsewhere.", figures.num_resumed),
-            ("resumed_tokens", "Tokens behind which they did.", figures.num_tokens_resumed),
+            ("lost_attempts", "Requests that lost their replica.", metrics.num_lost.total()),
+            ("resumed_requests", "Requests that continued on another replica.", metrics.num_resumed),
+            ("resumed_tokens", "Tokens that these requests had received before.", metrics.num_tokens_resumed),
         ]
 
     def _trusts(self, replicas: list[ReplicaStatus]) -> Metric:
         trusts = GaugeMetricFamily(
-            "blockyard:fleet_replica_trust", "1 for the trust it has.", labels=[*self._labels, "replica", "trust"]
+            "blockyard:fleet_replica_trust", "1 for the current trust.", labels=[*self._labels, "replica", "trust"]
         )
         for each in replicas:
             trusts.add_metric([*self._labels.values(), each.name, each.trust], 1)
@@ -211,7 +215,12 @@ class FleetCollector(Collector):
 
 
 class FleetPage:
-    """Makes the page for Prometheus (a `Page`). tenants: None where none share the pools."""
+    """Renders GET /metrics of a fleet (a `Page`).
+
+    Args:
+        collectors: collectors of the metrics.
+        tenants: use of the pools by tenant, if there are tenants.
+    """
 
     def __init__(self, collectors: Iterable[Collector], tenants: TenantSums | None = None) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
@@ -221,7 +230,6 @@ class FleetPage:
         ProcessCollector(registry=self._registry)
 
     async def text(self) -> bytes:
-        """Return the page as it is now. O(replicas)."""
         if self._tenants is not None:
             await self._tenants.read()
         return generate_latest(self._registry)
@@ -232,31 +240,28 @@ _LOADS = ("requests", "uncached", "held", "lost")
 
 
 def fleet_state(
-    fleet: SharedFleet, figures: FleetFigures, model_name: str, tenants: Sequence[TenantUse] = ()
+    fleet: SharedFleet, metrics: FleetMetrics, model_name: str, tenants: Sequence[TenantUse] = ()
 ) -> dict[str, Any]:
-    """Return the replicas, what tenants have of them, what became of claims, and the last choices with their why.
-
-    O(replicas * choices + tenants log tenants).
-    """
+    """Return the response of GET /fleet. O(replicas * choices + tenants log tenants)."""
     return {
         "object": "fleet",
         "model": model_name,
         "replicas": [
-            {**each._asdict(), "lost": figures.num_lost[each.name], "prefill": each.name in fleet.prefills}
+            {**each._asdict(), "lost": metrics.num_lost[each.name], "prefill": each.name in fleet.prefills}
             for each in fleet.status()
         ],
         "tenants": [dict(zip(TENANT_FIELDS, line, strict=True)) for line in tenant_lines(tenants)],
-        "claims": {name: asdict(claims) for name, claims in figures.claims.items()},
-        "lost_attempts": figures.num_lost.total(),
-        "resumed_requests": figures.num_resumed,
-        "resumed_tokens": figures.num_tokens_resumed,
-        "handed_over_requests": figures.num_handed_over,
-        "choices": figures.shown_choices(),
+        "claims": {name: asdict(claims) for name, claims in metrics.claims.items()},
+        "lost_attempts": metrics.num_lost.total(),
+        "resumed_requests": metrics.num_resumed,
+        "resumed_tokens": metrics.num_tokens_resumed,
+        "handed_over_requests": metrics.num_handed_over,
+        "choices": metrics.shown_choices(),
     }
 
 
 def one_state(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the states of several ingresses as one: loads and claims are added up, and trust is the least."""
+    """Merge the states of several ingresses: sum loads and claims, and take the least trust."""
     replicas: dict[str, dict[str, Any]] = {}
     claims: dict[str, Counter[str]] = {}
     for state in states:
@@ -276,7 +281,7 @@ def one_state(states: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _added(before: dict[str, Any], each: dict[str, Any]) -> dict[str, Any]:
-    """Return one replica as two ingresses know it."""
+    """Merge the states of one replica in two ingresses."""
     silences = [silence for silence in (before["silence"], each["silence"]) if silence is not None]
     return {
         **before,

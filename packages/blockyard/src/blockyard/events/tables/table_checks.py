@@ -1,4 +1,4 @@
-"""What always holds in the tables of events. Tests ask after every message; nothing else does."""
+"""Invariants of the tables of events, for tests."""
 
 from ...errors import InvariantError
 from .block_trie import AMBIGUOUS, BlockTrie
@@ -7,13 +7,13 @@ from .content_table import ContentTable
 
 
 def check_contents(table: ContentTable) -> None:
-    """Raise `InvariantError` unless rows, links, places and what prompts get to fit together. O(capacity)."""
+    """Raise `InvariantError` unless rows, links, places and reachability are consistent. O(capacity)."""
     rows = table.rows
     children: dict[int, int] = {}
     num_rows = 0
     for row in range(1, int(rows.capacity)):
         if rows.find(rows.name[row]) != row:
-            continue  # a free one
+            continue  # a free row
         num_rows += 1
         parent = int(rows.parent[row])
         if parent:
@@ -28,7 +28,7 @@ def check_contents(table: ContentTable) -> None:
 
 
 def _request_of(table: ContentTable, row: int) -> int:
-    """Return the row of the root that a row hangs on, over contents that are all there; 0 for none."""
+    """Return the row of the root that a row is reachable from; 0 for none."""
     rows = table.rows
     while rows.kind[row] != GONE:
         if rows.parent[row] == 0:
@@ -46,7 +46,7 @@ def _num_children(rows: ContentRows, parent: int) -> int:
 
 
 def _check_places(table: ContentTable) -> None:
-    """Each place's blocks are counted once."""
+    """Check that each place's blocks are counted once."""
     places, held = table.places, 0
     for row in range(1, int(table.rows.capacity)):
         place = int(table.rows.first_place[row]) if table.rows.find(table.rows.name[row]) == row else 0
@@ -58,7 +58,7 @@ def _check_places(table: ContentTable) -> None:
 
 
 def check_trie(trie: BlockTrie) -> None:
-    """Raise `InvariantError` unless nodes, their uses and the holders' names fit together. O(capacity)."""
+    """Raise `InvariantError` unless nodes, their uses and the holders' names are consistent. O(capacity)."""
     uses: dict[int, int] = {}
     for holder in range(int(trie.num_holders)):
         for name in trie.holdings.names_of(holder):

@@ -1,4 +1,4 @@
-"""Counters and histograms of requests, as they get on and end."""
+"""Counters and histograms of requests."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ _COMPLETIONS = (1, 2, 5, 10, 20, 50)
 _PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
 
 
-#: The reason of a request that failed, beside those of `FinishReason`.
+#: Finish reason of a request that failed, besides those of `FinishReason`.
 _ERROR = "error"
-#: Why a request is not taken.
+#: Reasons for refusing a request.
 REFUSALS = ("queue_full", "not_serving")
 
 
-class RequestFigures(Collector):
-    """What becomes of requests. The engine thread counts, any thread reads.
+class RequestMetrics(Collector):
+    """Counters and histograms of requests. The engine thread counts; any thread may collect.
 
-    labels: by name, the same for all metrics. max_model_len: tokens of the longest sequence; the buckets end there.
+    Args:
+        labels: labels of every metric.
+        max_model_len: tokens of the longest sequence, the upper end of the buckets.
     """
 
     def __init__(self, labels: dict[str, str], max_model_len: int) -> None:
@@ -44,29 +46,33 @@ class RequestFigures(Collector):
         self._make_sizes(token_bounds(max_model_len))
 
     def _make_counters(self) -> None:
-        counter = self._counter
+        def counter(name: str, text: str) -> Counter:
+            return self._keep(Counter(name, text, list(self._labels), registry=None)).labels(*self._labels.values())
+
         self._ended = self._split_counter("vllm:request_success", "Completions that ended.", "finished_reason")
-        for reason in (*FinishReason, _ERROR):  # from the start, so that the share of errors is known to be 0
+        for reason in (*FinishReason, _ERROR):  # exported at 0, so that an error rate of 0 is known
             self._ended.labels(*self._labels.values(), str(reason))
-        self._refused = self._split_counter("blockyard:requests_refused", "Requests that were not taken.", "reason")
-        for reason in REFUSALS:  # likewise, so that an alert sees the first one
+        self._refused = self._split_counter("blockyard:requests_refused", "Requests that were refused.", "reason")
+        for reason in REFUSALS:  # likewise, so that an alert sees the first refusal
             self._refused.labels(*self._labels.values(), reason)
-        self.cancelled = counter("blockyard:requests_cancelled", "Requests whose client went away or took too long.")
-        self.failed = counter("blockyard:requests_failed", "Requests that ended with an error behind the queue.")
-        self._hints = self._split_counter("blockyard:hints", "Hints about sessions, by what came of them.", "outcome")
+        self.cancelled = counter("blockyard:requests_cancelled", "Requests whose client left or that took too long.")
+        self.failed = counter("blockyard:requests_failed", "Queued requests that ended with an error.")
+        self._hints = self._split_counter("blockyard:hints", "Hints about sessions, by outcome.", "outcome")
         for outcome in HintOutcome:
             self._hints.labels(*self._labels.values(), outcome.value)
-        self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests that came to their end.")
-        self._cached_tokens = counter("vllm:prompt_tokens_cached", "Those of them that the cache had.")
+        self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of finished requests.")
+        self._cached_tokens = counter("vllm:prompt_tokens_cached", "Prompt tokens that came from the cache.")
         self._generated_tokens = counter("vllm:generation_tokens", "Tokens generated.")
 
     def _make_times(self) -> None:
         first, following, whole = _FIRST_TOKEN_SECONDS, _NEXT_TOKEN_SECONDS, _REQUEST_SECONDS
         seconds = self._seconds
         self._first_token = seconds("time_to_first_token", "From arrival to the first token.", first)
-        self._next_token = seconds("inter_token_latency", "Between a completion's tokens.", following)
-        self._mean_token = seconds("request_time_per_output_token", "The mean of that, of a completion.", following)
-        self._whole = seconds("e2e_request_latency", "From arrival to the end.", whole)
+        self._next_token = seconds("inter_token_latency", "Time between two tokens of a completion.", following)
+        self._mean_token = seconds(
+            "request_time_per_output_token", "Mean time between tokens of a completion.", following
+        )
+        self._whole = seconds("e2e_request_latency", "From arrival to the last token.", whole)
         self._queue = seconds("request_queue_time", "From arrival to its first step.", whole)
         self._prefill = seconds("request_prefill_time", "From its first step to the first token.", whole)
         self._decode = seconds("request_decode_time", "From the first token to the last.", whole)
@@ -76,15 +82,17 @@ class RequestFigures(Collector):
         size = self._histogram
         self._step_tokens = size("vllm:iteration_tokens_total", "Tokens that a step computed.", _STEP_TOKENS)
         self._prompt = size("vllm:request_prompt_tokens", "Tokens of a prompt.", tokens)
-        self._computed = size("vllm:request_prefill_kv_computed_tokens", "Those that the cache had not.", tokens)
+        self._computed = size(
+            "vllm:request_prefill_kv_computed_tokens", "Prompt tokens that had to be computed.", tokens
+        )
         self._generated = size("vllm:request_generation_tokens", "Tokens of a completion.", tokens)
         self._longest = size("vllm:request_max_num_generation_tokens", "Tokens of the longest completion.", tokens)
-        self._allowed = size("vllm:request_params_max_tokens", "Tokens that a completion might have.", tokens)
-        self._n = size("vllm:request_params_n", "Completions asked for.", _COMPLETIONS)
-        self._preempted = size("vllm:request_num_preemptions", "How often it was preempted.", _PREEMPTIONS)
+        self._allowed = size("vllm:request_params_max_tokens", "Limit of new tokens.", tokens)
+        self._n = size("vllm:request_params_n", "Completions of a request.", _COMPLETIONS)
+        self._preempted = size("vllm:request_num_preemptions", "Preemptions of a request.", _PREEMPTIONS)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all of them, without the times at which the counters were made."""
+        """Yield all metrics, without the creation times that prometheus_client adds."""
         for made in self._made:
             for family in made.collect():
                 family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
@@ -96,10 +104,10 @@ class RequestFigures(Collector):
             self._step_tokens.observe(num_tokens)
 
     def count_tokens(self, job: Job, index: int, number: int, now: float) -> None:
-        """Count what a step gave completion `index` of a job: `number` tokens. O(number).
+        """Count `number` tokens that a step generated for completion `index` of a job. O(number).
 
-        Tokens that come together share the time since the one before, so the intervals of a completion are one fewer
-        than its tokens and add up to the time from its first to its last.
+        Tokens of one step share the time since the previous token, so that the intervals of a completion add up to the
+        time from its first token to its last.
         """
         self._generated_tokens.inc(number)
         if job.first_token_at is None:
@@ -112,7 +120,7 @@ class RequestFigures(Collector):
         job.last_token_at[index] = now
 
     def count_end(self, job: Job, result: GenerationResult, now: float) -> None:
-        """Count a job that came to its end. O(completions)."""
+        """Count a job that finished. O(completions)."""
         self._prompt_tokens.inc(result.num_prompt_tokens)
         self._cached_tokens.inc(result.num_cached_tokens)
         self._prompt.observe(result.num_prompt_tokens)
@@ -127,20 +135,19 @@ class RequestFigures(Collector):
         self._count_times(job, result, now)
 
     def count_failure(self) -> None:
-        """Count a request that ended with an error behind the queue. O(1)."""
+        """Count a request that was queued and ended with an error. O(1)."""
         self.failed.inc()
         self._ended.labels(*self._labels.values(), _ERROR).inc()
 
     def count_refusal(self, reason: str) -> None:
-        """Count a request that was not taken, and why: one of `REFUSALS`. O(1)."""
+        """Count a request that was refused; `reason` is one of `REFUSALS`. O(1)."""
         self._refused.labels(*self._labels.values(), reason).inc()
 
     def count_hint(self, outcome: str) -> None:
-        """Count a hint about a session, which the cache accepted, refused or did not know. O(1)."""
+        """Count a hint about a session by its outcome. O(1)."""
         self._hints.labels(*self._labels.values(), outcome).inc()
 
     def _count_times(self, job: Job, result: GenerationResult, now: float) -> None:
-        """Queue, prefill and decode follow one another from its arrival to its last token."""
         self._whole.observe(now - job.arrived_at)
         if job.started_at is None or job.first_token_at is None:
             return
@@ -153,9 +160,6 @@ class RequestFigures(Collector):
             number = len(completion.token_ids)
             if number > 1:
                 self._mean_token.observe((job.last_token_at[completion.index] - job.first_token_at) / (number - 1))
-
-    def _counter(self, name: str, text: str) -> Counter:
-        return self._keep(Counter(name, text, list(self._labels), registry=None)).labels(*self._labels.values())
 
     def _split_counter(self, name: str, text: str, label: str) -> Counter:
         return self._keep(Counter(name, text, [*self._labels, label], registry=None))
@@ -173,7 +177,7 @@ class RequestFigures(Collector):
 
 
 def token_bounds(most: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50, ... up to the first that is at least `most`. O(log)."""
+    """Return 1, 2, 5, 10, 20, 50, ... up to the first bound that is at least `most`. O(log most)."""
     bounds = [1]
     while bounds[-1] < most:
         bounds.append(bounds[-1] * 5 // 2 if str(bounds[-1])[0] == "2" else bounds[-1] * 2)

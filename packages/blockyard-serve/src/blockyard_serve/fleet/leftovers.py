@@ -1,8 +1,9 @@
-"""Finds the processes of a fleet and ends them: all that its command has started, also where that was killed.
+"""Finds and ends every process of a fleet, even if the command was killed.
 
-Ray starts some ten processes, and kill -9 of who started them leaves two of those forever (2.60). So the command has a
-process that waits for its end, whatever that is: this file as a program, which imports nothing else of the package. A
-process is of a fleet that has the fleet's mark in its environment, or a file of the fleet's folder open. Needs Linux.
+Ray starts about ten processes; if their parent is killed with SIGKILL, two of them stay forever (Ray 2.60). So the
+command starts this file as a separate process that waits for the command to end, for whatever reason. It imports
+nothing else of the package. A process belongs to a fleet if it has the fleet's mark in its environment, or an open
+file in the fleet's folder. Needs Linux.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-#: The variable that marks a fleet's processes.
+#: Environment variable that marks a fleet's processes.
 MARK = "BLOCKYARD_FLEET"
 _ROUNDS, _PAUSE = 100, 0.1
 
 
-class Undertaker:
-    """Is a process that ends all of a fleet's others, and removes its folder, when this one ends or calls `close`."""
+class CleanupProcess:
+    """A process that ends all others of a fleet and removes its folder when this one ends or calls `close`."""
 
     def __init__(self, mark: str, folder: Path) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, mark, str(folder), str(os.getpid())],
             stdin=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C in the terminal is not for it
+            start_new_session=True,  # not in the terminal's group, which gets Ctrl-C
         )
 
     def close(self, timeout: float = 20.0) -> None:
-        """End what is left; a second call does nothing."""
+        """End the fleet's processes. A second call does nothing."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
@@ -40,7 +41,7 @@ class Undertaker:
 
 
 def processes(mark: str, folder: str, spared: set[int]) -> list[int]:
-    """Return the processes of a fleet. O(processes of this machine, and their open files)."""
+    """Return the processes of a fleet. O(processes of this machine and their open files)."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdecimal() and int(entry) not in spared and _belongs(Path("/proc") / entry, mark, folder):
@@ -53,7 +54,7 @@ def _belongs(process: Path, mark: str, folder: str) -> bool:
         if f"{MARK}={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
             return True
         files = os.listdir(process / "fd")
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # it has ended or belongs to another user
         return False
     for file in files:
         with suppress(OSError):
@@ -63,7 +64,7 @@ def _belongs(process: Path, mark: str, folder: str) -> bool:
 
 
 def end(mark: str, folder: str, spared: set[int]) -> list[int]:
-    """Kill the processes of a fleet until there is none, ten seconds at most; return those that are left."""
+    """Kill the processes of a fleet, retrying for ten seconds; return those that remain."""
     left = processes(mark, folder, spared)
     for _ in range(_ROUNDS):
         if not left:
@@ -76,7 +77,7 @@ def end(mark: str, folder: str, spared: set[int]) -> list[int]:
 
 
 def _kill(process: int, mark: str, folder: str) -> None:
-    """Kill it if it is still the one that was found: numbers are given again."""
+    """Kill a process if it still belongs to the fleet: process ids are reused."""
     with suppress(OSError):
         handle = os.pidfd_open(process)
         try:
@@ -87,7 +88,7 @@ def _kill(process: int, mark: str, folder: str) -> None:
 
 
 def main(mark: str, folder: str, command: str) -> None:
-    """Wait until the command has gone, or wants it so, and clear away."""
+    """Wait until the command ends or calls `close`, then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()

@@ -1,4 +1,4 @@
-"""What the objects of all requests have in common: strict types ("1" is no number), and one error for what is wrong."""
+"""Base classes of request objects: strict types ("1" is not a number) and one error for the first invalid field."""
 
 from __future__ import annotations
 
@@ -12,43 +12,47 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, m
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ..errors import ApiError, invalid
-from .unsupported_fields import REFUSED_IN_MESSAGES, asked_for, unsupported
+from .unsupported_fields import REFUSED_IN_MESSAGES, requested_fields, unsupported
 
 MAX_TOKEN_ID = 2**31 - 1
-#: Of prompts, of messages, and of the parts of a message. OpenAI takes as many messages.
+#: Maximum of prompts, of messages, and of parts of a message. OpenAI has the same limit for messages.
 MAX_ITEMS = 2048
-#: Every list: a body of half a million bad elements is refused at the first, not after as many errors.
+#: For every list: validation stops at the first bad element, of which a body can hold half a million.
 FIRST_ERROR = Field(fail_fast=True)
 TokenId = Annotated[StrictInt, Field(ge=0, le=MAX_TOKEN_ID)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1), FIRST_ERROR]
 
 
 class Fields(BaseModel):
-    """An object of a request, which may have no field but these."""
+    """An object of a request. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, fields: Any) -> Any:
-        """Return one error for the first of them: pydantic would make one for each, and a body has room for 90,000."""
+        """Raise for the first unknown field only: pydantic would report each, and a body can hold 90,000."""
         if not isinstance(fields, dict):
             return fields
-        asked = cls._asked_for(fields)
-        unknown = next((name for name in asked if name not in cls.model_fields), None)
+        requested = cls._drop_neutral(fields)
+        unknown = next((name for name in requested if name not in cls.model_fields), None)
         if unknown is not None:
             known = {"name": unknown, "known": list(cls.model_fields)}
             raise PydanticCustomError(UNKNOWN_FIELD, "is not known", known)
-        return asked
+        return requested
 
     @classmethod
-    def _asked_for(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields without those that say nothing."""
+    def _drop_neutral(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields without those that ask for nothing."""
         return fields
 
 
 class RequestFields(Fields):
-    """A whole request. refused: the fields that are not supported, with the values that ask for nothing."""
+    """The body of a request.
+
+    Attributes:
+        refused: unsupported fields, with the values that ask for nothing.
+    """
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]]
 
@@ -57,7 +61,7 @@ RequestT = TypeVar("RequestT", bound=RequestFields)
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object that a body is. Raises `ApiError` (400) for any other body."""
+    """Return the JSON object in a body. Raises `ApiError` (400) if the body is not one."""
     try:
         fields = pydantic_core.from_json(body, allow_inf_nan=False, cache_strings=False)
     except ValueError as error:
@@ -68,17 +72,17 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def parse_fields(kind: type[RequestT], fields: dict[str, Any]) -> RequestT:
-    """Return the request that an object is. Raises `ApiError` (400), naming the field, for what is not understood."""
+    """Return the request that `fields` describe. Raises `ApiError` (400), with the field, for an invalid one."""
     try:
-        return kind.model_validate(asked_for(fields, kind.refused))
+        return kind.model_validate(requested_fields(fields, kind.refused))
     except ValidationError as error:
         raise refusal_of(error) from None
 
 
-#: The type of the error for an unknown field; its context has the "name", and those "known" in its place.
+#: Type of the error for an unknown field; its context has the "name" and the "known" names.
 UNKNOWN_FIELD = "unknown_field"
 _MAX_NAME = 60
-#: Where so few fields are known, an error names them all.
+#: With at most this many known fields, an error lists them all.
 _MAX_LISTED = 8
 _KINDS = {
     "bool_type": "true or false",
@@ -91,8 +95,8 @@ _KINDS = {
 
 
 def refusal_of(error: ValidationError) -> ApiError:
-    """400: the first thing that is wrong, the field it is in, and its value where that is short. O(errors)."""
-    # A union reports what was wrong with each of its members; the one that came furthest is the one that was meant.
+    """Return a 400 error for the first invalid field, with its value if that is short. O(errors)."""
+    # A union reports an error for each member; the member that got furthest is the one that the client meant.
     errors = error.errors(include_url=False)
     found = max(errors, key=_how_far)
     name = _name(_path(found))
@@ -111,21 +115,20 @@ def _how_far(found: ErrorDetails) -> tuple[int, bool, list[int]]:
 
 
 def _path(found: ErrorDetails) -> list[int | str]:
-    """Where an error is, as the client wrote it: without the names that pydantic has for the members of a union."""
-    # They stand behind the name of the field or the place in the list that has the union.
+    """Return the path of the invalid field as the client wrote it, without pydantic's names of union members."""
     path = [part for part in found["loc"] if isinstance(part, int) or (part.isidentifier() and part != "str")]
     return [*path, found["ctx"]["name"]] if found["type"] == UNKNOWN_FIELD else path
 
 
 def _name(path: list[int | str]) -> str:
-    """messages[0].role; at most 200 characters, because a field may be named with a megabyte."""
+    """Return the path as messages[0].role, at most 200 characters: a client may send a megabyte as a field's name."""
     first, *others = path
     parts = [f"[{part}]" if isinstance(part, int) else f".{part[:200]}" for part in others]
     return f"{str(first)[:200]}{''.join(parts)}"[:200]
 
 
 def _words(found: ErrorDetails, errors: list[ErrorDetails]) -> str:
-    """Return what it must be: all that a union takes in this place, or the limit."""
+    """Return the requirement: every type that its union allows, or the limit."""
     if found["type"] not in _KINDS:
         words = found["msg"].replace("Input should", "it must").replace(" after validation", "")
         return words[0].lower() + words[1:]

@@ -1,14 +1,14 @@
-"""The page as an ASGI application: its files, the stream of frames, answers about single things. It changes nothing.
+"""The page as an ASGI application: its files, the stream of frames, and details. It is read-only.
 
-    GET /                         the page; its files beside it
-    GET /state                    what the page should know first, JSON
+    GET /                         the page; its files are next to it
+    GET /state                    settings of the page, JSON
     GET /state/stream             server-sent events: past, frame, change, tree
     GET /state/block/17           one block, read between two steps
-    GET /state/run/1/1024         the states of blocks 1 and following, at the latest frame
-    GET /state/branch/3           the blocks that cache a branch of the tree
+    GET /state/run/1/1024         states of blocks 1 and following in the latest frame
+    GET /state/branch/3           blocks that cache a branch of the tree
 
-Paths are relative to where it is mounted. Prompts are hostile text: everything is JSON in ASCII, the page puts it in
-as text alone, and its Content-Security-Policy lets it load nothing but its own files and set no markup from strings.
+Paths are relative to the mount point. Prompts are untrusted text: responses are ASCII JSON, the page inserts them as
+text only, and its Content-Security-Policy allows only its own files and no markup from strings.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .desk import Source
-from .details import MAX_RUN, SeenBlock, Texts, block_answer, run_answer, see_block, see_config
+from .call_queue import CacheSource
+from .details import MAX_RUN, SeenBlock, Texts, block_answer, read_block, read_config, run_answer
 from .feed import MIN_SECONDS, PageFeed
-from .prompts import PromptLog, beginnings_with, hits_answer, see_hits
-from .tree import see_branch
+from .prompt_log import PromptLog, beginnings_with, hits_answer, read_hits
+from .tree import read_branch
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-#: Streams that may be open at once.
+#: Maximum of open streams.
 MAX_READERS = 16
-#: Seconds in which a reader has to take what is sent to it.
-_PATIENCE_SECONDS = 10.0
+#: Seconds for a reader to receive an event.
+_SEND_SECONDS = 10.0
 _FILES = Path(__file__).parent / "files"
 _FLEET_FILES = Path(__file__).parent / "fleet"
 _TYPES = {
@@ -60,9 +60,11 @@ _HEADERS = {
 
 
 class PageFiles:
-    """Gives out a page's files by name, the first of them for none, as an ASGI application; they hold nothing secret.
+    """An ASGI application that serves a page's files by name. It answers GET and HEAD.
 
-    It answers GET and HEAD. folders: later ones win.
+    Args:
+        first: name of the file for the empty path.
+        *folders: folders of files; later ones take precedence.
     """
 
     def __init__(self, first: str, *folders: Path) -> None:
@@ -70,12 +72,11 @@ class PageFiles:
         self._files = {path.name: path for folder in folders for path in folder.iterdir() if path.suffix in _TYPES}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Answer one request."""
         if scope["type"] != "http":
-            raise RuntimeError(f"the page answers http, not {scope['type']}")
+            raise RuntimeError(f"scope['type'] is {scope['type']!r}; the page answers http only")
         is_head = scope["method"] == "HEAD"
         if scope["method"] not in ("GET", "HEAD"):
-            await _answer(send, 405, _error("the page is read-only: GET and HEAD"), is_head)
+            await _answer(send, 405, _error("the page is read-only; use GET or HEAD"), is_head)
             return
         found = self._files.get(path_of(scope) or self._first)
         if found is None:
@@ -85,12 +86,12 @@ class PageFiles:
 
 
 def fleet_page() -> PageFiles:
-    """Return the page of a fleet, which asks for ../fleet."""
+    """Return the page of a fleet, which reads ../fleet."""
     return PageFiles("fleet.html", _FILES, _FLEET_FILES)
 
 
 def path_of(scope: Scope) -> str:
-    """Return the path below where an application is mounted, without a slash before it."""
+    """Return the path below the mount point, without a leading slash."""
     path: str = scope["path"].removeprefix(scope.get("root_path", "")).lstrip("/")
     return path
 
@@ -98,16 +99,23 @@ def path_of(scope: Scope) -> str:
 class LivePage:
     """The page of one cache.
 
-    source: where the cache is asked. name: of the model, shown at the top. texts: token ids to text, in whatever
-    thread; None without a tokenizer. shows_text: whether tokens and prompts are shown at all; without it the page has
-    the map and the figures. chat_path: of OpenAI's chat completions, relative to the page; None for no chat box.
-    prompts: where the host notes prompts that were answered. guard: raises for a request that may not see the state;
-    the page's own files, which hold nothing, are open. is_ending: whether the host goes down and streams should end.
+    Args:
+        source: the cache.
+        name: name of the model, shown in the header.
+        texts: decodes tokens, in any thread; None without a tokenizer.
+        shows_text: whether to show tokens and prompts; otherwise only the map and statistics.
+        chat_path: path of chat completions relative to the page; None for no chat box.
+        guard: raises for a request that may not read the state; files are public.
+        is_ending: returns whether streams should end, because the server is stopping.
+
+    Attributes:
+        prompts: log of answered prompts, filled by the host.
+        feed: feed of frames.
     """
 
     def __init__(
         self,
-        source: Source,
+        source: CacheSource,
         name: str = "",
         texts: Texts | None = None,
         shows_text: bool = True,
@@ -126,7 +134,6 @@ class LivePage:
         self._files = PageFiles("index.html", _FILES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         path = path_of(scope)
         if scope.get("method") in ("GET", "HEAD") and (path == "state" or path.startswith("state/")):
             await self._state(path, scope, receive, send, scope["method"] == "HEAD")
@@ -134,10 +141,9 @@ class LivePage:
             await self._files(scope, receive, send)
 
     async def _state(self, path: str, scope: Scope, receive: Receive, send: Send, is_head: bool) -> None:
-        if not _is_of_the_page(scope):
-            await _answer(
-                send, 403, _error("the state is for the page itself, not for pages of other origins"), is_head
-            )
+        # Only the page itself and typed addresses: pages of other origins must not read prompts.
+        if dict(scope["headers"]).get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none"):
+            await _answer(send, 403, _error("the state may only be read by the page, not by other origins"), is_head)
             return
         if self._guard is not None:
             self._guard(scope)
@@ -147,13 +153,13 @@ class LivePage:
         try:
             status, content = await self._answer_of(path.split("/")[1:])
         except queue.Full:
-            status, content = 503, {"error": "too many questions wait for the cache; ask again"}
+            status, content = 503, {"error": "too many calls wait for the cache; try again"}
         await _answer(send, status, json.dumps(content, separators=(",", ":")).encode("ascii"), is_head)
 
     async def _answer_of(self, parts: list[str]) -> tuple[int, object]:
         kind, numbers = (parts[0] if parts else ""), parts[1:]
         if not all(each.isascii() and each.isdecimal() and len(each) <= 9 for each in numbers):
-            return 404, {"error": "a path of the state has numbers of at most nine digits"}
+            return 404, {"error": "the path's numbers must have at most nine digits"}
         known: dict[tuple[str, int], Callable[..., Awaitable[dict[str, Any] | None]]] = {
             ("", 0): self._first,
             ("block", 1): self._block,
@@ -162,27 +168,27 @@ class LivePage:
         }
         answer = known.get((kind, len(numbers)))
         if answer is None:
-            return 404, {"error": "the state has no such path"}
+            return 404, {"error": "there is no such path below state"}
         found = await answer(*map(int, numbers))
-        return (200, found) if found is not None else (404, {"error": f"there is no {kind} of this number"})
+        return (200, found) if found is not None else (404, {"error": f"there is no {kind} with this number"})
 
     async def _first(self) -> dict[str, Any]:
-        return {**self._hello, **await asyncio.wrap_future(self._source.ask(see_config))}
+        return {**self._hello, **await asyncio.wrap_future(self._source.call(read_config))}
 
     async def _block(self, block_id: int) -> dict[str, Any] | None:
-        seen = await asyncio.wrap_future(self._source.ask(partial(see_block, block_id)))
+        seen = await asyncio.wrap_future(self._source.call(partial(read_block, block_id)))
         if seen is None:
             return None
         answer = await block_answer(seen, self._texts, self._shows_text)
         return answer | {"hits": await self._hits(seen) if self._shows_text else None}
 
     async def _hits(self, seen: SeenBlock) -> dict[str, Any] | None:
-        """Return which of the latest prompts hit a block; None where its tokens do not say what it holds."""
+        """Return which of the latest prompts hit a block; None if its tokens do not identify its content."""
         if not (seen.is_plain and seen.block.is_cached):
             return None
         prompts, tokens = self.prompts.latest(), seen.block.token_ids
         begun = await asyncio.to_thread(beginnings_with, prompts, tokens, len(tokens))
-        ask = self._source.ask(partial(see_hits, seen.block.block_id, begun))
+        ask = self._source.call(partial(read_hits, seen.block.block_id, begun))
         return hits_answer(await asyncio.wrap_future(ask), len(prompts))
 
     async def _run(self, first: int, count: int) -> dict[str, Any] | None:
@@ -194,14 +200,14 @@ class LivePage:
     async def _branch(self, number: int) -> dict[str, Any] | None:
         if number >= len(self.feed.branches):
             return None
-        blocks = await asyncio.wrap_future(self._source.ask(partial(see_branch, self.feed.branches[number])))
+        blocks = await asyncio.wrap_future(self._source.call(partial(read_branch, self.feed.branches[number])))
         return {"blocks": blocks}
 
     async def _stream(self, receive: Receive, send: Send) -> None:
         if self._num_streams >= MAX_READERS:
-            await _answer(send, 503, _error(f"{MAX_READERS} pages watch already"), False)
+            await _answer(send, 503, _error(f"{MAX_READERS} pages are open already, the limit"), False)
             return
-        self._num_streams += 1  # at once: many may be asked for in one turn of the loop, before the first is sent
+        self._num_streams += 1  # before anything is awaited: many may be requested at once
         leaving = asyncio.ensure_future(_disconnected(receive))
         sending = asyncio.ensure_future(self._send_events(send))
         try:
@@ -217,17 +223,11 @@ class LivePage:
         events = self.feed.events()
         try:
             async for piece in events:
-                async with asyncio.timeout(_PATIENCE_SECONDS):
+                async with asyncio.timeout(_SEND_SECONDS):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"event: over\ndata: null\n\n", "more_body": False})
         finally:
             await events.aclose()
-
-
-def _is_of_the_page(scope: Scope) -> bool:
-    """Whether a browser sends it for this very page or for an address typed in: other pages must not read prompts."""
-    headers = dict(scope["headers"])
-    return headers.get(b"sec-fetch-site", b"none") in (b"same-origin", b"none")
 
 
 async def _disconnected(receive: Receive) -> None:
