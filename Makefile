@@ -120,11 +120,11 @@ interop-sglang: $(VENV)/built .venv-sglang-tests/installed
 interop-tiers: $(VENV)/built $(VENV)/tiers
 	cd packages/blockyard-tiers && $(ABSBIN)/python -m pytest tests $(PYTEST_ARGS)
 	cd packages/blockyard-engine && $(ABSBIN)/python -m pytest tests/parallel/test_one_sided.py $(PYTEST_ARGS)
-	cd packages/blockyard-tiers && $(ABSBIN)/python -m tests.tiers.torture files --jobs 20000 --kills 300
-	cd packages/blockyard-tiers && $(ABSBIN)/python -m tests.tiers.torture redis --jobs 10000 --kills 100
-	cd packages/blockyard-tiers && $(ABSBIN)/python -m tests.tiers.torture bucket --jobs 1000
-	cd packages/blockyard-tiers && $(ABSBIN)/python -m tests.tiers.torture peer --jobs 10000 --kills 100
-	if ldconfig -p | grep -q librdmacm; then cd packages/blockyard-tiers && $(ABSBIN)/python -m tests.tiers.torture mooncake --jobs 3000 --kills 50; fi
+	cd packages/blockyard-tiers && $(ABSBIN)/python -m tests.tiers.torture files --transfers 20000 --kills 300
+	cd packages/blockyard-tiers && $(ABSBIN)/python -m tests.tiers.torture redis --transfers 10000 --kills 100
+	cd packages/blockyard-tiers && $(ABSBIN)/python -m tests.tiers.torture bucket --transfers 1000
+	cd packages/blockyard-tiers && $(ABSBIN)/python -m tests.tiers.torture peer --transfers 10000 --kills 100
+	if ldconfig -p | grep -q librdmacm; then cd packages/blockyard-tiers && $(ABSBIN)/python -m tests.tiers.torture mooncake --transfers 3000 --kills 50; fi
 
 $(VENV)/tiers: $(VENV)/installed
 	command -v redis-server || echo "redis-server is missing (Debian: apt-get install redis-server); its tests are skipped"

@@ -33,8 +33,8 @@ _DENIED = (PermissionDeniedError, UnauthenticatedError)
 class ObjectTier(WorkingTier):
     """Keeps objects in a bucket, below the url's path. Several engines may share it.
 
-    The bucket has no budget: let its lifecycle rules delete old objects, which are misses here (GONE). Sends no request
-    yet.
+    The bucket has no budget: let its lifecycle rules delete old objects, which are misses here (GONE). The constructor
+    sends no request.
 
     Args:
         url: s3://bucket/path, gs://... or az://...

@@ -18,7 +18,7 @@ class LinearCost:
         self._count = self._sizes = self._times = self._squares = self._products = 0.0
 
     def note(self, size: float, seconds: float, now: float) -> None:
-        """Take in a measurement: work of `size` took `seconds`."""
+        """Record that work of `size` took `seconds`."""
         self._measured_at = now
         self._count = self._count * _FADING + 1.0
         self._sizes = self._sizes * _FADING + size

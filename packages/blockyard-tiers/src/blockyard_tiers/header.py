@@ -173,9 +173,9 @@ def object_names(
 
 
 class NameChain:
-    """Names and token digests of a sequence's full blocks. It grows with the sequence; arguments as of `object_names`.
+    """Names and token digests of a sequence's full blocks. Takes the arguments of `object_names`.
 
-    Naming a block of 16 tokens takes half a microsecond.
+    It grows with the sequence. Naming a block of 16 tokens takes half a microsecond.
     """
 
     def __init__(self, layout: bytes, block_size: int, extra_keys: object = ()) -> None:

@@ -107,7 +107,7 @@ class Loader:
                 self._drop_load(load)
 
     def end(self, result: TransferResult) -> bool:
-        """Take in the result of a transfer; return False if it is not a load."""
+        """Process the result of a transfer; return False if it is not a load."""
         transfer = self.transfers.pop(result.id, None)
         if transfer is None or transfer.segment is None:
             return False

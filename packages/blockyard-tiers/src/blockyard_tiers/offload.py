@@ -108,7 +108,7 @@ class Offload:
     # What an engine calls.
 
     def poll(self) -> None:
-        """Take in the results of transfers that ended since the last call. O(transfers)."""
+        """Process the results of transfers that ended since the last call. O(transfers)."""
         self._loader.begin_poll()
         self._context.end_copies()
         for tier in {id(use.tier): use.tier for use in self.uses}.values():
@@ -212,7 +212,7 @@ class Offload:
         self._loader.leave(key, record)
 
     def note_computed(self, num_tokens: int, seconds: float) -> None:
-        """Take in the time of a step of `num_tokens`: loads are started only if they are faster."""
+        """Record the time of a step of `num_tokens`: loads are started only if they are faster than computing."""
         count, took = require_int("num_tokens", num_tokens, 0, 2**62), require_number("seconds", seconds)
         if count > 0 and took > 0.0:
             self._finder.computing.note(count, took, 0.0)

@@ -81,7 +81,7 @@ _inherited: list[_NumberedConnection] = []
 class PeerTier(WorkingTier):
     """Keeps objects in another process (`PeerServer`, `blockyard tier serve`). Several engines may share it.
 
-    The peer has the budget; an object that it evicts is a miss (GONE). Sends no request yet.
+    The peer has the budget; an object that it evicts is a miss (GONE). The constructor sends no request.
 
     Args:
         url: peer:host:port.

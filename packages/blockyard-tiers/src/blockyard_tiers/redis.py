@@ -36,8 +36,8 @@ _DENIED = (AuthenticationError, NoPermissionError)
 class RedisTier(WorkingTier):
     """Keeps objects as values of a Redis server. Several engines may share it.
 
-    A value that the server evicts is a miss (GONE). A server that does not evict refuses stores as FULL. Sends no
-    command yet.
+    A value that the server evicts is a miss (GONE). A server that does not evict refuses stores as FULL. The
+    constructor sends no command.
 
     Args:
         url: redis://[user:password@]host:port/db, rediss://... or unix:///path.
@@ -183,7 +183,7 @@ def _receive(connection: Any, buffer: memoryview, begin: bytes = b"") -> bytes:
 
 
 def _shown_url(url: str) -> str:
-    """Return an address without its secrets: user and password, or options."""
+    """Return an address without user, password, and options other than `db`."""
     scheme, _, rest = url.partition("://")
     address, _, options = rest.rpartition("@")[2].partition("?")
     database = next((f"?{option}" for option in options.split("&") if option.startswith("db=")), "")

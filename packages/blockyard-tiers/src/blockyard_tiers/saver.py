@@ -85,7 +85,7 @@ class Saver:
         self.snapshot, self._snapshot_use = snapshot, use
 
     def end(self, result: TransferResult) -> None:
-        """Take in the result of a transfer."""
+        """Process the result of a transfer."""
         transfer = self.buffers.end(result.id)
         if transfer is None:
             return

@@ -33,7 +33,7 @@ class OffloadTransfer:
     Attributes:
         names: names of its objects.
         first: of a load, its first block in the prompt; it ends before block `stop`.
-        segment: of a load, the segment that it loads or loads a part of.
+        segment: of a load, the segment that it belongs to.
         is_done: whether all objects were transferred; None while it runs.
         is_dropped: whether nothing waits for it any longer, so that its rows are freed when it ends.
     """
@@ -100,7 +100,7 @@ class RequestRecord:
 
     Attributes:
         chain: names of its blocks.
-        waiting_since: time of the first lookup, or of the last restart of the lookups.
+        waiting_since: time of its first lookup, set again when its lookups restart.
         num_found: length of the prefix, in blocks, that the pool and the tiers have together.
         num_chosen: length of the prefix, in blocks, that is loaded or cached.
         cause: why it is not loaded as far as it was found.

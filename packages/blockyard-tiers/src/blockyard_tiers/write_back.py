@@ -70,7 +70,7 @@ class WriteBack:
         return len(self._cached)
 
     def note_computed(self, blocks: npt.NDArray[np.int32]) -> None:
-        """Take in blocks that a step computed, in the order of their prompt. `learn` names them after the commit."""
+        """Record blocks that a step computed, in the order of their prompt. `learn` names them after the commit."""
         self._computed += [block for block in blocks.tolist() if block not in self._cached]
 
     def learn(self, layout: bytes) -> None:

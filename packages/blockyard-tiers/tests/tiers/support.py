@@ -1,4 +1,4 @@
-"""What tests of tiers share: objects that are right by their names, and waiting for jobs."""
+"""Shared by tests of tiers: objects whose names determine their bytes, and waiting for transfers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def tokens_of(number: int) -> bytes:
 
 
 def size_of(number: int) -> int:
-    """Most are small, some are large; the same for the same number."""
+    """Return the payload bytes of an object: mostly small, sometimes large."""
     return (1, 100, 4096, 5000, 70_000)[number % 5] + number % 7
 
 
 def payload_of(number: int, layout: bytes = LAYOUT) -> bytes:
-    """The only bytes that a load of this name may give."""
+    """Return the only bytes that a load of this name may return."""
     return shake_128(b"payload" + layout + number.to_bytes(8, "little")).digest(size_of(number))
 
 
@@ -39,7 +39,7 @@ def store_transfer(identity: int, numbers: list[int], layout: bytes = LAYOUT) ->
 
 
 def load_transfer(identity: int, numbers: list[int], layout: bytes = LAYOUT) -> Transfer:
-    """A load into buffers full of another request's bytes, some of them in pieces."""
+    """Return a load into buffers full of another request's bytes, some of them in pieces."""
     names, tokens = [name_of(each, layout) for each in numbers], [tokens_of(each) for each in numbers]
     buffers: list[Any] = [bytearray(b"\xaa" * size_of(each)) for each in numbers]
     for place, number in enumerate(numbers):
@@ -50,7 +50,7 @@ def load_transfer(identity: int, numbers: list[int], layout: bytes = LAYOUT) -> 
 
 
 class Clock:
-    """Seconds that pass when a test says so: what a circuit goes by."""
+    """A clock that a test sets."""
 
     now = 0.0
 
@@ -63,7 +63,7 @@ def bytes_in(buffer: Any) -> bytes:
 
 
 def require_right(transfer: Transfer, numbers: list[int], result: TransferResult, layout: bytes = LAYOUT) -> None:
-    """A load gave what was stored, or zeros and causes; one that was not begun touched nothing."""
+    """Require that a load returned the stored bytes, or zeros and causes, or was not started and changed nothing."""
     filler = b"\xaa" if {Cause.CLOSED, Cause.CIRCUIT_OPEN} & set(result.causes.values()) else b"\0"
     for number, buffer in zip(numbers, transfer.buffers, strict=True):
         wanted = payload_of(number, layout) if result.is_done else filler * size_of(number)
@@ -77,7 +77,7 @@ def wait_for(tier: Tier, identity: int) -> TransferResult:
             if result.id == identity:
                 return result
         time.sleep(0.0005)
-    raise AssertionError(f"job {identity} has not ended")
+    raise AssertionError(f"transfer {identity} has not ended")
 
 
 def store(tier: Tier, numbers: list[int], layout: bytes = LAYOUT) -> TransferResult:
@@ -86,7 +86,7 @@ def store(tier: Tier, numbers: list[int], layout: bytes = LAYOUT) -> TransferRes
 
 
 def load(tier: Tier, numbers: list[int], layout: bytes = LAYOUT) -> dict[int, Cause]:
-    """Load objects and require that they are right; the causes of a miss by number, nothing for a hit."""
+    """Load objects, require that they are right, and return the causes of misses by number."""
     transfer = load_transfer(2, numbers, layout)
     assert tier.load(transfer) is None
     result = wait_for(tier, 2)
@@ -105,11 +105,11 @@ def first_known(tier: Tier, numbers: list[int]) -> int:
 
 
 def answered(ask: Callable[[], Any]) -> Any:
-    """The final answer to a question."""
+    """Return the final answer of a lookup."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         found = ask()
         if found.is_final:
             return found
         time.sleep(0.0005)
-    raise AssertionError("the place has not answered")
+    raise AssertionError("the backend has not answered")

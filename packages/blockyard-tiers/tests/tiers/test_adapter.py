@@ -1,4 +1,4 @@
-"""What the doors into other engines share, without an engine: batches of its keys on a real folder."""
+"""The common part of the adapters of other engines: batches of keys on a real folder, without an engine."""
 
 from __future__ import annotations
 

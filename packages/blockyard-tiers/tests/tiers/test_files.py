@@ -402,8 +402,8 @@ def test_a_full_queue_refuses_and_a_hanging_backend_opens_the_breaker(tmp_path: 
     clock = Clock()
     tier = Stuck(tmp_path, max_transfers=4, num_threads=1, slow_seconds=0.05, clock=clock)
     store(tier, [1])
-    jobs = [load_transfer(identity, [1]) for identity in range(10, 20)]
-    answers = [tier.load(transfer) for transfer in jobs[:5]]
+    transfers = [load_transfer(identity, [1]) for identity in range(10, 20)]
+    answers = [tier.load(transfer) for transfer in transfers[:5]]
     assert answers == [None] * 4 + [Cause.QUEUE_FULL]
     wait_until(lambda: tier._running)
     clock.now += 1
@@ -411,7 +411,7 @@ def test_a_full_queue_refuses_and_a_hanging_backend_opens_the_breaker(tmp_path: 
     assert all(set(each.causes.values()) == {Cause.CIRCUIT_OPEN} for each in results)
     assert [each.id for each in results] == [11, 12, 13]
     assert tier.stats().is_load_failing
-    assert tier.load(jobs[5]) is Cause.CIRCUIT_OPEN
+    assert tier.load(transfers[5]) is Cause.CIRCUIT_OPEN
     assert not tier.close(0.01)
     tier.goes_on.set()
     assert wait_for(tier, 10).is_done
@@ -498,7 +498,7 @@ def test_an_unexpected_error_zeroes_the_buffers(tier: FileTier, tmp_path: Path) 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_has_a_closed_tier_and_its_parent_continues(tmp_path: Path) -> None:
-    """The child has no threads: a job that it could queue would never end."""
+    """The child has no threads: a transfer that it queued would never end."""
     tier = Stuck(tmp_path, num_threads=1)
     store(tier, [1])
     assert tier.load(load_transfer(5, [1])) is tier.load(load_transfer(6, [1])) is None

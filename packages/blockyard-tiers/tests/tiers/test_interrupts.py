@@ -1,4 +1,4 @@
-"""Ctrl-C in a caller, at any moment of any call, leaves a tier that works: a job was taken, or it was not."""
+"""Ctrl-C in a caller, at any moment of any call, leaves a tier that works: a transfer was queued or it was not."""
 
 from __future__ import annotations
 

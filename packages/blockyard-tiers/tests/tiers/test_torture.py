@@ -1,4 +1,4 @@
-"""A small part of the torture: random jobs on damaged places, and killed processes. `python -m tests.tiers.torture`."""
+"""A small part of `python -m tests.tiers.torture`: random transfers on damaged backends, and killed processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from blockyard_testing.tiers_servers import (
     missing_for_redis,
 )
 
-from .torture import place_of, run_jobs
+from .torture import place_of, run_transfers
 
 redis = pytest.mark.skipif(bool(missing_for_redis()), reason=missing_for_redis())
 bucket = pytest.mark.skipif(bool(missing_for_buckets()), reason=missing_for_buckets())
@@ -38,7 +38,7 @@ mooncake = pytest.mark.skipif(bool(missing_for_mooncake()), reason=missing_for_m
 )
 def test_random_transfers_on_damaged_backends(tmp_path: Path, kind: str, num_jobs: int) -> None:
     with place_of(kind, tmp_path) as place:
-        seen = run_jobs(place, draws(num_jobs, num_jobs // 10), random.Random(run_seed()).randrange(2**32))
+        seen = run_transfers(place, draws(num_jobs, num_jobs // 10), random.Random(run_seed()).randrange(2**32))
     assert seen["load done"] + seen["store done"] > 0
 
 
@@ -53,7 +53,7 @@ def test_random_transfers_on_damaged_backends(tmp_path: Path, kind: str, num_job
 )
 def test_objects_of_killed_processes_are_whole(kind: str, kills: int) -> None:
     """In a process of its own: it forks, and must have no threads."""
-    command = [sys.executable, "-m", "tests.tiers.torture", kind, "--jobs", "0", "--kills", str(kills)]
+    command = [sys.executable, "-m", "tests.tiers.torture", kind, "--transfers", "0", "--kills", str(kills)]
     run = subprocess.run(
         [*command, "--seed", str(run_seed())],
         capture_output=True,

@@ -1,16 +1,17 @@
-"""Random jobs on a tier whose place is damaged, and whose processes and servers are killed: right, or a miss.
+"""Random transfers on a tier whose backend is damaged and whose processes are killed: exact, or a miss.
 
-    python -m tests.tiers.torture files --jobs 100000 --kills 1000
-    python -m tests.tiers.torture redis --jobs 20000 --kills 100
-    python -m tests.tiers.torture bucket --jobs 2000
-    python -m tests.tiers.torture mooncake --jobs 5000 --kills 200
-    python -m tests.tiers.torture peer --jobs 20000 --kills 200
+    python -m tests.tiers.torture files --transfers 100000 --kills 1000
+    python -m tests.tiers.torture redis --transfers 20000 --kills 100
+    python -m tests.tiers.torture bucket --transfers 2000
+    python -m tests.tiers.torture mooncake --transfers 5000 --kills 200
+    python -m tests.tiers.torture peer --transfers 20000 --kills 200
 
-Jobs: two engines on one place store, load, look up and drop objects of two layouts, while objects lose bits, ends or
-all, change places and become others' (and redis-server, or Mooncake's master, loses its memory). Whatever a load calls
-done is compared with what was stored; buffers of any other are zeros. Kills: a process that stores and loads is killed
-with kill -9 at a random moment; then every object in the place is whole and right. Every other time redis-server,
-Mooncake's master or the peer is killed as well.
+Transfers: two engines on one backend store, load, look up and drop objects of two layouts. Meanwhile objects lose bits
+or their ends, vanish, are swapped or overwritten, and redis-server or Mooncake's master loses its memory. The bytes of
+each successful load are compared with the stored ones; the buffers of every other load are zeros.
+
+Kills: a process that stores and loads is killed with kill -9 at a random moment; then every object in the backend is
+whole and right. Every other time redis-server, Mooncake's master or the peer is killed as well.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def place_of(kind: str, folder: Path) -> Iterator[Place]:
 
 
 class Engine:
-    """One user of a place: its jobs under way, each with what it must give."""
+    """One user of a place: its transfers under way, each with its expected bytes."""
 
     def __init__(self, tier: WorkingTier) -> None:
         self.tier = tier
@@ -161,7 +162,7 @@ class Engine:
                 self.seen[f"refused: {refused.value}"] += 1
 
     def take(self) -> int:
-        """Check what ended; how many jobs did."""
+        """Check what ended; return how many."""
         results = self.tier.take_results()
         for result in results:
             transfer, numbers, layout, is_load = self.running.pop(result.id)
@@ -173,14 +174,14 @@ class Engine:
         return len(results)
 
 
-def run_jobs(place: Place, num_jobs: int, seed: int) -> Counter[str]:
-    """Random jobs of two engines until so many have ended; what came of them."""
+def run_transfers(place: Place, num_transfers: int, seed: int) -> Counter[str]:
+    """Run random transfers of two engines until so many have ended; return the counts of results."""
     draw = random.Random(seed)
     engines = [Engine(place.open()), Engine(place.open())]
     harm: Counter[str] = Counter()
     ended = 0
     with place.behind(engines[0].tier) as behind:
-        while ended < num_jobs:
+        while ended < num_transfers:
             engine = draw.choice(engines)
             if len(engine.running) < 8:
                 engine.act(draw)
@@ -270,7 +271,7 @@ def in_child(count: Callable[[], int]) -> int:
 
 
 def live(place: Place, seed: int, ready: int) -> None:
-    """A child's life: it stores and loads until it is killed, and tells when the first job has ended."""
+    """A child's life: it stores and loads until it is killed, and tells when the first transfer has ended."""
     try:
         draw, engine = random.Random(seed), Engine(place.open(num_threads=2))
         while True:
@@ -289,12 +290,12 @@ def live(place: Place, seed: int, ready: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.tiers.torture")
     parser.add_argument("place", choices=["files", "redis", "bucket", "mooncake", "peer"])
-    parser.add_argument("--jobs", type=int, default=3000)
+    parser.add_argument("--transfers", type=int, default=3000)
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args()
     seed = run_seed() if options.seed is None else options.seed
-    for what, count, run in (("kills", options.kills, run_kills), ("jobs", options.jobs, run_jobs)):
+    for what, count, run in (("kills", options.kills, run_kills), ("transfers", options.transfers, run_transfers)):
         with tempfile.TemporaryDirectory() as folder, place_of(options.place, Path(folder)) as place:
             if count:
                 seen = run(place, count, seed)
