@@ -91,9 +91,20 @@ def _signatures(stub: ast.Module) -> dict[tuple[str, ...], str]:
     lines: dict[tuple[str, ...], list[str]] = {}
     for owner in [node for node in stub.body if isinstance(node, ast.ClassDef)]:
         for node in [inner for inner in owner.body if isinstance(inner, ast.FunctionDef)]:
-            line = f"{node.name}({ast.unparse(node.args)}) -> {ast.unparse(node.returns)}" if node.returns else ""
-            lines.setdefault((owner.name, node.name), []).append(line)
+            lines.setdefault((owner.name, node.name), []).append(_signature(node))
     return {name: "\n".join(signatures) + "\n\n" for name, signatures in lines.items()}
+
+
+def _signature(node: ast.FunctionDef) -> str:
+    plain, defaults = node.args.args, node.args.defaults
+    parts = list(map(_parameter, plain, [*[None] * (len(plain) - len(defaults)), *defaults]))
+    if node.args.kwonlyargs:
+        parts += ["*", *map(_parameter, node.args.kwonlyargs, node.args.kw_defaults)]
+    return f"{node.name}({', '.join(parts)}) -> {ast.unparse(node.returns or ast.Constant(None))}"
+
+
+def _parameter(argument: ast.arg, default: ast.expr | None) -> str:
+    return ast.unparse(argument) if default is None else f"{ast.unparse(argument)} = {ast.unparse(default)}"
 
 
 def _decorators(node: ast.FunctionDef) -> list[str]:

@@ -74,6 +74,27 @@ def test_docstrings_are_those_of_the_source(module: str) -> None:
     assert said == {name: texts.get(name, "") for name, _, _ in all_members(module)}
 
 
+def test_docstring_of_a_method_begins_with_its_types() -> None:
+    stub = ast.parse(
+        "class Box:\n"
+        "    def open(self, by: Integer, *, name: str = '', key: str | None = None) -> list[int]: ...\n"
+        "    @overload\n"
+        "    def size(self, at: Integers) -> Array: ...\n"
+        "    @overload\n"
+        "    def size(self, at: Integer = 1) -> int: ...\n"
+    )
+    tree = ast.parse(
+        'class Box:\n    def open(self, by, *, name, key):\n        "Open it."\n    def size(self, at):\n        "Big."'
+    )
+    texts = dict(docstrings("house.box", tree, stub))
+    assert texts["function", ("house", "box", "Box", "open")] == (
+        "open(self, by: Integer, *, name: str = '', key: str | None = None) -> list[int]\n\nOpen it."
+    )
+    assert texts["function", ("house", "box", "Box", "size")] == (
+        "size(self, at: Integers) -> Array\nsize(self, at: Integer = 1) -> int\n\nBig."
+    )
+
+
 @pytest.mark.skipif(not blockyard.compiled(), reason="interpreted methods have annotations, not text")
 def test_help_of_compiled_methods_shows_types() -> None:
     text = " ".join(pydoc.plain(pydoc.render_doc(KVCacheManager.allocate)).split())
