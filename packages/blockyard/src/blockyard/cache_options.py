@@ -143,7 +143,7 @@ class HintConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveConfig:
-    """What a cache records about itself. Each costs time or memory and is off by default.
+    """Records that a cache keeps about itself. Each costs time or memory and is off by default.
 
     Args:
         track_misses: whether every token that was not hit gets a cause (`KVCacheManager.miss_causes`).

@@ -51,7 +51,7 @@ def _share(name: str, value: object) -> float:
 
 
 class _Unset(int):
-    """A default that is told from a value that was given."""
+    """A default that differs in type from a given value."""
 
 
 #: Options that only a cache with states uses.
@@ -87,7 +87,7 @@ class CacheConfig:
             a class or function that makes one from num_blocks.
         watermark: share of the blocks that admission leaves free for running sequences to grow into; 0 to below 1.
         hash_seed: seed of the index's hash function, 0 to 2**62 - 1. None draws a secret one for each manager, so that
-            no client can write prompts whose hashes collide. It never changes what is hit.
+            no client can write prompts whose hashes collide. It never changes a hit.
         max_steps_in_flight: most steps that are reserved and not ended (`end_step`), 1 to 64. With 2 or more a sequence
             may be reserved for again before its last step is committed, and freed blocks wait for the steps that may
             still use them.
@@ -229,7 +229,7 @@ class CacheConfig:
             self._check_states()
 
     def _check_block_size(self, is_given: bool) -> None:
-        """Set `block_size` to what is hashed together. Raises `InvalidArgument` for one that no group has."""
+        """Set `block_size` to `hash_block_size` unless it was given. Raises `InvalidArgument` for another size."""
         sizes = [group.block_size for group in self.layer_groups]
         if self.groups and is_given and self.block_size not in (*sizes, self.hash_block_size):
             raise InvalidArgument(
@@ -276,7 +276,7 @@ class CacheConfig:
 
     @property
     def has_states(self) -> bool:
-        """Whether some layers keep a state: `groups` has a `StateSpec`."""
+        """True if some layers keep a state: `groups` has a `StateSpec`."""
         return self.state_bytes > 0
 
     @property
@@ -333,7 +333,7 @@ class CacheConfig:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether hashed blocks and stored blocks differ, as with several groups, windows, states or a CPU pool."""
+        """True if hashed blocks and stored blocks differ, as with several groups, windows, states or a CPU pool."""
         groups = self.layer_groups
         return len(groups) > 1 or self.has_states or groups[0].sliding_window > 0 or self.cpu.num_blocks > 0
 

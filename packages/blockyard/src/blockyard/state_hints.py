@@ -1,4 +1,4 @@
-"""What a caller can say about the states of one prompt, for caches of hybrid models."""
+"""Hints of callers about the states of one prompt, for caches of hybrid models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The invariants that need both sides: what sequences, leases and steps in flight hold, and what the pool counts."""
+"""`check()`: the invariants that span sequences, leases, steps in flight and pools."""
 
 from mypy_extensions import i64
 
@@ -16,9 +16,13 @@ from .store.grouped import GroupedStore
 
 
 def check_sequences(pool: BlockLedger, leases: list[BlockLease], sequences: SequenceTable, is_stored: bool) -> None:
-    """Hold every row against the pool. O(num_blocks + table). Raises `InvariantError`.
+    """Compare every row with the pool. O(num_blocks + block tables). Raises `InvariantError`.
 
-    leases: those of the pool that has keys and values. is_stored: whether it is this pool.
+    Args:
+        pool: ledger of the token blocks.
+        leases: leases of the pool that has keys and values.
+        sequences: the sequence table.
+        is_stored: whether `pool` is that pool.
     """
     rows = sequences.live_rows()
     _check_counts(pool, leases, sequences, rows, is_stored)
@@ -40,7 +44,7 @@ def _fail(invariant: str, what: str) -> None:
 def _check_counts(
     pool: BlockLedger, leases: list[BlockLease], sequences: SequenceTable, rows: list[int], is_stored: bool
 ) -> None:
-    """Every reference is accounted for: rows and leases add up to ref_cnt."""
+    """Verify that the holds of rows and leases add up to ref_cnt."""
     held = [0] * int(pool.capacity)
     for row in rows:
         blocks = [int(block) for block in sequences.row_blocks(i64(row))]
@@ -62,7 +66,7 @@ def _check_counts(
 
 
 def _count_fenced(pool: BlockLedger, held: list[int]) -> None:
-    """Blocks that wait for a step in flight are held once for it."""
+    """Count the hold of each block that waits for a step in flight."""
     if pool.fence is not None:
         for block in pool.fence.block_ids():
             held[block] += 1
@@ -79,7 +83,7 @@ def _check_rows(sequences: SequenceTable, rows: list[int]) -> None:
 
 
 def _check_lengths(sequences: SequenceTable, row: i64, block_size: i64) -> None:
-    """Every known token has a place, but for one that may wait for its block."""
+    """Verify that every known token has a slot, except one that may wait for its block."""
     name = sequences.name(row)
     stored = sequences.num_tokens[row]
     if sequences.pending_token[row] != NO_TOKEN:
@@ -94,14 +98,14 @@ def _check_lengths(sequences: SequenceTable, row: i64, block_size: i64) -> None:
 
 
 def _check_ready(sequences: SequenceTable, row: i64, block_size: i64) -> None:
-    """A row that takes no second look writes as far as its blocks reach, and its tail is the last of them."""
+    """Verify that a row without a recheck writes as far as its blocks reach, and its tail is the last of them."""
     if sequences.ready[row] != sequences.num_blocks[row] * block_size:
         _fail("I6", f"{sequences.name(row)} is ready up to {sequences.ready[row]} tokens, which is not where it ends")
     _check_tail(sequences, sequences.name(row), row)
 
 
 def _check_tail(table: BlockTable, name: str, row: i64) -> None:
-    """Raise `InvariantError` unless the tail of a ready row is its last block, if that is not behind the window."""
+    """Verify that the tail of a ready row is its last block, unless the window has passed that."""
     place = table.num_blocks[row] - 1
     if 0 <= place < table.num_null[row]:
         return
@@ -110,14 +114,14 @@ def _check_tail(table: BlockTable, name: str, row: i64) -> None:
 
 
 def _num_open(sequences: SequenceTable, row: i64) -> i64:
-    """Count the tokens of all open reservations."""
+    """Return the tokens of all open reservations."""
     return max(sequences.num_reserved[row], sequences.num_ahead[row])
 
 
 def _check_published(pool: BlockLedger, sequences: SequenceTable, row: i64, is_stored: bool) -> None:
-    """What a sequence published is indexed in one chain from its root, and computed if no owner is named (I3).
+    """Verify that published blocks are indexed in one chain, and computed if they have no producer (I3).
 
-    Token blocks without keys and values have no owner: what a sequence hit may be lost while it is swapped out.
+    Token blocks without keys and values have no producer: a hit may be evicted while its sequence is swapped out.
     """
     index = pool.index
     if not pool.enable_prefix_caching or sequences.generation[row] != index.num_generations:
@@ -136,12 +140,12 @@ def _check_published(pool: BlockLedger, sequences: SequenceTable, row: i64, is_s
 
 
 def _joined(sequences: SequenceTable, row: i64) -> bool:
-    """Return whether some of the row's blocks may belong to another owner."""
+    """Return whether some of the row's blocks may have another producer."""
     return sequences.waits_on[row] != NO_ROW
 
 
 def _check_writer(pool: BlockLedger, sequences: SequenceTable, row: i64) -> None:
-    """I7: reserved tokens go to blocks that no other sequence holds, but for joiners of what is being computed."""
+    """Verify that reserved tokens go to blocks of this sequence only, waiters for its prefix aside (I7)."""
     block_size = i64(pool.block_size)
     start = sequences.num_computed[row]
     num_open = _num_open(sequences, row)
@@ -171,7 +175,7 @@ def _check_waiting(sequences: SequenceTable, rows: list[int]) -> None:
 
 
 def _check_owners(pool: BlockLedger, sequences: SequenceTable) -> None:
-    """The sequence that is to compute a block holds it and has not come to it yet."""
+    """Verify that the producer of a block holds it and has not computed it yet."""
     for block in range(1, int(pool.capacity)):
         row = i64(pool.index.owner[i64(block)]) - 1
         if row == NO_ROW:
@@ -187,7 +191,7 @@ def _check_owners(pool: BlockLedger, sequences: SequenceTable) -> None:
 
 
 def check_groups(store: GroupedStore, leases: list[BlockLease], cpu_leases: list[BlockLease]) -> None:
-    """Hold every group's rows against the pools below. O(blocks + tables * groups). Raises `InvariantError`."""
+    """Compare the rows of every group with the pools. O(blocks + tables * groups). Raises `InvariantError`."""
     rows = store.sequences.live_rows()
     store.pool.check()
     held = [0] * int(store.pool.capacity)
@@ -208,7 +212,7 @@ def check_groups(store: GroupedStore, leases: list[BlockLease], cpu_leases: list
 
 
 def _check_group_row(store: GroupedStore, group: GroupTable, row: i64, held: list[int]) -> None:
-    """Null blocks stand behind the window and nowhere else; what is published holds what its token block says."""
+    """Verify that only passed blocks are null, and published blocks have the content of their token blocks."""
     sequences = store.sequences
     name = f"{sequences.name(row)}, group {group.number}"
     blocks = [int(block) for block in group.row_blocks(row)]
@@ -256,7 +260,7 @@ def _check_holders(pool: ContentLedger, leases: list[BlockLease], held: list[int
 
 
 def _check_cpu(store: GroupedStore, cpu: ContentLedger, leases: list[BlockLease], rows: list[int]) -> None:
-    """Every reference to a CPU block is a swapped sequence's, a load's, or a save's that is not told of yet."""
+    """Verify that swapped sequences, loads and pending saves hold exactly the referenced CPU blocks."""
     cpu.check()
     held = [0] * int(cpu.capacity)
     for block in store.tier.waiting_blocks() if store.tier is not None else []:
@@ -274,7 +278,7 @@ def _check_cpu(store: GroupedStore, cpu: ContentLedger, leases: list[BlockLease]
 
 
 def check_steps(pool: BlockLedger, sequences: SequenceTable) -> None:
-    """Hold the open reservations and the fence against each other. O(rows * steps + num_blocks)."""
+    """Compare the open reservations with the fence. O(rows * steps + num_blocks). Raises `InvariantError`."""
     if pool.fence is None or sequences.open_steps is None:
         return
     fence = pool.fence
@@ -291,7 +295,7 @@ def check_steps(pool: BlockLedger, sequences: SequenceTable) -> None:
 
 
 def _check_row(fence: Fence, sequences: SequenceTable, open_steps: OpenSteps, row: i64, of_step: list[int]) -> None:
-    """Reservations go up in steps in flight, and their tokens add up."""
+    """Verify that reservations follow one another in steps in flight, and their tokens add up."""
     tokens: i64 = 0
     before = fence.num_ended
     for number in range(open_steps.num_open[row]):
@@ -312,7 +316,7 @@ def _check_row(fence: Fence, sequences: SequenceTable, open_steps: OpenSteps, ro
 
 
 def _check_fence(pool: BlockLedger, fence: Fence) -> None:
-    """Every block that waits for a step in flight stands in one list, once, and is held."""
+    """Verify that each block that waits for a step in flight is in one list, once, and held."""
     blocks = fence.block_ids()
     if len(set(blocks)) != len(blocks) or len(blocks) != fence.num_blocks:
         raise InvariantError(f"I10: {fence.num_blocks} blocks wait for steps in flight, listed are {blocks}")

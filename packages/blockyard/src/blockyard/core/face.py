@@ -1,4 +1,4 @@
-"""What the public classes of the core share: fast reads of arguments, and errors for copies and subclasses."""
+"""Shared by the public classes of the core: fast reads of arguments, and errors for copies and subclasses."""
 
 from mypy_extensions import i64
 

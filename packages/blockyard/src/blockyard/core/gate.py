@@ -1,4 +1,4 @@
-"""One call at a time: what a cache and its pools do with calls that arrive during another call.
+"""One call at a time: how a cache and its pools treat calls that arrive during another call.
 
 A finaliser, a policy written in Python, an argument with `__index__` or `__array__`, a signal handler or another thread
 can call the cache during a call. A `free` is then queued and carried out when the running call ends; any other call is
@@ -124,7 +124,7 @@ class Gate:
         self.state = FREES_WAIT
 
     def note_change(self) -> None:
-        """Record that the running call, which belongs to no step, changes what is cached."""
+        """Record that the running call, which belongs to no step, changes the cached contents."""
         if len(self.listeners) > 0:
             self.has_changed = True
             self.state = FREES_WAIT

@@ -1,4 +1,4 @@
-"""What can be asked of a cache, besides its calls: its sequences, its blocks, its counters, and `check`."""
+"""Questions about a cache: its sequences, blocks and counters, and `check`."""
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from .watch.misses import MissLog
 
 
 class Inspection:
-    """Answers about a cache, whose gate is entered where more than one number is read."""
+    """Answers questions about a cache. Those that read more than one number need the gate."""
 
     def __init__(
         self, parts: Parts, allocate_calls: AllocateCalls, evict_calls: EvictCalls, hint_calls: HintCalls
@@ -40,7 +40,7 @@ class Inspection:
     # Sequences.
 
     def column(self, column: vec[i64], rows: vec[i64]) -> npt.NDArray[np.int64]:
-        """Return what a column of the sequences has for each of `rows`."""
+        """Return the values of a column of the sequence table for `rows`."""
         values = zeros_i64(len(rows))
         for index in range(i64(len(rows))):
             values[index] = column[rows[index]]
@@ -55,7 +55,7 @@ class Inspection:
         return tokens if pending == NO_TOKEN else np.append(tokens, np.int32(pending))
 
     def num_owned_blocks(self, rows: vec[i64]) -> npt.NDArray[np.int64]:
-        """Count the blocks that each sequence holds alone."""
+        """Return how many blocks each sequence holds alone."""
         owned = zeros_i64(len(rows))
         ref_cnt = self.parts.kv_pool.ref_cnt
         for index in range(i64(len(rows))):
@@ -77,7 +77,7 @@ class Inspection:
     # The pool.
 
     def stats(self) -> CacheStats:
-        """Return the counters, and the state now."""
+        """Return the counters and the state now."""
         pool = self.parts.pool
         counts = self.allocate_calls.counts
         states = self.parts.grouped.states if self.parts.grouped is not None else None
@@ -110,12 +110,12 @@ class Inspection:
         )
 
     def num_held_by_tenant(self) -> npt.NDArray[np.int64]:
-        """Copy what each tenant holds; empty where the pool is not shared."""
+        """Return how many blocks each tenant holds; empty without tenants."""
         book = self.parts.tenants
         return view_i64(zeros_i64(0) if book is None else book.held).copy()
 
     def _tenants(self) -> tuple[TenantUse, ...]:
-        """Say what each tenant has. O(tenants)."""
+        """Return the use of each tenant. O(tenants)."""
         book, stack = self.parts.tenants, self.parts.kv_pool.stack
         if book is None or stack is None or stack.shares is None:
             return ()
@@ -155,7 +155,7 @@ class Inspection:
         )
 
     def _num_padding_bytes(self) -> int:
-        """Return what the blocks of running sequences cannot fill. O(running sequences * groups)."""
+        """Return the bytes that running sequences' blocks leave empty. O(running sequences * groups)."""
         config = self.parts.config
         padding = 0
         for group, table in zip(config.layer_groups, self.store.tables, strict=True):
@@ -196,19 +196,19 @@ class Inspection:
         return block
 
     def _num_tokens_at(self, table: BlockTable, row: i64, place: i64) -> i64:
-        """Known tokens of a sequence that are in the block at `place`; one may wait for a block of its own."""
+        """Return how many known tokens of a sequence are in the block at `place`."""
         stored = self.sequences.num_tokens[row] - (1 if self.sequences.pending_token[row] != NO_TOKEN else 0)
         return min(max(stored - place * table.block_size, 0), table.block_size)
 
     # What happened, and why.
 
     def miss_causes(self, row: i64) -> MissCauses:
-        """Say what became of the tokens of a sequence's prompt."""
+        """Return why tokens of a sequence's prompt were not hit."""
         misses = self._require_misses()
         return misses.of_row(row)
 
     def miss_totals(self) -> MissCauses:
-        """Say what became of the tokens of all prompts."""
+        """Return the causes of misses of all prompts."""
         return self._require_misses().in_all()
 
     def _require_misses(self) -> MissLog:
@@ -218,13 +218,13 @@ class Inspection:
         return misses
 
     def residency(self) -> Residency:
-        """Say how long sampled blocks live."""
+        """Return how long sampled blocks lived."""
         if self.parts.residency is None:
             raise InvalidArgument("residency_sample is 0; blocks are followed with residency_sample=1 or more")
         return self.parts.residency.residency()
 
     def take_events(self) -> KVCacheEvents:
-        """Return what came and went since the last call."""
+        """Return the contents cached and uncached since the last call."""
         if self.parts.events is None:
             raise InvalidArgument("enable_kv_cache_events is False; events are noted with enable_kv_cache_events=True")
         return self.parts.events.take()
@@ -232,7 +232,7 @@ class Inspection:
     # Leaks and invariants.
 
     def leak_report(self) -> list[Holding]:
-        """Say who holds which blocks."""
+        """Return who holds which blocks."""
         sequences = [self._holding(i64(row)) for row in self.sequences.live_rows()]
         leases = [_lease_holding(lease, lease.held_ids(), []) for lease in self.parts.pool.leases()]
         if self.parts.cpu_pool is not None:

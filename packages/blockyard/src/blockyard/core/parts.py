@@ -1,4 +1,4 @@
-"""What a cache is made of: the one object that every call is made with."""
+"""`Parts`: the objects of a cache, which every call is made with."""
 
 from mypy_extensions import i64
 
@@ -27,10 +27,16 @@ from .watch.residency import ResidencySampler
 
 
 class Parts:
-    """The pools, the sequences, the store that connects them, and the observers that the config asks for.
+    """The pools, sequences, store and observers of a cache, as its config asks.
 
-    token_blocks: the blocks that the sequences' rows hold and prompts hit. kv_pool: the blocks with keys and values,
-    the same ones in a plain store. pool, cpu_pool: the public faces of the KV pool and the CPU pool.
+    Args:
+        config: options of the cache.
+
+    Attributes:
+        token_blocks: blocks in the rows of sequences, which prompts hit.
+        kv_pool: blocks that have keys and values; in a plain store the same.
+        pool: public pool of `kv_pool`.
+        cpu_pool: public CPU pool, or None.
     """
 
     def __init__(self, config: CacheConfig) -> None:

@@ -120,7 +120,7 @@ class CacheStates:
     def slot(self, seq: object) -> int:
         """Return the slot that holds the state after the computed tokens of a sequence, until the next plan. O(1).
 
-        For a fork that no plan has given a slot of its own, it is the slot of its parent.
+        Until a plan gives a fork a slot, it is the slot of its parent.
 
         Args:
             seq: handle of the sequence.

@@ -138,7 +138,7 @@ class AllocateCalls:
     def _evict_ahead(self, prompts: list[Prompt], hits: list[Hit]) -> None:
         """Choose the blocks to evict for a whole batch before the first change, because an eviction policy may fail.
 
-        What the prompts hit is held meanwhile. Raises `PolicyError`.
+        The hits are held meanwhile. Raises `PolicyError`.
         """
         if self.kv_pool.stack is None or len(prompts) == 1:
             return

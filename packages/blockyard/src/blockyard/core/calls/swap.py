@@ -174,7 +174,7 @@ class SwapCalls:
             group.cut_row(row, keep)
 
     def _send(self, group: GroupTable, block: i64, transfers: Transfers, targets: "Targets", move: i64) -> i64:
-        """Return the CPU block to which `block` is moved, or that has its content already."""
+        """Return the CPU block for `block`: a new one, or one that has its content already."""
         target = targets.target[move]
         if target == NULL_BLOCK:
             target = self._new_on_cpu(block)
@@ -315,7 +315,7 @@ class SwapCalls:
                 tenants.ask(tenants.of_row[rows[index]], needed)
 
     def _evict_ahead(self, targets: "Targets", states: "States") -> None:
-        """Hold what was found, and choose all evictions before the first change: a policy might fail."""
+        """Hold the blocks that were found, and choose all evictions before the first change: a policy might fail."""
         peak = self.pool.peak_used_blocks
         targets.share_found(self.pool)
         states.share(self.pool)
@@ -457,7 +457,7 @@ class Targets:
             move -= 1
 
     def release(self, pool: ContentLedger) -> None:
-        """Release all targets, each of which the call holds once."""
+        """Release all targets. The call holds each of them once."""
         for move in range(self.num_moves):
             pool.release_one(self.target[move])
 

@@ -98,7 +98,7 @@ class BlockPool(StandalonePool):
     def uncache(self, block_ids: object) -> int:
         """Remove the content of blocks from the index, held or not, as after a failed load. O(blocks).
 
-        They are not hit any more, nor is what was cached after them, until `cache_next_blocks` caches them again. Idle
+        They are no longer hit, nor are the blocks cached after them, until `cache_next_blocks` caches them again. Idle
         ones are allocated next.
 
         Args:
@@ -458,7 +458,7 @@ class BlockPool(StandalonePool):
             self._gate.leave()
 
     def take_events(self) -> KVCacheEvents:
-        """Return what was cached and uncached since the last call (`KVCacheManager.take_events`). O(events).
+        """Return contents cached and uncached since the last call (`KVCacheManager.take_events`). O(events).
 
         Raises:
             InvalidArgument: if the pool was made without `enable_kv_cache_events=True`.
@@ -475,7 +475,7 @@ class BlockPool(StandalonePool):
 
     @property
     def enable_kv_cache_events(self) -> bool:
-        """Whether the pool records events for `take_events`."""
+        """True if the pool records events for `take_events`."""
         return self._events is not None
 
     def _other_holds(self) -> list[int]:

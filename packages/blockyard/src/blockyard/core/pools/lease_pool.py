@@ -64,7 +64,7 @@ class LeasePool:
 
     @property
     def enable_prefix_caching(self) -> bool:
-        """Whether full blocks are indexed, for later prompts to hit."""
+        """True if full blocks are indexed, for later prompts to hit."""
         return self._ledger.enable_prefix_caching
 
     @property
@@ -130,7 +130,7 @@ class LeasePool:
         return view_i32(self._ledger.ref_cnt)
 
     def cached_mask(self) -> npt.NDArray[np.bool_]:
-        """Return a copy of which blocks are in the index, bool, as long as `ref_counts`."""
+        """Return a bool for each block, True if it is in the index; as long as `ref_counts`, a copy."""
         cached: npt.NDArray[np.bool_] = view_i64(self._ledger.index.identity)[: 2 * len(self._ledger.ref_cnt) : 2] != 0
         return cached
 
@@ -400,7 +400,7 @@ class LeasePool:
     def free_blocks(self, lease: object, *, last: object = False) -> None:
         """Free a lease, last block first. O(blocks).
 
-        Blocks that nobody holds any more join the free queue: cached ones at its tail, the others at its head, to be
+        Blocks that nobody else holds join the free queue: cached ones at its tail, the others at its head, to be
         allocated first. During another call the lease is freed when that call ends.
 
         Args:
@@ -438,7 +438,7 @@ class LeasePool:
 
     @property
     def on_evict(self) -> Callable[[npt.NDArray[np.int32]], object] | None:
-        """Callback after each call in which blocks lost their content, with their ids, int32 (n,), in order; or None.
+        """Callback after each call that made blocks lose their content, with their ids, int32 (n,), in order; or None.
 
         The content was evicted, uncached, dropped by shrinking, or overwritten (`copy_on_write`). A reset does not call
         it. It may call the pool. An error in it becomes a RuntimeWarning.

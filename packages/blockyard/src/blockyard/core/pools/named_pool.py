@@ -159,7 +159,7 @@ class NamedPool(StandalonePool):
         return np.array(view_i32(blocks))
 
     def names_of(self, block_id: object) -> list[tuple[bytes, int]]:
-        """Return the names of a block with their groups, in the order in which it got them.
+        """Return the names of a block with their groups, oldest first.
 
         Args:
             block_id: id of the block, 0 to num_blocks - 1.

@@ -16,7 +16,7 @@ from .lease_pool import LeasePool
 
 
 class StandalonePool(LeasePool):
-    """Base of `BlockPool` and `NamedPool`: what a manager otherwise does for its pool."""
+    """Base of `BlockPool` and `NamedPool`: clock, policy, history and size, which a manager has for its pool."""
 
     def __init__(self, ledger: BlockLedger, retention_blocks: int, history_size: int, residency_sample: int) -> None:
         super().__init__(LeaseBook(ledger), Gate(), None)
