@@ -183,7 +183,8 @@ class Loader:
             record.cause = record.rest_cause
             chosen = self._finder.choose(record, found, len(self.free), now)
             is_short = record.cause == "no_buffers"
-            if is_short and self._has_busy_rows() and self._is_patient(record, usable - cached, now):
+            is_freeing = bool(self._context.copies or self.transfers)  # rows become free without further action
+            if is_short and is_freeing and self._is_patient(record, usable - cached, now):
                 return
             if is_short and self._loads:
                 record.is_deferred = True  # other requests are ahead, and start first
@@ -249,10 +250,6 @@ class Loader:
             for record in records:
                 record.is_deferred = True
             self._drop_load(load)
-
-    def _has_busy_rows(self) -> bool:
-        """Return whether more rows become free without further action, since a transfer or a copy uses some."""
-        return bool(self._context.copies) or bool(self.transfers)
 
     def _begin(
         self, key: Hashable, record: RequestRecord, chosen: list[Segment], state: Segment | None, now: float

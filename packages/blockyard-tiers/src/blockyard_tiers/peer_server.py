@@ -123,7 +123,10 @@ class PeerServer:
                 position, sizes = self._tier._first(_names(fields["names"]))
                 return {"position": position, "sizes": sizes}, None
             if kind == "remove":
-                self._remove(_names(fields["names"]))
+                names = _names(fields["names"])
+                with self._tier._lock:
+                    self._tier._index.forget(names)
+                self._tier.remove(names)
                 return {}, None
             if kind == "remove_bad":
                 self._tier.remove_bad(_names(fields["names"]))
@@ -169,11 +172,6 @@ class PeerServer:
         )
         causes = self._tier._store_all(active)
         return causes[0].value if causes else ""
-
-    def _remove(self, names: list[bytes]) -> None:
-        with self._tier._lock:
-            self._tier._index.forget(names)
-        self._tier.remove(names)
 
 
 def _name(text: str) -> bytes:

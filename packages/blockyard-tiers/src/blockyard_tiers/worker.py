@@ -471,7 +471,8 @@ class WorkingTier:
             _log.exception("tier %s: transfer %d", self.name, active.transfer.id)
             if active.is_load:
                 _clear_all(active)
-            causes = dict.fromkeys(range(len(active.parts)), self._cause_of(error))
+            cause = error.cause if isinstance(error, (BackendError, BadObject)) else Cause.UNREACHABLE
+            causes = dict.fromkeys(range(len(active.parts)), cause)
         with self._lock:
             del self._running[active.transfer.id]
             self._note_idle()
@@ -488,9 +489,6 @@ class WorkingTier:
                 len(active.parts),
                 summary,
             )
-
-    def _cause_of(self, error: Exception) -> Cause:
-        return error.cause if isinstance(error, (BackendError, BadObject)) else Cause.UNREACHABLE
 
     def _load_all(self, active: ActiveTransfer) -> dict[int, Cause]:
         """Load the objects of a transfer; return the causes of those that failed."""
