@@ -229,7 +229,7 @@ class CacheConfig:
             self._check_states()
 
     def _check_block_size(self, is_given: bool) -> None:
-        """Set `block_size` to `hash_block_size` unless it was given. Raises `InvalidArgument` for another size."""
+        """Set `block_size` to `hash_block_size` unless it was given. Raises `InvalidArgument` if no group has it."""
         sizes = [group.block_size for group in self.layer_groups]
         if self.groups and is_given and self.block_size not in (*sizes, self.hash_block_size):
             raise InvalidArgument(
