@@ -33,7 +33,7 @@ class Told:
         found = []
         if self.contents != (contents := contents_of(parts.token_blocks.index, parts.block_size)):
             found.append(f"contents {self.contents} are {contents}")
-        for number, pool in enumerate(parts.store.content_ledgers()):
+        for number, pool in enumerate(parts.store.pools):
             if self.pools[number] != (held := _held(pool, len(cache.config.layer_groups))):
                 found.append(f"pool {number}: {self.pools[number]} are {held}")
         roots = {int(content): keys for keys, content in parts.token_blocks.index.roots._contents.items()}

@@ -137,7 +137,7 @@ def test_a_session_is_a_number_from_1_on(make: Any) -> None:
     with pytest.raises(InvalidArgument, match="session is 0; it must be from 1 to"):
         run.over(0)
     if make is StateRun:
-        assert not [state for state in run.book._known if state.is_over]
+        assert not [state for state in run.registry._known if state.is_over]
     for session in (2**62, 7):  # of which nothing is known
         run.over(session)
     assert request(2**62) == 48

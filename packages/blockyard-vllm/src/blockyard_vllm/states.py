@@ -16,7 +16,7 @@ from vllm.logger import init_logger
 from vllm.v1.core import single_type_kv_cache_manager as groups
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-from blockyard.policies import Places
+from blockyard.policies import CheckpointRules
 
 # A child of vLLM's logger, so that its handlers apply.
 logger = init_logger(f"vllm.{__name__}")
@@ -31,7 +31,7 @@ TOLD = "state_boundaries"
 class StatePlaces:
     """This says where each request leaves states.
 
-    names: rules of `Places`, "queue" and "told". unit: tokens between the boundaries at which a state can stand.
+    names: rules of `CheckpointRules`, "queue" and "told". unit: tokens between the boundaries at which states stand.
     num_hashes: how many hashes of prompts are remembered, each of hash_size tokens, to know where a prompt leaves what
     was seen before.
     """
@@ -39,7 +39,7 @@ class StatePlaces:
     def __init__(self, names: Sequence[str], unit: int, num_hashes: int, hash_size: int) -> None:
         self.unit = unit
         self.hash_size = hash_size
-        self.rules = Places(tuple(name for name in names if name not in ("queue", "told")), unit)
+        self.rules = CheckpointRules(tuple(name for name in names if name not in ("queue", "told")), unit)
         self.takes_queue, self.takes_told = "queue" in names, "told" in names
         #: Python's own hash of each, the one seen longest ago first: a mistake would only keep a state in a bad place.
         self.known: OrderedDict[int, None] = OrderedDict()
@@ -58,7 +58,7 @@ class StatePlaces:
             if hash(block_hash) not in self.known:
                 break
             seen += self.hash_size
-        self.rules.find(
+        self.rules.choose(
             hit, max(seen, known), (prompt - 1) // unit * unit, 0, self._told(request), self._queued(request)
         )
         request.blockyard_stops = sorted(self.rules.positions)

@@ -12,7 +12,7 @@ MAX_BLOCKS = 2**27
 MAX_MODEL_LEN = 2**27
 MAX_HISTORY = 2**24
 MAX_SESSIONS = 2**20
-#: Rules that place checkpoints of states (`core/policies/states/places`), beside "every:N".
+#: Rules that place checkpoints of states (`core/policies/states/checkpoint_rules`), beside "every:N".
 CHECKPOINT_RULES = ("last", "branch", "ends", "pow2")
 #: Orders in which checkpoints of states are evicted (`core/policies/states/orders`).
 STATE_ORDERS = ("index", "lru")

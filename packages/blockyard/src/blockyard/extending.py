@@ -4,7 +4,7 @@ These names may change with a minor version, unlike those of `blockyard`.
 """
 
 from .core.blocks.block import KVCacheBlock
-from .core.policies.states.state import MOST_SESSIONS
+from .core.policies.states.checkpoint import MOST_SESSIONS
 from .core.pools.lease_pool import LeasePool
 from .core.simulation.belady import Belady
 from .core.simulation.hinted_run import HintedRun

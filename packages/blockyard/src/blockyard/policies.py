@@ -1,7 +1,7 @@
 """The eviction policies and their interface: `from blockyard.policies import EvictionPolicy, Score`.
 
 The keys of `POLICIES` are the names for `CacheConfig(eviction_policy=...)`. `make_policy` makes a policy by name
-without a pool. `Places` chooses at which positions states are checkpointed.
+without a pool. `CheckpointRules` chooses at which positions states are checkpointed.
 """
 
 from .core.policies import POLICIES, make_policy
@@ -11,7 +11,7 @@ from .core.policies.simple.arc import ARC
 from .core.policies.simple.heaps import FIFO, LFU, Score
 from .core.policies.simple.lru import LRU
 from .core.policies.simple.s3fifo import S3FIFO
-from .core.policies.states.places import Places
+from .core.policies.states.checkpoint_rules import CheckpointRules
 
 __all__ = [
     "ARC",
@@ -20,9 +20,9 @@ __all__ = [
     "LRU",
     "POLICIES",
     "S3FIFO",
+    "CheckpointRules",
     "Density",
     "EvictionPolicy",
-    "Places",
     "Score",
     "make_policy",
 ]

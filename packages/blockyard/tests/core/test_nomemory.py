@@ -13,10 +13,9 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 import blockyard
-from blockyard.core.policies.states.book import StateBook
 from blockyard.core.policies.states.orders import make_order
-from blockyard.core.policies.states.shelf import StateShelf
-from blockyard.core.policies.states.tree import FEWEST_NODES
+from blockyard.core.policies.states.prefix_tree import FEWEST_NODES
+from blockyard.core.policies.states.registry import CheckpointRegistry
 from blockyard_testing.places import child_environment
 from blockyard_testing.seeds import run_seed
 
@@ -56,16 +55,16 @@ def sweep(names: list[str], kinds: list[str]) -> None:
     assert "unchanged" in run.stdout
 
 
-def full_shelf() -> StateShelf:
+def full_registry() -> CheckpointRegistry:
     """All nodes are taken that there is room for."""
-    shelf = StateShelf(StateBook(make_order("index", 16), 16, 4000), 8)
+    registry = CheckpointRegistry(make_order("index", 16), 16, 4000, 8)
     for key in range(1, FEWEST_NODES):
-        shelf.book.tree.add(key, NO_NODE)
-    return shelf
+        registry.tree.add(key, NO_NODE)
+    return registry
 
 
 def one_more_node() -> Callable[[], None]:
-    tree = full_shelf().book.tree
+    tree = full_registry().tree
 
     def act() -> None:
         assert tree.add(FEWEST_NODES, NO_NODE) == tree.find(FEWEST_NODES) == FEWEST_NODES
@@ -74,25 +73,25 @@ def one_more_node() -> Callable[[], None]:
 
 
 def blocks_at_a_new_node() -> Callable[[], None]:
-    shelf = full_shelf()
-    node = shelf.book.tree.add(FEWEST_NODES, NO_NODE)
+    registry = full_registry()
+    node = registry.tree.add(FEWEST_NODES, NO_NODE)
 
     def act() -> None:
-        shelf.put(1, node, 0)
-        assert shelf.at(node) == [1]
-        shelf.check()
+        registry.block_map.add_block(1, node, 0)
+        assert registry.block_map.blocks_at(node) == [1]
+        registry.block_map.check()
 
     return act
 
 
 def an_output_of_one_more_block() -> Callable[[], None]:
-    book = full_shelf().book
-    visit = book.visit(vec[i64]([1, 2]), 2, 0)
+    registry = full_registry()
+    request = registry.begin_request(vec[i64]([1, 2]), 2, 0)
 
     def act() -> None:
-        if visit.num_nodes == 2:
-            book.extend(visit, 3)
-        assert (visit.num_nodes, book.node_at(visit, 2)) == (3, book.tree.find(3))
+        if request.num_nodes == 2:
+            registry.extend(request, 3)
+        assert (request.num_nodes, request.nodes[2]) == (3, registry.tree.find(3))
 
     return act
 

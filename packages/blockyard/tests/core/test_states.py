@@ -21,7 +21,7 @@ from blockyard import (
 )
 from blockyard.answers import HintOutcome
 from blockyard.config import cache_config
-from blockyard.core.store.saves import Saves
+from blockyard.core.store.save_records import SaveRecords
 from blockyard.tenants import Tenant
 from blockyard_testing.seeds import draws, run_seed
 from blockyard_testing.state_loads import Request, pattern
@@ -647,7 +647,7 @@ def test_a_state_is_no_reason_to_refuse_a_batch_or_a_group() -> None:
 
 def test_records_of_saves_against_lists() -> None:
     choose = random.Random(run_seed())
-    saves = Saves(3, 2)
+    saves = SaveRecords(3, 2)
     lists: list[list[tuple[int, int]]] = [[], [], []]
     apart: list[int] = []
     for step in range(draws(6000, 600)):
@@ -667,9 +667,9 @@ def test_records_of_saves_against_lists() -> None:
         saves.check(apart)
         for other, expected in enumerate(lists):
             assert saves.numbers_of(other) == [number for number, _ in expected]
-            assert [int(saves.boundary[number]) for number, _ in expected] == [at for _, at in expected]
+            assert [int(saves.position[number]) for number, _ in expected] == [at for _, at in expected]
             assert all(saves.blocks_of(number) == [at, at + 1] for number, at in expected)
-    assert len(saves.boundary) > 64
+    assert len(saves.position) > 64
 
 
 def test_check_sees_a_record_that_is_lost_and_one_too_many() -> None:
@@ -677,14 +677,14 @@ def test_check_sees_a_record_that_is_lost_and_one_too_many() -> None:
     seq = cache.allocate(list(range(200)))
     cache.reserve([seq])
     cache.check()
-    saves = cache._parts.grouped.states.saves
+    saves = cache._parts.states.saves.records
     assert saves.total == saves.num_of_row[0] == 6
     saves.num_of_row[0] = 5
     with pytest.raises(InvariantError, match=r"^states: row 0 lists 6 saves, the count is another$"):
         cache.check()
     saves.num_of_row[0] = 6
     saves.total = 7
-    with pytest.raises(InvariantError, match=r"^states: 6 saves are listed, the count says 7$"):
+    with pytest.raises(InvariantError, match=r"^states: 6 saves are listed, the count is 7$"):
         cache.check()
     saves.total = 6
     saves.next_free()

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockyard.core.policies.states.book import StateBook
-from blockyard.core.policies.states.state import State
+from blockyard.core.policies.states.checkpoint import Checkpoint
+from blockyard.core.policies.states.registry import CheckpointRegistry
 from blockyard.core.simulation.state_run import StateRun
 from blockyard_testing import seeds, source_only
 from blockyard_testing.state_loads import BLOCK, Keys, chats
@@ -20,15 +20,15 @@ from blockyard_testing.state_loads import BLOCK, Keys, chats
 PLACES = ("branch", "ends", "pow2")
 
 
-def first_of_all(book: StateBook) -> int:
+def first_of_all(registry: CheckpointRegistry) -> int:
     """The state that goes first, by a scan of all."""
 
-    def rank(state: State) -> tuple[bool, bool, float, int, int]:
-        score = book.order.score(state, book.state(state.above).position, book.now)
-        is_later = not book.order.learns and not state.is_over
-        return bool(state.is_busy), is_later, score, -int(state.position), int(state.stamp)
+    def rank(state: Checkpoint) -> tuple[bool, bool, float, int, int]:
+        score = registry.order.score(state, registry.get(state.above).position, registry.now)
+        is_later = not registry.order.learns and not state.is_over
+        return bool(state.is_held), is_later, score, -int(state.position), int(state.use_order)
 
-    kept = [state for state in book._known if state.is_kept]
+    kept = [state for state in registry._known if state.is_cached]
     return int(min(kept, key=rank).number) if kept else 0
 
 
@@ -43,14 +43,14 @@ def test_first_state_is_that_of_a_scan_of_all(order: str) -> None:
             run.request(keys.of(request.prompt + request.output), num_prompt, num_total, [], [], draw.randrange(9))
             if draw.random() < 0.3:
                 run.over(draw.randrange(1, 9))
-            for state in list(run.book._known):
-                if state.is_kept and draw.random() < 0.1:
-                    run.book.set_busy(state.number, not state.is_busy)
-            assert run.book.lowest() == first_of_all(run.book)
+            for state in list(run.registry._known):
+                if state.is_cached and draw.random() < 0.1:
+                    run.registry.set_held(state.number, not state.is_held)
+            assert run.registry.next_to_drop() == first_of_all(run.registry)
             if draw.random() < 0.1:
-                run.book.check()
-            for state in list(run.book._known):
-                run.book.set_busy(state.number, False)
+                run.registry.check()
+            for state in list(run.registry._known):
+                run.registry.set_held(state.number, False)
 
 
 def test_states_older_than_the_last_age_are_counted_in_it() -> None:
@@ -58,10 +58,10 @@ def test_states_older_than_the_last_age_are_counted_in_it() -> None:
     for number in range(1, 12_500):
         run.request(np.array([number]), BLOCK + 1, BLOCK + 1, [], [])
         if number % 2_500 == 0:
-            run.book.check()
+            run.registry.check()
     assert run.request(np.array([1]), BLOCK + 1, BLOCK + 1, [], []) == BLOCK
-    run.book.check()
-    assert run.book.lowest() == first_of_all(run.book)
+    run.registry.check()
+    assert run.registry.next_to_drop() == first_of_all(run.registry)
 
 
 # ---------------------------------------------------------------- lines
@@ -104,16 +104,16 @@ def lines_of_turns(module: ModuleType, order: str, num_states: int) -> int:
     one, size = np.array([1, 2]), 2 * BLOCK + 1
     for number in range(num_states + 200):
         run.request(one + 3 * number, size, size, [], [], number + 1)
-    assert run.book.num_kept == num_states
+    assert run.registry.num_cached == num_states
     with Lines() as lines:
         for number in range(50):
             fresh = 10**8 + 4 * number
             for last in (fresh + 1, fresh + 2):
                 run.request(np.array([fresh, last]), size, size, [], [], 10**6 + last)
             run.over(10**6 + fresh + 2)
-    assert run.book.num_held <= run.budget < run.book.num_held + 6 * BLOCK
+    assert run.registry.num_held <= run.budget < run.registry.num_held + 6 * BLOCK
     assert run.num_written >= num_states + 150
-    run.book.check()
+    run.registry.check()
     return lines.count
 
 

@@ -9,11 +9,11 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from blockyard import InvalidArgument
-from blockyard.core.policies.states.ages import NUM_AGES, StateAges
-from blockyard.core.policies.states.book import StateBook
-from blockyard.core.policies.states.orders import FIRST_OVER, NUM_CLASSES, LearnedStates, make_order
-from blockyard.core.policies.states.places import Places
-from blockyard.core.policies.states.state import JUNCTION, OUTPUT_END, State
+from blockyard.core.policies.states.ages import NUM_AGES, AgeCounts
+from blockyard.core.policies.states.checkpoint import BRANCH, OUTPUT_END, Checkpoint
+from blockyard.core.policies.states.checkpoint_rules import CheckpointRules
+from blockyard.core.policies.states.orders import FIRST_OVER, NUM_CLASSES, LearnedOrder, make_order
+from blockyard.core.policies.states.registry import CheckpointRegistry
 from blockyard.core.simulation.state_run import StateRun
 from blockyard_testing import seeds
 from blockyard_testing.state_loads import BLOCK, Keys, Request, chats, pattern
@@ -46,8 +46,8 @@ def replay(
             )
         )
         if checks and number % checks == 0:
-            run.book.check()
-    run.book.check()
+            run.registry.check()
+    run.registry.check()
     return hits
 
 
@@ -102,11 +102,11 @@ def test_a_misspelt_rule_is_refused(order: str, places: tuple[str, ...], message
 # ---------------------------------------------------------------- a slow reference
 
 
-class SlowBook:
+class SlowRegistry:
     """Blocks and states in sets; least recently used states go, and what only they needed with them."""
 
     def __init__(self, places: tuple[str, ...], state_tokens: int, budget: int) -> None:
-        self.places = Places(places, BLOCK)
+        self.places = CheckpointRules(places, BLOCK)
         self.state_tokens = state_tokens
         self.budget = budget
         self.known: set[tuple[int, ...]] = set()
@@ -130,7 +130,7 @@ class SlowBook:
         if hit:
             self.use(everything[:hit])
         self.known |= {everything[:end] for end in range(BLOCK, total + 1, BLOCK)}
-        self.places.find(hit, known, last, total, [], [])
+        self.places.choose(hit, known, last, total, [], [])
         for position in sorted(self.places.positions, reverse=True):
             if everything[:position] not in self.states:
                 self.use(everything[:position])
@@ -147,7 +147,7 @@ def test_least_recently_used_is_the_reference_hit_for_hit(places: tuple[str, ...
     for _ in range(seeds.draws(12, 1)):
         requests = chats(draw.randrange(2**30), 60)
         state_tokens, budget = draw.choice([1, 100, 800]), draw.choice([3000, 9000, 40_000])
-        slow = SlowBook(places, state_tokens, budget)
+        slow = SlowRegistry(places, state_tokens, budget)
         run = StateRun("lru", places, state_tokens, budget, memory=1000)
         assert replay(run, requests, checks=7) == [slow.request(request) for request in requests]
 
@@ -159,7 +159,7 @@ def test_books_balance_with_little_memory_and_many_in_flight(order: str) -> None
         budget = draw.choice([1000, 5000, 20_000])
         run = StateRun(order, DEFAULT, draw.choice([1, 400]), budget, memory=draw.choice([0, 1, 4]), in_flight=5)
         replay(run, chats(draw.randrange(2**30), 120), tells=True, queue=3, checks=11)
-        assert run.book.num_held <= budget
+        assert run.registry.num_held <= budget
 
 
 # ---------------------------------------------------------------- a simulator's figures
@@ -197,41 +197,41 @@ def test_the_simulators_figures(cell: tuple[int, int, int]) -> None:
 
 
 def test_a_position_is_named_once_by_the_first_rule() -> None:
-    places = Places(("branch", "ends", "pow2", "every:512"), BLOCK)
-    places.find(0, 512, 1024, 1100, [512, 1030], [512])
+    places = CheckpointRules(("branch", "ends", "pow2", "every:512"), BLOCK)
+    places.choose(0, 512, 1024, 1100, [512, 1030], [512])
     kinds = dict(zip(places.positions, places.kinds, strict=True))
     assert kinds == {512: 4, 1088: 2, 1024: 1, 256: 5}
 
 
 def test_places_stand_at_boundaries_behind_the_hit() -> None:
-    places = Places(("branch", "pow2"), 64)
-    places.find(256, 1000, 2000, 0, [100, 300], [])
+    places = CheckpointRules(("branch", "pow2"), 64)
+    places.choose(256, 1000, 2000, 0, [100, 300], [])
     assert sorted(places.positions) == [512, 960, 1024]
 
 
 def test_a_request_that_outlives_its_memory_keeps_nothing() -> None:
-    book = StateBook(make_order("index", 10), BLOCK, 4)
+    registry = CheckpointRegistry(make_order("index", 10), BLOCK, 4)
     keys = Keys()
     first = chats(3, 1)[0]
     array = keys.of(first.prompt)
-    visit = book.visit(vec[i64](array), len(array), len(first.prompt))
+    record = registry.begin_request(vec[i64](array), len(array), len(first.prompt))
     for request in pattern(64, 64, 8):
         other = keys.of([token + 10**6 for token in request.prompt])
-        book.visit(vec[i64](other), len(other), 128)
-    assert book.keep(visit, BLOCK, 0) == 0
-    book.check()
+        registry.begin_request(vec[i64](other), len(other), 128)
+    assert registry.add(record, BLOCK, 0) == 0
+    registry.check()
 
 
 def test_classes_that_nothing_was_seen_of_are_what_is_assumed_of_all() -> None:
     """One of them is learned and copied; here each is held against the formula."""
-    order = LearnedStates(400)
-    states = [State(number, 1, 160, kind) for number, kind in ((1, JUNCTION), (2, OUTPUT_END))]
+    order = LearnedOrder(400)
+    states = [Checkpoint(number, 1, 160, kind) for number, kind in ((1, BRANCH), (2, OUTPUT_END))]
     states[1].num_hits = 1
     for now in range(1, 40):
         for state in states:
             order.note(state, now % 3 == 0, now)
-            state.since = now
-    ages = StateAges([State(0, 0, 0, 0), *states], int(order.num_cells))
+            state.last_used = now
+    ages = AgeCounts([Checkpoint(0, 0, 0, 0), *states], int(order.num_cells))
     for state in states:
         ages.put(state, order.cell(state, 40))
     order.learn(ages, 40)

@@ -13,6 +13,7 @@ from .sequences.table import NO_TOKEN, SequenceTable
 from .store.content_ledger import ContentLedger
 from .store.group_table import GroupTable
 from .store.grouped import GroupedStore
+from .store.state_group import StateGroup
 
 
 def check_sequences(pool: BlockLedger, leases: list[BlockLease], sequences: SequenceTable, is_stored: bool) -> None:
@@ -190,7 +191,9 @@ def _check_owners(pool: BlockLedger, sequences: SequenceTable) -> None:
             )
 
 
-def check_groups(store: GroupedStore, leases: list[BlockLease], cpu_leases: list[BlockLease]) -> None:
+def check_groups(
+    store: GroupedStore, states: StateGroup | None, leases: list[BlockLease], cpu_leases: list[BlockLease]
+) -> None:
     """Compare the rows of every group with the pools. O(blocks + tables * groups). Raises `InvariantError`."""
     rows = store.sequences.live_rows()
     store.pool.check()
@@ -202,11 +205,12 @@ def check_groups(store: GroupedStore, leases: list[BlockLease], cpu_leases: list
         if store.sequences.ready[i64(row)] > 0 and store.sequences.is_swapped[i64(row)] == 0:
             _check_tail(store.groups[0], f"{store.sequences.name(i64(row))}, group 0", i64(row))
         store.check_slides(i64(row))
-        for block in store.sequences.copy_from[row] + store.pending_blocks(i64(row)):
+        pending = [] if states is None else states.saves.pending_blocks(i64(row))
+        for block in store.sequences.copy_from[row] + pending:
             held[block] += 1
     _check_holders(store.pool, leases, held, "I8")
-    if store.states is not None:
-        store.states.check()
+    if states is not None:
+        states.saves.check()
     if store.cpu is not None:
         _check_cpu(store, store.cpu, cpu_leases, rows)
 
@@ -224,7 +228,7 @@ def _check_group_row(store: GroupedStore, group: GroupTable, row: i64, held: lis
     if group.num_null[row] > group.first_needed(sequences.num_computed[row]):
         _fail("I2", f"{name} lacks places of its window: {group.num_null[row]} are null")
     needed = sequences.num_computed[row] + _num_open(sequences, row)
-    if sequences.copy_from[row] and store.states is None:
+    if sequences.copy_from[row] and not store.has_states:
         # The block whose beginning is to be copied may not be there yet.
         needed -= needed % group.block_size
     if sequences.is_swapped[row] == 0 and needed > group.num_blocks[row] * group.block_size:

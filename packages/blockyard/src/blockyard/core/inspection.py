@@ -80,7 +80,7 @@ class Inspection:
         """Return the counters and the state now."""
         pool = self.parts.pool
         counts = self.allocate_calls.counts
-        states = self.parts.grouped.states if self.parts.grouped is not None else None
+        states = self.parts.states
         return CacheStats(
             num_prompt_tokens=int(counts.num_prompt_tokens),
             num_hit_tokens=int(counts.num_hit_tokens),
@@ -99,10 +99,10 @@ class Inspection:
             num_retained_blocks=self.evict_calls.order.num_retained,
             num_sessions=self.hint_calls.num_sessions(),
             num_hinted_evictions=self.evict_calls.order.num_hinted_evictions(),
-            num_saved_states=int(states.num_saved) if states is not None else 0,
-            num_kept_states=int(states.num_kept) if states is not None else 0,
-            num_replaced_states=int(states.num_replaced) if states is not None else 0,
-            num_refused_states=int(states.num_refused) if states is not None else 0,
+            num_saved_states=int(states.saves.num_saved) if states is not None else 0,
+            num_kept_states=int(states.saves.num_cached) if states is not None else 0,
+            num_replaced_states=int(states.saves.num_replaced) if states is not None else 0,
+            num_refused_states=int(states.positions.num_announced) if states is not None else 0,
             tenants=self._tenants(),
             num_bytes=int(self.parts.kv_pool.num_blocks) * self.parts.config.block_bytes,
             block_bytes=self.parts.config.block_bytes,
@@ -179,7 +179,8 @@ class Inspection:
     def block(self, number: int) -> KVCacheBlock:
         """Return one block, with the sequences that hold it."""
         block = self.parts.leases.describe(number)
-        self.store.describe(block)
+        if self.parts.grouped is not None:
+            self.parts.grouped.describe(block)
         for row in self.sequences.live_rows():
             for group, table in enumerate(self.store.tables):
                 places = np.flatnonzero(view_i32(table.row_blocks(i64(row))) == number)
@@ -248,7 +249,8 @@ class Inspection:
         for table in self.store.tables:
             blocks += [int(block) for block in table.row_blocks(row) if block != 0]
         blocks += sequences.copy_from[row]
-        blocks += self.store.pending_blocks(row)
+        if self.parts.states is not None:
+            blocks += self.parts.states.saves.pending_blocks(row)
         kind = "swapped sequence" if sequences.is_swapped[row] != 0 else "sequence"
         return Holding(
             kind,
@@ -270,7 +272,9 @@ class Inspection:
             check_sequences(parts.token_blocks, leases, self.sequences, True)
         else:
             check_sequences(parts.token_blocks, leases, self.sequences, False)
-            check_groups(parts.grouped, leases, parts.cpu_pool.leases() if parts.cpu_pool is not None else [])
+            check_groups(
+                parts.grouped, parts.states, leases, parts.cpu_pool.leases() if parts.cpu_pool is not None else []
+            )
 
 
 def _lease_holding(lease: BlockLease, block_ids: list[int], cpu_block_ids: list[int]) -> Holding:

@@ -18,9 +18,11 @@ from .pools.lease_pool import LeasePool
 from .sequences.joins import Joins
 from .sequences.open_steps import OpenSteps
 from .sequences.table import SequenceTable
-from .store.base import PlainStore, Store
+from .store.base import Store
 from .store.event_reader import EventReader
 from .store.grouped import GroupedStore, num_token_blocks
+from .store.hybrid import HybridStore
+from .store.plain import PlainStore
 from .watch.history import AllocationHistory
 from .watch.misses import MissLog
 from .watch.residency import ResidencySampler
@@ -51,8 +53,16 @@ class Parts:
         self.token_blocks = BlockLedger(blocks, size, size, config.enable_prefix_caching, seed)
         self.sequences = SequenceTable(config.max_num_seqs, config.max_blocks_per_seq, size)
         self.joins = Joins(self.sequences, self.token_blocks)
-        self.grouped = GroupedStore(config, self.token_blocks, self.sequences, seed) if is_grouped else None
+        self.hybrid: HybridStore | None = None
+        self.grouped: GroupedStore | None = None
+        if config.has_states:
+            self.hybrid = HybridStore(config, self.token_blocks, self.sequences, seed)
+            self.grouped = self.hybrid
+        elif is_grouped:
+            self.grouped = GroupedStore(config, self.token_blocks, self.sequences, seed)
         self.store: Store = self.grouped or PlainStore(self.token_blocks, self.sequences, self.joins)
+        #: What only a cache with states does.
+        self.states = None if self.hybrid is None else self.hybrid.states
         self.kv_pool: BlockLedger = self.store.kv_pool
         self.tenants = self._make_tenants()
         if config.max_steps_in_flight > 1:
@@ -107,7 +117,7 @@ class Parts:
     def _make_events(self) -> EventReader | None:
         if not self.config.observe.enable_kv_cache_events:
             return None
-        return EventReader(self.token_blocks, self.store.content_ledgers(), len(self.config.layer_groups))
+        return EventReader(self.token_blocks, self.store.pools, len(self.config.layer_groups))
 
     def _make_cpu_pool(self) -> LeasePool | None:
         pool = self.store.cpu_pool

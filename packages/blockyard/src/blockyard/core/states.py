@@ -25,7 +25,7 @@ class CacheStates:
         self._token_blocks = parts.token_blocks
         self._kv_pool = parts.kv_pool
         self._sequences = parts.sequences
-        self._states = parts.grouped.states if parts.grouped is not None else None
+        self._states = parts.states
 
     def blocks(self, token_ids: object, *, extra_keys: object = ()) -> npt.NDArray[np.int32]:
         """Return the blocks of the checkpoint after exactly these tokens, int32 (n,); (0,) if there is none. O(tokens).
@@ -51,7 +51,7 @@ class CacheStates:
                 root = index.known_root(prompt.keys)
                 found = index.find_under(root, prompt, count)
                 if i64(len(found)) == count:
-                    parts = states.parts_of(index.content_of(i64(found[count - 1])))
+                    parts = states.working.find(index.content_of(i64(found[count - 1])))
             return np.array(parts, dtype=np.int32)
         finally:
             self._gate.leave()
@@ -89,13 +89,13 @@ class CacheStates:
     def _skip(self, row: i64, num_tokens: i64, checkpoint: i64) -> None:
         states = self._require("states.skip")
         require_nothing_reserved(self._sequences, row, "states.skip")
-        least: i64 = 0 if states.lacks(row) else self._sequences.num_computed[row]
+        least: i64 = 0 if states.positions.is_missing(row) else self._sequences.num_computed[row]
         if checkpoint > 0 and (checkpoint % states.alignment != 0 or checkpoint <= least):
             raise InvalidArgument(
                 f"checkpoint is {checkpoint}; it must be a multiple of {states.alignment}, above the {least} computed "
                 f"tokens"
             )
-        states.skip(row, num_tokens, checkpoint)
+        states.positions.skip(row, num_tokens, checkpoint)
 
     def drop_checkpoints(self, seq: object) -> None:
         """Drop the checkpoints that plans of steps not committed yet asked to save: they were not written. O(saves).
@@ -113,7 +113,7 @@ class CacheStates:
         try:
             self._kv_pool.act("states.drop_checkpoints")
             row = self._sequences.live_row(read_handle(seq))
-            self._require("states.drop_checkpoints").drop_saves(row)
+            self._require("states.drop_checkpoints").saves.drop(row, -1)
         finally:
             self._gate.leave()
 
@@ -136,11 +136,11 @@ class CacheStates:
             states = self._require("states.slot")
             require_nothing_reserved(self._sequences, row, "states.slot")
             name = self._sequences.name(row)
-            if states.lacks(row):
+            if states.positions.is_missing(row):
                 raise SequenceNotReady(f"states.slot: the state of {name} is not supplied yet (external_state_tokens)")
-            if not states.is_begun(row):
+            if states.working.is_filled[row] == 0:
                 raise SequenceNotReady(f"states.slot: {name} has no state in a slot yet; its next step puts one there")
-            return int(states.source(row))
+            return int(states.working.slot_of(row))
         finally:
             self._gate.leave()
 

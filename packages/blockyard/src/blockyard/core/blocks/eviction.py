@@ -14,7 +14,7 @@ from ..policies.layers.retention import RetentionWatch
 from ..policies.layers.sessions import Sessions
 from ..policies.stack import EvictionStack
 from ..policies.states.layer import StateLayer
-from ..policies.states.shelf import StateShelf
+from ..policies.states.registry import CheckpointRegistry
 from .ledger import BlockLedger
 from .observer import Clock
 
@@ -47,11 +47,11 @@ class EvictionOrder:
         interruption: Interruption,
         clock: Clock,
         retention_blocks: int,
-        shelf: StateShelf | None = None,
+        registry: CheckpointRegistry | None = None,
     ) -> None:
         self.ledger = ledger
-        #: The blocks of states, where these are judged as such.
-        self.shelf = shelf
+        #: The checkpoints of a cache with states.
+        self.registry = registry
         self.interruption = interruption
         self.clock = clock
         self.retention_blocks = retention_blocks
@@ -69,11 +69,11 @@ class EvictionOrder:
         """
         stack: EvictionStack | None = None
         num_blocks = int(self.ledger.capacity)
-        stands_on_it = self.retention_blocks > 0 or self.sessions is not None or self.shelf is not None
+        stands_on_it = self.retention_blocks > 0 or self.sessions is not None or self.registry is not None
         if policy is None and (stands_on_it or self.ledger.tenants is not None):
             policy = make_policy("lru", num_blocks)
-        if policy is not None and self.shelf is not None:
-            policy = StateLayer(policy, num_blocks, self.shelf)
+        if policy is not None and self.registry is not None:
+            policy = StateLayer(policy, num_blocks, self.registry)
         if policy is not None:
             retains = self.retentions if self.retention_blocks > 0 else None
             stack = EvictionStack(policy, num_blocks, self.interruption, retains, self.sessions, self.ledger.tenants)

@@ -195,7 +195,10 @@ class AdmissionControl:
             token_blocks += self.store.num_token_blocks(prompt.num_tokens)
         if needed > free and len(prompts) > 1 and self.share_surely():
             needed = self._num_needed_together(prompts, hits, num_seqs)
-        return max(needed - free, self.store.num_short(token_blocks))
+        if not self.store.groups:
+            return max(needed - free, 0)
+        # Swapping merges equal blocks and not their token blocks, so token blocks can run out first.
+        return max(needed - free, token_blocks - self.token_blocks.queue.num_free)
 
     def share_surely(self) -> bool:
         """Return whether prompts that are admitted one after another always share a common beginning."""

@@ -35,6 +35,7 @@ class AllocateCalls:
         self.sequences = parts.sequences
         self.joins = parts.joins
         self.store = parts.store
+        self.states = parts.states
         self.misses = parts.misses
         self.block_size: i64 = parts.block_size
 
@@ -117,7 +118,8 @@ class AllocateCalls:
                 hit = hits[0] if alone else self.admission.look_up_again(prompt, hits[index])
                 rows[index] = int(self._admit_one(prompt, hit, holders[index], num_seqs, resumed, alone))
                 num_admitted = index + 1
-                self.store.admitted(i64(rows[index]), prompt, hit)
+                if self.states is not None:
+                    self.states.admit(i64(rows[index]), prompt, hit)
         except BaseException:
             for row in reversed(rows[:num_admitted]):
                 self.sequences.session[i64(row)] = UNDONE

@@ -34,6 +34,7 @@ class CommitCalls:
         self.index = parts.token_blocks.index
         self.sequences = parts.sequences
         self.store = parts.store
+        self.states = parts.states
         self.block_size: i64 = parts.block_size
         self.max_model_len: i64 = parts.config.max_model_len
         sequences = parts.sequences
@@ -104,7 +105,8 @@ class CommitCalls:
             self._advance(rows, counts, tokens)
         if self.in_flight is not None:
             self.in_flight.settle(rows, counts, step)
-        self.store.settle(rows)
+        if self.states is not None:
+            self.states.saves.settle_all(rows)
 
     def _no_tokens(self, num_seqs: int) -> vec[i64]:
         return filled_i64(NO_TOKEN, num_seqs)

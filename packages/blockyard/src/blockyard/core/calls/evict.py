@@ -16,13 +16,12 @@ class EvictCalls:
         self.token_blocks = parts.token_blocks
         self.sequences = parts.sequences
         self.store = parts.store
-        states = parts.grouped.states if parts.grouped is not None else None
         self.order = EvictionOrder(
             parts.kv_pool,
             parts.gate.interruption,
             parts.clock,
             parts.config.hints.retention_blocks,
-            states.shelf if states is not None else None,
+            None if parts.states is None else parts.states.registry,
         )
         self.order.install(wished_policy(parts.config.eviction_policy, parts.kv_pool))
 
@@ -60,12 +59,13 @@ class ResizeCalls:
         parts = self.parts
         if parts.tenants is not None:
             parts.config.require_floors(size)
-        token_blocks = parts.store.make_room(size)
+        token_blocks = None if parts.grouped is None else parts.grouped.make_room(size)
         room = parts.kv_pool.make_room(size)  # last: the policy's own room is in place then
         watermark = i64(int(parts.config.watermark * size))
         parts.kv_pool.act("resize")
         parts.sequences.version += 1
-        parts.store.move_into(token_blocks)
+        if token_blocks is not None:
+            parts.token_blocks.resize(token_blocks.num_blocks, token_blocks)
         answer = parts.kv_pool.resize(size, room)
         self.admission.watermark = watermark
         return answer

@@ -31,6 +31,7 @@ class ReserveCalls:
         self.sequences = parts.sequences
         self.joins = parts.joins
         self.store = parts.store
+        self.states = parts.states
         self.tables = parts.store.tables
         self.block_size: i64 = parts.block_size
         self.max_model_len: i64 = parts.config.max_model_len
@@ -57,7 +58,8 @@ class ReserveCalls:
         if self.in_flight is not None:
             self.in_flight.require_step()
         first = self._firsts(rows)
-        self.store.cut(rows, first, counts)
+        if self.states is not None:
+            self.states.cut(rows, first, counts)
         starts = self._map_ready(rows, first, counts)
         if self._num_slow > 0 and self.kv_pool.stack is not None:
             self._evict_ahead(rows, starts, counts)
@@ -77,7 +79,8 @@ class ReserveCalls:
         if self._num_slow > 0:
             self._transfers = transfers
             plan._num_slots = self._serve_slow(rows, starts, counts, statuses, slots)
-        self.store.save(transfers)
+        if self.states is not None:
+            self.states.save(transfers)
         self.store.finish(transfers)
         sequences.has_new_plan = True
         return plan
@@ -135,6 +138,7 @@ class ReserveCalls:
         """
         left = self.kv_pool.queue.num_free
         tenants = self.parts.tenants
+        states = self.states
         if tenants is None and self.kv_pool.queue.knows_empty(self._num_most(counts)):
             return
         taken = zeros_i64(0 if tenants is None else len(rows))
@@ -158,7 +162,7 @@ class ReserveCalls:
                 if missing - copies <= (left if tenants is None else tenants.room(slot, left)):
                     new = max(missing - freed, 0)
                     needed += new
-                    dropped = self.store.num_to_drop(row)
+                    dropped: i64 = 0 if states is None else states.saves.num_to_drop(row)
                     if tenants is not None:
                         tenants.ask(slot, new)
                         taken[index] = missing - copies - dropped
@@ -166,8 +170,8 @@ class ReserveCalls:
                     freed = max(freed - missing, 0) + dropped
                     left += dropped - missing + copies
                     num_copies += copies
-                    if self.state_blocks > 0:
-                        saves[index] = self.store.num_to_save(row, starts[index], starts[index] + counts[index])
+                    if states is not None:
+                        saves[index] = states.num_to_save(row, starts[index], starts[index] + counts[index])
                     if self.sequences.num_ahead[row] == 0:
                         self._reached[row] = starts[index] + counts[index]
         if self.state_blocks > 0:

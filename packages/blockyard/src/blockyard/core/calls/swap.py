@@ -32,6 +32,7 @@ class SwapCalls:
         self.store = store
         self.pool = store.pool
         self.cpu = cpu
+        self.states = parts.states
         self._no_sources: list[int] = []
 
     def can_swap_out(self, rows: vec[i64]) -> bool:
@@ -211,15 +212,15 @@ class SwapCalls:
         """Look up the states that sequences released when they were swapped out."""
         found = States()
         for index in range(i64(len(rows))):
-            if self.sequences.is_swapped[rows[index]] == SWAPPED_WITHOUT_STATE and self.store.states is not None:
-                found.add(rows[index], self._state_behind(rows[index], self.store.states))
+            if self.sequences.is_swapped[rows[index]] == SWAPPED_WITHOUT_STATE and self.states is not None:
+                found.add(rows[index], self._state_behind(rows[index], self.states))
         return found
 
     def _state_behind(self, row: i64, states: StateGroup) -> list[int]:
         """Return the blocks of the state after the computed tokens of a row; empty if it was evicted."""
         place = self.sequences.num_computed[row] // self.sequences.block_size - 1
         content = self.store.token_blocks.index.content_of(self.sequences.block_at(row, place))
-        return [] if content == NO_CONTENT else states.parts_of(content)
+        return [] if content == NO_CONTENT else states.working.find(content)
 
     def _short(self, rows: vec[i64], states: "States") -> str:
         """Return which tenant has no room for the missing blocks of its sequences; "" if all have."""

@@ -153,7 +153,7 @@ class EvictionStack:
         """Say that the first `count` of `blocks` are idle, each at depth 0. keys: of all blocks. O(count) calls."""
         told: i64 = 0
         if self.states is not None and self.states is self.top:
-            told = self.states.keep_run(blocks, count, keys, self._idle)
+            told = self.states.insert_needed(blocks, count, keys, self._idle)
             self.num_idle += told
         for place in range(count if told < count else 0):
             if self._idle[blocks[place]] == 0:
@@ -163,7 +163,7 @@ class EvictionStack:
         """Say that those of `blocks[start:start + count]` that were idle are held. O(count) calls."""
         taken: i64 = 0
         if self.states is not None and self.states is self.top:
-            taken = self.states.unkeep_run(blocks, start, count, self._idle)
+            taken = self.states.remove_needed(blocks, start, count, self._idle)
             self.num_idle -= taken
         for place in range(start, start + count if taken < count else start):
             if self._idle[i64(blocks[place])] != 0:
@@ -174,7 +174,7 @@ class EvictionStack:
         states = self.states
         if states is None or states is not self.top:
             return False
-        if not states.move(blocks, start, count, number, is_idle, key, self._idle):
+        if not states.move_output(blocks, start, count, number, is_idle, key, self._idle):
             return False
         self.num_idle += count if is_idle else -count
         return True
@@ -188,7 +188,7 @@ class EvictionStack:
 
     def num_withheld(self) -> i64:
         """Return how many idle blocks the policy is not asked about, because a state needs them."""
-        return 0 if self.states is None else self.states.num_kept
+        return 0 if self.states is None else self.states.num_needed
 
     def gone(self, block: i64) -> None:
         """What `block` cached is gone, chosen or not: a shrinking pool asks no policy."""
@@ -316,7 +316,7 @@ class EvictionStack:
         was_over = self.sessions.is_over(slot)
         self.sessions.say(slot, is_over)
         if self.states is not None and was_over != is_over:
-            self.states.book.say(self.sessions.number(slot), is_over)
+            self.states.registry.set_session_over(self.sessions.number(slot), is_over)
         if self.hints is not None:
             self.hints.restate(slot)
 
@@ -348,7 +348,7 @@ class EvictionStack:
         if self.num_idle != len(told):
             raise InvariantError(f"policy: {len(told)} blocks are idle, the count says {self.num_idle}")
         if self.states is not None:
-            self.states.book.check_sessions(self.sessions)
+            self.states.registry.check_sessions(self.sessions)
         if not self.failure:
             self.top.check()
         elif self.retention is not None:

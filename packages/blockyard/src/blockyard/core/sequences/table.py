@@ -110,7 +110,7 @@ class SequenceTable(BlockTable):
     files (a test reads this list):
 
     alert          open and close, reserve
-    copy_from      hits, open and close, reserve, state_group, swap
+    copy_from      hits, open and close, reserve, swap, working_states
     ended_at       open and close
     ended_by       open and close
     ended_count    open and close
@@ -126,7 +126,7 @@ class SequenceTable(BlockTable):
     num_tokens     allocate, commit, fork, truncate
     num_waiters    joins
     pending_token  allocate, commit, fork, reserve, truncate
-    ready          base, grouped, joins, open and close, state_group
+    ready          grouped, joins, open and close, plain, state_group
     reserved_at    reserve
     root           allocate, fork
     session        allocate, fork, hints, open and close

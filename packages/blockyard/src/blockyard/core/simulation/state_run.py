@@ -7,17 +7,18 @@ from mypy_extensions import i64
 
 from ...arguments import require_int
 from ...cache_options import require_checkpoint_rules
-from ..policies.states.book import StateBook, Visit
+from ..policies.states.checkpoint import MOST_SESSIONS, SHARED
+from ..policies.states.checkpoint_rules import CheckpointRules
 from ..policies.states.orders import make_order
-from ..policies.states.places import Places
-from ..policies.states.state import MOST_SESSIONS, SHARED
+from ..policies.states.registry import CheckpointRegistry
+from ..policies.states.request_record import RequestRecord
 
 
 class _Leaving:
     """A request whose results are pending."""
 
-    def __init__(self, visit: Visit, positions: list[int], kinds: list[int], session: i64) -> None:
-        self.visit = visit
+    def __init__(self, request: RequestRecord, positions: list[int], kinds: list[int], session: i64) -> None:
+        self.request = request
         self.session = session
         self.positions = positions
         self.kinds = kinds
@@ -53,8 +54,8 @@ class StateRun:
     ) -> None:
         require_checkpoint_rules("places", places)
         remembered = memory * budget // block_size
-        self.book = StateBook(make_order(order, state_tokens), block_size, remembered)
-        self.places = Places(places, block_size)
+        self.registry = CheckpointRegistry(make_order(order, state_tokens), block_size, remembered)
+        self.rules = CheckpointRules(places, block_size)
         self.budget: i64 = budget
         self.block_size: i64 = block_size
         self.in_flight: i64 = in_flight
@@ -87,15 +88,15 @@ class StateRun:
         session = require_int("session", session, 0, MOST_SESSIONS)
         last = i64(max(num_prompt - 1, 0)) // self.block_size * self.block_size
         total = i64(num_total) // self.block_size * self.block_size
-        visit = self.book.visit(vec[i64](keys), i64(len(keys)), last)
+        request = self.registry.begin_request(vec[i64](keys), i64(len(keys)), last)
         if session in self._over:
             self._over.remove(session)
-            self.book.say(session, False)
-        self.places.find(visit.hit, visit.known, last, total, told, queued)
-        self._running.append(_Leaving(visit, self.places.positions, self.places.kinds, session or SHARED))
+            self.registry.set_session_over(session, False)
+        self.rules.choose(request.hit, request.known, last, total, told, queued)
+        self._running.append(_Leaving(request, self.rules.positions, self.rules.kinds, session or SHARED))
         while len(self._running) >= self.in_flight:
             self._end(self._running.pop(0))
-        return int(visit.hit)
+        return int(request.hit)
 
     def over(self, session: int) -> None:
         """Hint that a session does not come back (docs/hints.md). O(states).
@@ -104,18 +105,18 @@ class StateRun:
         """
         number = require_int("session", session, 1, MOST_SESSIONS)
         self._over.add(number)
-        self.book.say(number, True)
+        self.registry.set_session_over(number, True)
 
     def _end(self, leaving: _Leaving) -> None:
         """Checkpoint the requested states, longest prefix first, and then enforce the budget."""
         order = sorted(range(len(leaving.positions)), key=leaving.positions.__getitem__, reverse=True)
         made: list[int] = []
         for place in order:
-            number = self.book.keep(leaving.visit, leaving.positions[place], leaving.kinds[place])
+            number = self.registry.add(leaving.request, leaving.positions[place], leaving.kinds[place])
             if number > 0:
                 made.append(int(number))
-        self.book.leave(leaving.visit, made, leaving.session, int(leaving.session) in self._over)
-        while self.book.num_held > self.budget:
-            self.book.drop(self.book.lowest())
+        self.registry.end_request(leaving.request, made, leaving.session, int(leaving.session) in self._over)
+        while self.registry.num_held > self.budget:
+            self.registry.drop(self.registry.next_to_drop())
         for number in made:
-            self.num_written += 1 if self.book.is_kept(number) else 0
+            self.num_written += 1 if self.registry.get(number).is_cached else 0

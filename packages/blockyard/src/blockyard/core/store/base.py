@@ -1,85 +1,71 @@
-"""What the calls ask of a store: where the keys and values of token blocks are, and what holding them takes.
-
-`PlainStore` is that of a cache with one layer group, no window and no CPU pool; `grouped` has the other.
-"""
+"""What the calls ask of a store: where keys and values are, and which blocks holding them takes."""
 
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from ...errors import SequenceNotReady
 from ...ids import NULL_BLOCK
-from ..blocks.block import KVCacheBlock
-from ..blocks.ledger import BlockLedger, LedgerRoom
-from ..index.prompt import Hit, Prompt
+from ...windows import num_computed_past
+from ..arrays import zeros_i64
+from ..blocks.ledger import BlockLedger
+from ..index.prompt import Hit
 from ..sequences.block_table import BlockTable
-from ..sequences.joins import Joins
 from ..sequences.table import SequenceTable
 from ..watch.misses import MissLog
 from .content_ledger import ContentLedger
+from .copy_on_write import make_own, needs_copy
+from .group_table import NEVER, GroupTable
 from .transfers import Transfers
 
 
-def needs_copy(ledger: BlockLedger, table: BlockTable, row: i64, place: i64, num_published: i64) -> bool:
-    """Return whether writing into the block at a place needs a copy: others hold it too.
-
-    What the row published it is about to compute itself, for all who hold it.
-    """
-    if place < num_published or place >= table.num_blocks[row]:
-        return False
-    return ledger.ref_cnt[table.block_at(row, place)] > 1
-
-
-def make_own(ledger: BlockLedger, table: BlockTable, row: i64, place: i64, num_published: i64) -> i64:
-    """Let no other row read what this row writes into the block at a place. Returns the block it was, 0 if it stays.
-
-    A block that others hold is replaced by a new one; one that is cached, of a row that was cut, leaves the index.
-    """
-    if place < num_published or place >= table.num_blocks[row]:
-        return NULL_BLOCK
-    old = table.block_at(row, place)
-    new = ledger.writable(old)
-    if new == old:
-        return NULL_BLOCK
-    table.set_block(row, place, new)
-    ledger.give_back_one(row, old)
-    return old
-
-
 class Store:
-    """Token blocks, which prompts are hashed and compared in, and the blocks that hold their keys and values.
+    """Maps the token blocks of sequences to the blocks that hold their keys and values, in steps of whole batches.
 
-    A `PlainStore` holds keys and values in the token blocks themselves; a `GroupedStore` holds them in other blocks,
-    for each layer group, in the pool or on the CPU. A cache has one of the two, chosen when it is made (`parts`), and
-    the calls drive it through this interface: once a sequence or once a batch, never once a token.
+    Prompts are hashed and compared in token blocks. In a `PlainStore` these hold the keys and values themselves, and
+    `groups` is empty. In a `GroupedStore` each layer group has blocks of its own, in the pool or on the CPU; a
+    `HybridStore` has states too. Each call is all or nothing, because the `num_...` methods are asked first.
 
-    Most of what a grouped store does for its own blocks a plain one has done already; those bodies are here, and empty.
-
-    token_blocks: the blocks that the rows of `sequences` hold. kv_pool: the blocks that have keys and values.
-    tables: the block table of each layer group.
+    Attributes:
+        token_blocks: the blocks that the rows of `sequences` hold.
+        kv_pool: the blocks that have keys and values.
+        groups: the block tables of layer groups whose blocks are not the token blocks.
+        tables: the block table of each layer group.
+        pools: the pools below the token blocks: of the GPU, then of the CPU if there is one.
+        alignment: a hit ends at a multiple of this many tokens, except inside a block.
+        shares_at_once: whether a token block is shared as soon as it is indexed, before it is computed (`joins`).
+        has_states: whether a hit ends at a state, and never inside a block.
+        cut_limit: why `truncate` refuses a cut.
     """
 
     def __init__(
-        self, token_blocks: BlockLedger, kv_pool: BlockLedger, sequences: SequenceTable, tables: list[BlockTable]
+        self,
+        token_blocks: BlockLedger,
+        kv_pool: BlockLedger,
+        sequences: SequenceTable,
+        tables: list[BlockTable],
+        groups: list[GroupTable],
+        pools: list[ContentLedger],
     ) -> None:
         self.token_blocks = token_blocks
         self.kv_pool = kv_pool
-        self.cpu_pool: BlockLedger | None = None
         self.sequences = sequences
         self.tables = tables
+        self.groups = groups
+        self.pools = pools
+        self.cpu_pool: ContentLedger | None = pools[1] if len(pools) > 1 else None
         self.block_size: i64 = token_blocks.block_size
-        #: A hit ends at a multiple of this many tokens, those inside a block aside.
         self.alignment: i64 = token_blocks.block_size
-        #: Whether a token block can be shared as soon as it is indexed, even before it is computed (`joins`).
         self.shares_at_once = False
-        #: Whether a hit ends at a state, which the plan loads, and never inside a block.
         self.has_states = False
+        self.cut_limit = "blocks behind its sliding window were released"
         self.num_copied_blocks: i64 = 0
+        self._has_windows = len([group for group in groups if group.window > 0]) > 0
+        #: By row, a number of computed tokens at or before which no block leaves a window.
+        self._slides_at = zeros_i64(int(sequences.max_num_seqs))
 
     def num_token_blocks(self, num_tokens: i64) -> i64:
-        """Token blocks that `num_tokens` tokens take."""
+        """Return the token blocks that `num_tokens` tokens take."""
         return (num_tokens + self.block_size - 1) // self.block_size
-
-    #: Why `truncate` refuses a cut.
-    cut_limit = "blocks behind its sliding window were released"
 
     # Admission: what a prompt needs.
 
@@ -88,97 +74,92 @@ class Store:
         raise NotImplementedError("a store must have limit()")
 
     def fit(self, hit: Hit, num_tokens: i64, num_free: i64) -> None:
-        """Give a hit up that takes more than `num_free` blocks with the prompt, where that is no reason to refuse."""
+        """Give up a hit whose state does not fit beside the prompt: without it the prompt may fit."""
+        if not hit.state:
+            return
+        most = i64(len(hit.state))
+        for group in self.groups:
+            most += group.num_places(num_tokens)
+        if most > num_free and self.num_needed(hit, num_tokens) > num_free:
+            hit.state = []
+            hit.num_usable = 0
 
     def num_needed(self, hit: Hit, num_tokens: i64) -> i64:
-        """Free blocks that admitting a prompt with this hit takes, idle ones that it hits included."""
+        """Return the free blocks that admitting a prompt takes, with the idle ones that it hits."""
         raise NotImplementedError("a store must have num_needed()")
 
     def num_needed_behind_others(self, hit: Hit, num_tokens: i64) -> i64:
-        """The same for a later prompt of a batch: the prompts before it may evict what it hits."""
+        """Return the same for a later prompt of a batch: prompts before it may evict what it hits."""
         return self.num_needed(hit, num_tokens)
 
     def num_least(self, num_tokens: i64) -> i64:
-        """Blocks without which a prompt of `num_tokens` tokens cannot run, even alone."""
+        """Return the blocks without which a prompt cannot run, even alone."""
         raise NotImplementedError("a store must have num_least()")
 
     def num_partial(self, num_tokens: i64) -> i64:
-        """Last blocks that a sequence of `num_tokens` tokens leaves partly filled: what a fork copies on write."""
+        """Return how many last blocks `num_tokens` tokens leave partly filled: each fork copies these on write."""
         raise NotImplementedError("a store must have num_partial()")
 
-    def num_short(self, num_token_blocks: i64) -> i64:
-        """Token blocks by which the free ones fall short, where they are not the blocks counted already."""
-        return 0
-
     def taken_by(self, hit: Hit) -> list[int]:
-        """The blocks that taking a hit holds: ids of the KV pool, minus the id for a CPU block."""
+        """Return the blocks that taking a hit holds: ids of the KV pool, minus the id for a CPU block."""
         raise NotImplementedError("a store must have taken_by()")
-
-    def content_ledgers(self) -> list[ContentLedger]:
-        """The pools below token blocks: of the GPU, then of the CPU if there is one."""
-        return []
 
     # Admission: taking a prompt in.
 
     def hold_hits(self, row: i64, hit: Hit) -> None:
-        """Hold all that a hit takes besides token blocks, before any new block is taken."""
+        """Hold all that a hit takes beside token blocks, before any new block is taken."""
+        self._slides_at[row] = 0
+        for number, group in enumerate(self.groups):
+            group.hold_hits(row, hit.places[number], hit.num_usable * self.block_size)
 
     def unhold_hits(self, row: i64) -> None:
         """Undo the latest `hold_hits`, after which nothing was taken."""
+        for group in reversed(self.groups):
+            group.unhold_hits(row)
 
     def evict_ahead(self, row: i64, num_tokens: i64) -> None:
         """Let the eviction policy name the victims for the rest of a prompt. Raises `PolicyError`."""
         raise NotImplementedError("a store must have evict_ahead()")
 
     def take_prompt(self, row: i64, num_tokens: i64) -> None:
-        """New blocks for a prompt, besides token blocks."""
-
-    def admitted(self, row: i64, prompt: Prompt, hit: Hit) -> None:
-        """A prompt was taken in. Where this fails, the prompt is let go again."""
+        """Take new blocks for a prompt, beside token blocks."""
+        for group in self.groups:
+            group.take_prompt(row, num_tokens)
 
     def blocks_of(self, token_block: i64) -> list[int]:
-        """A block of the KV pool for each group that holds what `token_block` says; none if one group has none."""
+        """Return the blocks of all groups that hold the content of a token block; none if one group has none."""
         raise NotImplementedError("a store must have blocks_of()")
 
     def cached_for(self, token_block: i64) -> list[int]:
-        """The same, of those groups that have one."""
+        """Return all blocks that hold the content of a token block, or the state after it."""
         raise NotImplementedError("a store must have cached_for()")
 
     # The step.
 
     def require_swapped_in(self, rows: vec[i64], action: str) -> None:
         """Raise `SequenceNotReady` for a sequence whose blocks are in the CPU pool."""
+        if self.cpu_pool is None:
+            return
+        for index in range(i64(len(rows))):
+            if self.sequences.is_swapped[rows[index]] != 0:
+                raise SequenceNotReady(f"{action}: {self.sequences.name(rows[index])} is swapped out; swap it in first")
 
     def num_missing(self, row: i64, start: i64, end: i64) -> i64:
-        """Blocks of the KV pool that writing tokens `start` to `end` takes, a copy on write included."""
+        """Return the blocks that writing tokens `start` to `end` takes, with those for copies on write."""
         raise NotImplementedError("a store must have num_missing()")
 
-    def cut(self, rows: vec[i64], first: vec[i64], counts: vec[i64]) -> None:
-        """End what rows are to compute, from the positions `first` on, where the store must see it end."""
+    def num_copies(self, row: i64, start: i64) -> i64:
+        """Return how many of these are for copies on write."""
+        raise NotImplementedError("a store must have num_copies()")
 
     def num_most(self, num_rows: i64, num_tokens: i64) -> i64:
         """Return the most blocks that rows take which write `num_tokens` tokens together. O(groups)."""
-        return num_tokens // self.block_size + 2 * num_rows
-
-    def num_to_save(self, row: i64, start: i64, end: i64) -> i64:
-        """Blocks that may be taken besides for what is saved of these tokens."""
-        return 0
-
-    def num_to_drop(self, row: i64) -> i64:
-        """Return the blocks that a row holds for saves of an earlier step, and lets go of when it is served again."""
-        return 0
-
-    def save(self, transfers: Transfers) -> None:
-        """All sequences of a step have what they need: take blocks for what is saved of it."""
-
-    def num_copies(self, row: i64, start: i64) -> i64:
-        """How many of them are copies on write."""
-        raise NotImplementedError("a store must have num_copies()")
+        raise NotImplementedError("a store must have num_most()")
 
     def grow(self, row: i64, start: i64, end: i64, transfers: Transfers) -> bool:
-        """Give the row what writing tokens `start` to `end` takes. False when too few blocks are free; nothing changed.
+        """Give a row the blocks that writing tokens `start` to `end` takes. False if there are too few free ones.
 
-        The block at token `start` becomes its own; all behind it are new.
+        The block at token `start` becomes its own; all later ones are new. If it returns False, nothing has changed.
         """
         sequences = self.sequences
         place = start // self.block_size
@@ -202,25 +183,32 @@ class Store:
         return True
 
     def _make_own_token_block(self, row: i64, start: i64, published: i64, transfers: Transfers) -> None:
-        """Let the row write into its block at token `start`, which it has not published."""
         sequences = self.sequences
         place = start // self.block_size
         old = make_own(self.token_blocks, sequences, row, place, published)
         if old != NULL_BLOCK:
             new = sequences.block_at(row, place)
             self.token_blocks.index.rows.copy(old, new)
-            if start % self.block_size != 0:
-                self.token_block_copied(old, new, transfers)
+            if start % self.block_size != 0 and not self.groups:
+                # It has tokens, and their keys and values.
+                transfers.copy(old, new, 0)
+                self.num_copied_blocks += 1
 
     def grow_groups(self, row: i64, start: i64, end: i64, transfers: Transfers) -> bool:
-        """The same for the blocks of layer groups, besides token blocks."""
+        """Do `grow` for the blocks of layer groups, beside token blocks, and load what was hit on the CPU."""
+        if self.groups and self.num_missing(row, start, end) > self.kv_pool.charge_row(row):
+            return False
+        published = self.sequences.num_published[row]
+        for group in self.groups:
+            if group.num_loads[row] > 0:
+                group.load(row, self.token_blocks.index, self.sequences, transfers)
+            if group.grow(row, published, start, end, transfers):
+                self.num_copied_blocks += 1
         return True
 
-    def token_block_copied(self, source: i64, target: i64, transfers: Transfers) -> None:
-        """A token block with tokens in it was copied on write."""
-
     def note_ready(self, row: i64) -> None:
-        """The sequence has what it asked for: note how far it can write without a second look (`ready`)."""
+        """Note how far a row, which has its blocks, can write without a recheck (`ready`)."""
+        raise NotImplementedError("a store must have note_ready()")
 
     def finish(self, transfers: Transfers) -> None:
         """Complete a plan: release the blocks that it held until now."""
@@ -228,126 +216,90 @@ class Store:
             self.kv_pool.release_in_order(transfers.held_sources.items, 0, transfers.held_sources.count)
 
     def publish(self, row: i64, first: i64, last: i64) -> None:
-        """Token blocks `first` to `last` of the row are computed and indexed now."""
+        """Cache the blocks that token blocks `first` to `last` of a row, which are computed now, complete."""
+        for group in self.groups:
+            group.publish(row, self.token_blocks.index, self.sequences, first, last)
 
     def publish_last(self, rows: vec[i64], places: vec[i64], count: i64) -> None:
-        """The same of the last published token block of the row at each of the first `count` places of a batch."""
-
-    def settle(self, rows: vec[i64]) -> None:
-        """A commit of these sequences is complete."""
+        """Do `publish` for the last published token block of each row at the first `count` places of a batch."""
+        if self.kv_pool.index.log is None or len(self.groups) == 1:
+            for group in self.groups:
+                group.publish_last(rows, places, count, self.token_blocks.index, self.sequences)
+            return
+        # Events come in the order of rows.
+        for number in range(count):
+            row = rows[places[number]]
+            self.publish(row, self.sequences.num_published[row] - 1, self.sequences.num_published[row])
 
     def slide(self, rows: vec[i64]) -> None:
-        """Release what lies behind the sliding windows of these sequences."""
+        """Release the blocks before the sliding windows of a batch. O(batch), and what such rows take."""
+        if not self._has_windows:
+            return
+        num_computed = self.sequences.num_computed
+        slides_at = self._slides_at
+        for index in range(i64(len(rows))):
+            row = rows[index]
+            if num_computed[row] >= slides_at[row]:
+                self.slide_row(row, num_computed[row])
+
+    def slide_row(self, row: i64, computed: i64) -> None:
+        """Release the blocks before the sliding windows of a row."""
+        following = NEVER
+        for group in self.groups:
+            if group.window > 0:
+                group.slide(row, computed)
+                following = min(following, group.slides_at(row))
+        self._slides_at[row] = following
 
     # Forks, cuts, the end.
 
     def fork(self, row: i64, child: i64) -> None:
-        """Let `child` hold the blocks of `row` too, besides token blocks."""
+        """Let `child` hold the blocks of `row` too, beside token blocks."""
+        self._slides_at[child] = 0
+        for group in self.groups:
+            group.fork(row, child, self.sequences.num_tokens[row])
 
     def num_loads(self, row: i64) -> i64:
-        """Blocks that the sequence's next step brings back from the CPU."""
-        return 0
+        """Return the blocks that the row's next step loads from the CPU."""
+        loads: i64 = 0
+        for group in self.groups:
+            loads += group.num_loads[row]
+        return loads
 
     def shortest_cut(self, row: i64) -> i64:
-        """The least number of computed tokens that `truncate` may leave: all windows before it are still held."""
-        return 0
+        """Return the fewest computed tokens that `truncate` may leave: blocks before windows are released."""
+        shortest: i64 = 0
+        for group in self.groups:
+            shortest = max(shortest, num_computed_past(group.num_null[row], group.window, group.block_size))
+        return shortest
 
     def truncate(self, row: i64, num_tokens: i64) -> None:
-        """Release the blocks behind the first `num_tokens` tokens, besides token blocks."""
+        """Release the blocks after the first `num_tokens` tokens, beside token blocks."""
+        for group in self.groups:
+            group.truncate(row, num_tokens)
 
     def close(self, row: i64) -> None:
-        """Release everything a sequence holds, besides token blocks."""
+        """Release all blocks of a row but its token blocks."""
+        for group in self.groups:
+            group.close(row)
 
     def reset(self) -> None:
         """Forget all cached content."""
         self.token_blocks.reset()
+        for pool in self.pools:
+            pool.reset()
 
-    # The size, and what others see.
-
-    def pending_blocks(self, row: i64) -> list[int]:
-        """Return the blocks of the KV pool that a row holds besides its tables."""
-        return []
-
-    def make_room(self, num_blocks: int) -> LedgerRoom | None:
-        """Arrays for the token blocks of a KV pool of `num_blocks` blocks, where they are other blocks than its own."""
-        return None
-
-    def move_into(self, room: LedgerRoom | None) -> None:
-        """Put these arrays in place."""
+    # What others see.
 
     def watch_misses(self, misses: MissLog) -> None:
-        """Let the log of misses be told of every eviction."""
+        """Report every eviction to the log of misses."""
         self.token_blocks.watch(misses)
 
-    def describe(self, block: KVCacheBlock) -> None:
-        """Add what the store knows of a cached block's content."""
-
     def cpu_blocks_of(self, row: i64) -> list[int]:
-        """The CPU blocks that a sequence holds."""
-        return []
-
-
-class PlainStore(Store):
-    """What is hashed is what is stored, so a block is shared as soon as it is indexed and the rows are the table."""
-
-    def __init__(self, token_blocks: BlockLedger, sequences: SequenceTable, joins: Joins) -> None:
-        super().__init__(token_blocks, token_blocks, sequences, [sequences])
-        self.joins = joins
-        self.shares_at_once = token_blocks.enable_prefix_caching
-
-    def limit(self, hit: Hit) -> None:
-        """Computed blocks, then those that one sequence has yet to compute."""
-        self.joins.limit(hit, self.token_blocks.ref_cnt)
-        hit.num_known = hit.num_usable
-
-    def num_needed(self, hit: Hit, num_tokens: i64) -> i64:
-        """New blocks and idle hits. O(hit)."""
-        idle = self.token_blocks.count_idle(hit.blocks, hit.num_usable)
-        return self.num_token_blocks(num_tokens) - hit.num_usable + idle
-
-    def num_least(self, num_tokens: i64) -> i64:
-        """All blocks of the prompt."""
-        return self.num_token_blocks(num_tokens)
-
-    def num_partial(self, num_tokens: i64) -> i64:
-        """1 unless the last block is full."""
-        return 1 if num_tokens % self.block_size != 0 else 0
-
-    def taken_by(self, hit: Hit) -> list[int]:
-        """The usable blocks."""
-        return [int(hit.blocks[position]) for position in range(hit.num_usable)]
-
-    def evict_ahead(self, row: i64, num_tokens: i64) -> None:
-        """As many victims as the row lacks blocks."""
-        self.kv_pool.evict_ahead(self.num_token_blocks(num_tokens) - self.sequences.num_blocks[row])
-
-    def blocks_of(self, token_block: i64) -> list[int]:
-        """The block itself."""
-        return [int(token_block)]
-
-    def cached_for(self, token_block: i64) -> list[int]:
-        """The block itself."""
-        return [int(token_block)]
-
-    def num_missing(self, row: i64, start: i64, end: i64) -> i64:
-        """Blocks behind the last one, and a copy of a shared one."""
-        missing = max(self.num_token_blocks(end) - self.sequences.num_blocks[row], 0)
-        return missing + self.num_copies(row, start)
-
-    def num_copies(self, row: i64, start: i64) -> i64:
-        """1 if the block at token `start` is held by others too and this sequence has not published it."""
-        sequences = self.sequences
-        place = start // self.block_size
-        return 1 if needs_copy(self.token_blocks, sequences, row, place, sequences.num_published[row]) else 0
-
-    def token_block_copied(self, source: i64, target: i64, transfers: Transfers) -> None:
-        """Its keys and values are copied with it."""
-        transfers.copy(source, target, 0)
-        self.num_copied_blocks += 1
-
-    def note_ready(self, row: i64) -> None:
-        """As far as its blocks reach, unless others wait for what it computes."""
-        sequences = self.sequences
-        if sequences.num_waiters[row] == 0:
-            sequences.ready[row] = sequences.num_blocks[row] * self.block_size
-            sequences.note_tail(row)
+        """Return the CPU blocks that a row holds: swapped out, or loaded by its next step."""
+        blocks: list[int] = []
+        if self.cpu_pool is not None:
+            for group in self.groups:
+                found = [int(group.cpu_block_at(row, place)) for place in range(group.num_blocks[row])]
+                blocks += [block for block in found if block != NULL_BLOCK]
+        return blocks

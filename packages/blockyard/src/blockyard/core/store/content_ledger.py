@@ -6,6 +6,7 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...config import MAX_GROUPS
+from ...errors import InvariantError
 from ...ids import NO_CONTENT, NULL_BLOCK
 from ..arrays import grown_i64, zeros_i32, zeros_i64
 from ..blocks.observer import PoolObserver
@@ -14,11 +15,14 @@ from ..index.hashing import root_hash
 from ..index.prefix_index import PrefixIndex
 from ..index.prompt import Prompt
 from ..index.room import IndexRoom
+from ..policies.stack import EvictionStack
 from ..watch.misses import MissLog, stored_name
 from .transfers import MOVE, Numbers, Transfers
 
 #: A content id and a group number.
 ENTRY_WORDS: Final[i64] = 2
+#: The group of the first block of a checkpoint; the other parts follow.
+FIRST_PART: Final[i64] = MAX_GROUPS
 _NOTHING: Final = zeros_i32(0)
 
 
@@ -180,10 +184,15 @@ class ContentLedger(WordLedger):
         return self.index.load_homes(0, count)
 
     def hold_state(self, blocks: vec[i32], start: i64, count: i64, number: i64) -> bool:
-        """Hold `blocks[start:start + count]`, the parts of a state that the shelf has as `number`, and let nothing find
-        it; the parts behind the first one stay cached.
+        """Hold `blocks[start:start + count]`, the latest checkpoint of an output, and uncache its first part only.
 
-        False, and nothing has changed, unless all are idle, and one behind another in the queue. O(parts), little each.
+        If it returns False, nothing has changed: the blocks must be idle, and one after another in the queue. O(parts).
+
+        Args:
+            blocks: block ids.
+            start: index of the first one.
+            count: how many count.
+            number: the checkpoint's record in `SaveRecords`.
         """
         last = start + count - 1
         next_free = self.queue.next_free
@@ -200,7 +209,7 @@ class ContentLedger(WordLedger):
         return True
 
     def give_back_state(self, row: i64, blocks: vec[i32], start: i64, count: i64, number: i64) -> None:
-        """Do `give_back_in_order` for a state that `hold_state` held, and whose first part is cached anew."""
+        """Release a checkpoint that `hold_state` held, in order, after its first part was cached anew."""
         is_held_on = self.num_retiring > 0 or (self.fence is not None and self.fence.is_open(row))
         if is_held_on or not self._move_state(blocks, start, count, number, True):
             self.give_back_in_order(row, blocks, start, count)
@@ -217,6 +226,12 @@ class ContentLedger(WordLedger):
         for place in range(start, start + count):
             ref_cnt[i64(blocks[place])] = 0 if is_idle else 1
         return True
+
+    def require_stack(self) -> EvictionStack:
+        """Return the eviction stack, which a cache with states always has."""
+        if self.stack is None:
+            raise InvariantError("states: the pool has no eviction stack")
+        return self.stack
 
     def cache_content(self, block: i64, content: i64, group: i64) -> None:
         """Index `block`, which is held and not indexed, as holding `content` for `group`. O(1) expected."""
@@ -255,8 +270,8 @@ class CpuTier(PoolObserver):
         """Keep what `block` holds, unless it is held twice or the CPU pool is full of sequences. O(1) expected."""
         content = self.pool.content_of(block)
         group = self.pool.group_of(block)
-        if group >= MAX_GROUPS:
-            # A part of a state: these are kept in the pool alone.
+        if group >= FIRST_PART:
+            # Checkpoints stay in the pool.
             return
         if not self.pool.index.rings.is_alone(block) or self.cpu.find_content(content, group) != 0:
             return

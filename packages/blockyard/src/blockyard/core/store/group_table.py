@@ -1,5 +1,7 @@
 """The block table of one layer group over a shared pool: hits, growth, the sliding window, swap."""
 
+from typing import Final
+
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
@@ -10,9 +12,12 @@ from ..arrays import zeros_i32, zeros_i64
 from ..index.prefix_index import PrefixIndex
 from ..sequences.block_table import BlockTable
 from ..sequences.table import SequenceTable
-from .base import make_own, needs_copy
 from .content_ledger import ContentLedger
+from .copy_on_write import make_own, needs_copy
 from .transfers import Transfers
+
+#: After all tokens of any sequence.
+NEVER: Final[i64] = 1099511627776
 
 
 class GroupTable(BlockTable):

@@ -1,36 +1,33 @@
-"""Token blocks under states are kept at the end of their queue: without them a state is not found."""
+"""Keeps the token blocks under checkpoints cached: without them no prompt finds the checkpoint."""
 
 from mypy_extensions import i64
 
 from ...ids import NULL_BLOCK
 from ..blocks.ledger import BlockLedger
-from ..policies.states.shelf import StateShelf
-from ..policies.states.tree import ROOT
+from ..policies.states.prefix_tree import ROOT
+from ..policies.states.registry import CheckpointRegistry
 
 
 class NeededTokens:
-    """Token blocks take no memory of their own, so they go by a plain queue, whatever the order of states keeps.
+    """Token blocks are evicted in LRU order, whatever the order of states keeps; this moves needed ones to the end."""
 
-    shelf: what states need.
-    """
-
-    def __init__(self, token_blocks: BlockLedger, shelf: StateShelf) -> None:
+    def __init__(self, token_blocks: BlockLedger, registry: CheckpointRegistry) -> None:
         self.token_blocks = token_blocks
-        self.shelf = shelf
-        #: After how many token blocks taken they are to be moved again.
+        self.registry = registry
+        #: The number of token blocks taken at which they are moved again.
         self._refresh_at: i64 = 0
 
     def keep(self) -> None:
-        """Move those that states need to the end of their queue, before they are forgotten. O(1) amortised."""
-        ledger, shelf = self.token_blocks, self.shelf
+        """Move the token blocks that checkpoints need, before they can be evicted. O(1) amortised."""
+        ledger = self.token_blocks
         if ledger.num_allocated_blocks < self._refresh_at:
             return
-        tree = shelf.book.tree
+        tree = self.registry.tree
         num_moved: i64 = 0
         node = i64(len(tree.key)) - 1
         while node > ROOT:
-            block = shelf.token_at(node)
-            if tree.num_states[node] > 0 and block != NULL_BLOCK and self._is_idle(block, tree.key[node]):
+            block = self.registry.block_map.token_block_at(node)
+            if tree.num_checkpoints[node] > 0 and block != NULL_BLOCK and self._is_idle(block, tree.key[node]):
                 ledger.queue.remove(block)
                 ledger.queue.append(block)
                 num_moved += 1

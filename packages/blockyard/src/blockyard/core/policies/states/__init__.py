@@ -1,1 +1,1 @@
-"""These rules say at which boundaries of a prompt a state is kept, and which goes first."""
+"""Which checkpoint positions a prompt has, and which checkpoints are dropped first."""

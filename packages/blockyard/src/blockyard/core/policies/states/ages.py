@@ -1,4 +1,4 @@
-"""The ages of states: how many there are of each class and age, and which of them reach the next age."""
+"""Counts of checkpoints by class and age, and which of them reach the next age."""
 
 from typing import Final
 
@@ -7,10 +7,10 @@ from mypy_extensions import i64
 
 from ....errors import InvariantError
 from ...arrays import zeros_i64
-from .state import NOT_COUNTED, State
-from .tree import NO_STATE
+from .checkpoint import NOT_COUNTED, Checkpoint
+from .prefix_tree import NO_CHECKPOINT
 
-#: Ages in requests at which buckets begin, each 1.5 times the one before; nothing is older than the last.
+#: Ages in requests at which buckets begin, each 1.5 times the one before.
 EDGES: Final = (
     1,
     2,
@@ -39,12 +39,12 @@ EDGES: Final = (
 NUM_AGES: Final[i64] = 23
 #: Where the last bucket ends.
 LAST_EDGE: Final = 2**40
-#: Requests that are told apart, more than the last bucket begins after.
+#: Requests are told apart modulo this number, which is more than the last bucket begins at.
 NUM_REQUESTS: Final[i64] = 16384
 
 
 def age_edges() -> vec[i64]:
-    """Return the ages at which buckets begin, and where the last one ends."""
+    """Return the ages at which buckets begin, and the end of the last one."""
     edges = zeros_i64(int(NUM_AGES) + 1)
     for age in range(int(NUM_AGES)):
         edges[age] = EDGES[age]
@@ -52,77 +52,76 @@ def age_edges() -> vec[i64]:
     return edges
 
 
-class StateAges:
-    """Counts of states by class and age, and by the request that used them last.
+class AgeCounts:
+    """Counts checkpoints by cell: class times `NUM_AGES` plus age. All operations are O(1).
 
-    States of one request reach the next age together, so that a request finds those that do without a look at the
-    others. A cell is a class times `NUM_AGES` plus an age. States are linked by their numbers; all operations are O(1).
+    Checkpoints that one request used last reach the next age together, so they are linked in one list.
     """
 
-    def __init__(self, states: list[State], num_cells: int) -> None:
-        self.states = states
+    def __init__(self, checkpoints: list[Checkpoint], num_cells: int) -> None:
+        self.checkpoints = checkpoints
         self._edge = age_edges()
-        #: By cell: how many states there are, and the sum of the requests that used them last.
+        #: By cell, how many checkpoints it has, and the sum of the numbers of their last requests.
         self.count = zeros_i64(num_cells)
-        self.since = zeros_i64(num_cells)
-        #: The first state by last request, of those that can reach another age.
+        self.sum_last_used = zeros_i64(num_cells)
+        #: By last request, modulo `NUM_REQUESTS`, the first of the checkpoints that can reach another age.
         self._first = zeros_i64(int(NUM_REQUESTS))
 
-    def put(self, state: State, cell: i64) -> None:
-        """Count a state in `cell`, and no longer where it was counted."""
-        self.take(state)
-        state.cell = cell
-        state.counted_since = state.since
+    def put(self, checkpoint: Checkpoint, cell: i64) -> None:
+        """Count a checkpoint in `cell`, and no longer in its last cell."""
+        self.take(checkpoint)
+        checkpoint.cell = cell
+        checkpoint.counted_last_used = checkpoint.last_used
         self.count[cell] += 1
-        self.since[cell] += state.since
+        self.sum_last_used[cell] += checkpoint.last_used
         if cell % NUM_AGES < NUM_AGES - 1:
-            slot = state.since % NUM_REQUESTS
+            slot = checkpoint.last_used % NUM_REQUESTS
             after = self._first[slot]
-            state.age_before, state.age_after = NO_STATE, after
-            self._first[slot] = state.number
-            if after != NO_STATE:
-                self.states[after].age_before = state.number
+            checkpoint.age_before, checkpoint.age_after = NO_CHECKPOINT, after
+            self._first[slot] = checkpoint.number
+            if after != NO_CHECKPOINT:
+                self.checkpoints[after].age_before = checkpoint.number
 
-    def take(self, state: State) -> None:
-        """Stop counting a state."""
-        cell = state.cell
+    def take(self, checkpoint: Checkpoint) -> None:
+        """Stop counting a checkpoint."""
+        cell = checkpoint.cell
         if cell == NOT_COUNTED:
             return
-        state.cell = NOT_COUNTED
+        checkpoint.cell = NOT_COUNTED
         self.count[cell] -= 1
-        self.since[cell] -= state.counted_since
+        self.sum_last_used[cell] -= checkpoint.counted_last_used
         if cell % NUM_AGES < NUM_AGES - 1:
-            before, after = state.age_before, state.age_after
-            if before == NO_STATE:
-                self._first[state.counted_since % NUM_REQUESTS] = after
+            before, after = checkpoint.age_before, checkpoint.age_after
+            if before == NO_CHECKPOINT:
+                self._first[checkpoint.counted_last_used % NUM_REQUESTS] = after
             else:
-                self.states[before].age_after = after
-            if after != NO_STATE:
-                self.states[after].age_before = before
+                self.checkpoints[before].age_after = after
+            if after != NO_CHECKPOINT:
+                self.checkpoints[after].age_before = before
 
     def first_of(self, age: i64, now: i64) -> i64:
-        """Return the first state that reaches `age` with request `now`; the others are behind its `age_after`."""
+        """Return the first checkpoint that reaches `age` with request `now`; `age_after` links the others."""
         since = now + 1 - self._edge[age]
-        return self._first[since % NUM_REQUESTS] if since > 0 else NO_STATE
+        return self._first[since % NUM_REQUESTS] if since > 0 else NO_CHECKPOINT
 
-    def check(self, states: list[State]) -> None:
-        """Count `states` from scratch. Raises `InvariantError`."""
+    def check(self, checkpoints: list[Checkpoint]) -> None:
+        """Count `checkpoints` from scratch. Raises `InvariantError`."""
         counts: dict[int, int] = {}
         sums: dict[int, int] = {}
         num_linked = 0
-        for state in states:
-            counts[int(state.cell)] = counts.get(int(state.cell), 0) + 1
-            sums[int(state.cell)] = sums.get(int(state.cell), 0) + int(state.since)
-            num_linked += 1 if state.cell % NUM_AGES < NUM_AGES - 1 else 0
+        for checkpoint in checkpoints:
+            counts[int(checkpoint.cell)] = counts.get(int(checkpoint.cell), 0) + 1
+            sums[int(checkpoint.cell)] = sums.get(int(checkpoint.cell), 0) + int(checkpoint.last_used)
+            num_linked += 1 if checkpoint.cell % NUM_AGES < NUM_AGES - 1 else 0
         for cell in range(i64(len(self.count))):
-            if self.count[cell] != counts.get(int(cell), 0) or self.since[cell] != sums.get(int(cell), 0):
+            if self.count[cell] != counts.get(int(cell), 0) or self.sum_last_used[cell] != sums.get(int(cell), 0):
                 raise InvariantError(f"states: {counts.get(int(cell), 0)} are in cell {cell}, not {self.count[cell]}")
         for slot in range(NUM_REQUESTS):
             number = self._first[slot]
-            while number != NO_STATE:
+            while number != NO_CHECKPOINT:
                 num_linked -= 1
-                if self.states[number].since % NUM_REQUESTS != slot or num_linked < 0:
-                    raise InvariantError(f"states: state {number} is linked to requests like {slot}")
-                number = self.states[number].age_after
+                if self.checkpoints[number].last_used % NUM_REQUESTS != slot or num_linked < 0:
+                    raise InvariantError(f"states: checkpoint {number} is linked to requests like {slot}")
+                number = self.checkpoints[number].age_after
         if num_linked != 0:
             raise InvariantError(f"states: {num_linked} are linked to no request")

@@ -1,4 +1,4 @@
-"""The cached states in eviction order."""
+"""Cached checkpoints in eviction order."""
 
 from typing import Final
 
@@ -6,129 +6,129 @@ from mypy_extensions import i64
 
 from ....errors import InvariantError
 from ...arrays import zeros_i64
-from .orders import StateOrder
-from .state import State
-from .tree import NO_STATE
+from .checkpoint import Checkpoint
+from .orders import CheckpointOrder
+from .prefix_tree import NO_CHECKPOINT
 
-#: Idle states whose session is over, other idle ones, and the same of busy ones; each group goes before the next.
+#: Groups, in the order in which they are dropped: idle and its session over, idle, held and its session over, held.
 NUM_GROUPS: Final[i64] = 4
-BUSY: Final[i64] = 2
+HELD: Final[i64] = 2
 NOT_OVER: Final[i64] = 1
 
 
-class StateHeaps:
-    """Cached states by group and cell, in leftist heaps that are linked by the states' numbers.
+class CheckpointHeaps:
+    """One leftist heap for each group and cell, linked by the checkpoints' numbers.
 
-    Within a cell the order weighs all states alike, so time changes nothing there: the state of the lowest gain is
-    first, of equal ones the longest prefix, and of equal ones of these the one used longest ago.
+    All checkpoints of a cell have the same weight, so the order within a heap does not change with time: the lowest
+    gain is first, of equal ones the longest prefix, of equal ones of these the one used longest ago.
     """
 
-    def __init__(self, states: list[State], order: StateOrder) -> None:
-        self.states = states
+    def __init__(self, checkpoints: list[Checkpoint], order: CheckpointOrder) -> None:
+        self.checkpoints = checkpoints
         self.order = order
         self.num_cells: i64 = order.num_cells
         size = int(NUM_GROUPS * self.num_cells)
-        #: The first state by group and cell.
+        #: By group and cell, the checkpoint to drop first.
         self._first = zeros_i64(size)
-        #: Cells that have states, in no order, and where each of them stands here.
+        #: Heaps that have checkpoints, in no order, and the index of each heap here.
         self._used = zeros_i64(size)
         self._place = zeros_i64(size)
         self._num_used: i64 = 0
 
-    def put(self, state: State, group: i64, cell: i64, gain: float) -> None:
-        """Add a state, or move it. O(log states)."""
-        self.take(state)
+    def put(self, checkpoint: Checkpoint, group: i64, cell: i64, gain: float) -> None:
+        """Add a checkpoint, or move it. O(log checkpoints)."""
+        self.take(checkpoint)
         heap = group * self.num_cells + cell
-        state.heap = heap + 1
-        state.gain = gain
-        state.rank = 1
+        checkpoint.heap = heap + 1
+        checkpoint.gain = gain
+        checkpoint.rank = 1
         first = self._first[heap]
-        if first == NO_STATE:
+        if first == NO_CHECKPOINT:
             self._place[heap] = self._num_used
             self._used[self._num_used] = heap
             self._num_used += 1
-        first = self._merged(first, state.number)
-        self.states[first].up = NO_STATE
+        first = self._merged(first, checkpoint.number)
+        self.checkpoints[first].up = NO_CHECKPOINT
         self._first[heap] = first
 
-    def take(self, state: State) -> None:
-        """Remove a state, if it is here; its gain and stamp may have changed. O(log states)."""
-        if state.heap == 0:
+    def take(self, checkpoint: Checkpoint) -> None:
+        """Remove a checkpoint, if it is here; its gain may have changed already. O(log checkpoints)."""
+        if checkpoint.heap == 0:
             return
-        heap = state.heap - 1
-        up = state.up
-        rest = self._merged(state.left, state.right)
-        state.heap = 0
-        state.left = state.right = state.up = NO_STATE
-        if rest != NO_STATE:
-            self.states[rest].up = up
-        if up == NO_STATE:
+        heap = checkpoint.heap - 1
+        up = checkpoint.up
+        rest = self._merged(checkpoint.left, checkpoint.right)
+        checkpoint.heap = 0
+        checkpoint.left = checkpoint.right = checkpoint.up = NO_CHECKPOINT
+        if rest != NO_CHECKPOINT:
+            self.checkpoints[rest].up = up
+        if up == NO_CHECKPOINT:
             self._first[heap] = rest
-            if rest == NO_STATE:
+            if rest == NO_CHECKPOINT:
                 self._num_used -= 1
                 last = self._used[self._num_used]
                 self._used[self._place[heap]] = last
                 self._place[last] = self._place[heap]
             return
-        above = self.states[up]
-        if above.left == state.number:
+        above = self.checkpoints[up]
+        if above.left == checkpoint.number:
             above.left = rest
         else:
             above.right = rest
-        while up != NO_STATE and self._mend(self.states[up]):
-            up = self.states[up].up
+        while up != NO_CHECKPOINT and self._mend(self.checkpoints[up]):
+            up = self.checkpoints[up].up
 
     def _merged(self, one: i64, other: i64) -> i64:
-        """Return the first state of two heaps, made one; `up` of it is for the caller to set."""
-        top = NO_STATE
-        last = NO_STATE
-        while one != NO_STATE and other != NO_STATE:
-            if self._is_before(self.states[other], self.states[one]):
+        """Merge two heaps and return the top one; the caller sets its `up`."""
+        top = NO_CHECKPOINT
+        last = NO_CHECKPOINT
+        while one != NO_CHECKPOINT and other != NO_CHECKPOINT:
+            if self._is_before(self.checkpoints[other], self.checkpoints[one]):
                 one, other = other, one
-            if last == NO_STATE:
+            if last == NO_CHECKPOINT:
                 top = one
             else:
-                self.states[last].right = one
-                self.states[one].up = last
+                self.checkpoints[last].right = one
+                self.checkpoints[one].up = last
             last = one
-            one = self.states[one].right
-        rest = one if one != NO_STATE else other
-        if last == NO_STATE:
+            one = self.checkpoints[one].right
+        rest = one if one != NO_CHECKPOINT else other
+        if last == NO_CHECKPOINT:
             return rest
-        self.states[last].right = rest
-        if rest != NO_STATE:
-            self.states[rest].up = last
+        self.checkpoints[last].right = rest
+        if rest != NO_CHECKPOINT:
+            self.checkpoints[rest].up = last
         while last != top:
-            self._mend(self.states[last])
-            last = self.states[last].up
-        self._mend(self.states[top])
+            self._mend(self.checkpoints[last])
+            last = self.checkpoints[last].up
+        self._mend(self.checkpoints[top])
         return top
 
-    def _mend(self, state: State) -> bool:
-        """Put the heap of the higher rank to the left; return whether the rank of `state` changed."""
-        left = self.states[state.left].rank
-        right = self.states[state.right].rank
+    def _mend(self, checkpoint: Checkpoint) -> bool:
+        """Put the child of the higher rank to the left. Returns whether the rank of `checkpoint` changed."""
+        left = self.checkpoints[checkpoint.left].rank
+        right = self.checkpoints[checkpoint.right].rank
         if left < right:
-            state.left, state.right = state.right, state.left
+            checkpoint.left, checkpoint.right = checkpoint.right, checkpoint.left
             right = left
-        if state.rank == right + 1:
+        if checkpoint.rank == right + 1:
             return False
-        state.rank = right + 1
+        checkpoint.rank = right + 1
         return True
 
-    def _is_before(self, state: State, other: State) -> bool:
-        if state.gain != other.gain:
-            return state.gain < other.gain
-        return self._breaks_tie(state, other)
+    def _is_before(self, checkpoint: Checkpoint, other: Checkpoint) -> bool:
+        if checkpoint.gain != other.gain:
+            return checkpoint.gain < other.gain
+        return self._breaks_tie(checkpoint, other)
 
-    def _breaks_tie(self, state: State, other: State) -> bool:
-        if state.position != other.position:
-            return state.position > other.position
-        return state.stamp < other.stamp
+    def _breaks_tie(self, checkpoint: Checkpoint, other: Checkpoint) -> bool:
+        if checkpoint.position != other.position:
+            return checkpoint.position > other.position
+        return checkpoint.use_order < other.use_order
 
     def lowest(self) -> i64:
-        """Return the first state of all; 0 if there is none. O(cells that have states)."""
-        lowest = NO_STATE
+        """Return the checkpoint to drop first; 0 if there is none. O(cells that have checkpoints)."""
+        lowest = NO_CHECKPOINT
         lowest_group = NUM_GROUPS
         lowest_score = 0.0
         for place in range(self._num_used):
@@ -137,28 +137,30 @@ class StateHeaps:
             if group > lowest_group:
                 continue
             number = self._first[heap]
-            score = self.order.weight(heap % self.num_cells) * self.states[number].gain
+            score = self.order.weight(heap % self.num_cells) * self.checkpoints[number].gain
             is_first = group < lowest_group or score < lowest_score
-            if is_first or (score == lowest_score and self._breaks_tie(self.states[number], self.states[lowest])):
+            if is_first or (
+                score == lowest_score and self._breaks_tie(self.checkpoints[number], self.checkpoints[lowest])
+            ):
                 lowest, lowest_group, lowest_score = number, group, score
         return lowest
 
-    def score(self, state: State) -> float:
-        """Return what a state that is here is worth."""
-        return self.order.weight((state.heap - 1) % self.num_cells) * state.gain
+    def score(self, checkpoint: Checkpoint) -> float:
+        """Return what a checkpoint in a heap is worth."""
+        return self.order.weight((checkpoint.heap - 1) % self.num_cells) * checkpoint.gain
 
-    def check(self, states: list[State]) -> None:
-        """Each of `states`, and no other, is linked in its heap, behind none that it goes before. O(states)."""
-        for state in states:
-            up = self.states[state.up]
-            if state.up == NO_STATE:
-                is_linked = state.heap > 0 and self._first[state.heap - 1] == state.number
+    def check(self, checkpoints: list[Checkpoint]) -> None:
+        """Check that exactly `checkpoints` are in the heaps, each in order. O(checkpoints). Raises `InvariantError`."""
+        for checkpoint in checkpoints:
+            up = self.checkpoints[checkpoint.up]
+            if checkpoint.up == NO_CHECKPOINT:
+                is_linked = checkpoint.heap > 0 and self._first[checkpoint.heap - 1] == checkpoint.number
             else:
-                is_linked = up.heap == state.heap and state.number in (up.left, up.right)
-                is_linked = is_linked and not self._is_before(state, up)
-            left, right = self.states[state.left].rank, self.states[state.right].rank
-            if not is_linked or left < right or state.rank != right + 1:
-                raise InvariantError(f"states: state {state.number} is out of order")
-        heaps = {int(state.heap) - 1 for state in states}
+                is_linked = up.heap == checkpoint.heap and checkpoint.number in (up.left, up.right)
+                is_linked = is_linked and not self._is_before(checkpoint, up)
+            left, right = self.checkpoints[checkpoint.left].rank, self.checkpoints[checkpoint.right].rank
+            if not is_linked or left < right or checkpoint.rank != right + 1:
+                raise InvariantError(f"states: checkpoint {checkpoint.number} is out of order")
+        heaps = {int(checkpoint.heap) - 1 for checkpoint in checkpoints}
         if heaps != {int(self._used[place]) for place in range(self._num_used)}:
-            raise InvariantError(f"states: {self._num_used} cells are said to have states, {len(heaps)} have")
+            raise InvariantError(f"states: {self._num_used} cells are said to have checkpoints, {len(heaps)} have")

@@ -1,4 +1,4 @@
-"""This layer keeps states, and what they need, from a policy that decides about all other blocks."""
+"""The layer of the eviction stack that keeps checkpoints, and what they need, from the policy."""
 
 from typing import Final
 
@@ -8,209 +8,219 @@ from mypy_extensions import i32, i64
 from ....errors import InvariantError
 from ...arrays import clear_i64, grown_i64, zeros_i64
 from ..base import EvictionPolicy, Layer
-from .shelf import NONE, StateShelf
+from .block_map import NONE
+from .prefix_tree import NO_CHECKPOINT
+from .registry import CheckpointRegistry
 
-#: Where a block is: not idle here, the policy's, or kept from it.
+#: Where a block is: not idle, known to the policy as idle, or idle and kept from the policy.
 ELSEWHERE: Final[i64] = 0
-INNER: Final[i64] = 1
-KEPT: Final[i64] = 2
+PASSED: Final[i64] = 1
+NEEDED: Final[i64] = 2
 
 
 class StateLayer(Layer):
-    """The policy is asked first, about keys and values that no state stands behind. Then a state goes, the first in
-    the book's order, with the keys and values that only it needed; and last what is the latest of an output that grows.
+    """Evicts first what no checkpoint needs, as the policy says, then checkpoint by checkpoint, as the registry says.
 
-    O(1) an idle block besides the policy. What a state that goes costs does not grow with the states that stay, but for
-    a logarithm and those right below it.
+    With a checkpoint the policy gets the keys and values that only it needed. The latest checkpoint of a running output
+    comes last. O(1) a block beside the policy; dropping a checkpoint costs O(log checkpoints) and those right below it.
     """
 
-    def __init__(self, policy: EvictionPolicy, num_blocks: int, shelf: StateShelf) -> None:
+    def __init__(self, policy: EvictionPolicy, num_blocks: int, registry: CheckpointRegistry) -> None:
         super().__init__(policy, num_blocks)
-        self.shelf = shelf
-        self.book = shelf.book
-        self.num_inner: i64 = 0
-        self.num_kept: i64 = 0
-        #: Blocks of states that went when their session was over.
+        self.registry = registry
+        self.block_map = registry.block_map
+        self.num_passed: i64 = 0
+        self.num_needed: i64 = 0
+        #: Blocks of checkpoints that were dropped after their session had ended.
         self.num_over: i64 = 0
         self._where = zeros_i64(num_blocks)
         self._key = zeros_i64(num_blocks)
         self._depth = zeros_i64(num_blocks)
-        #: Where the search for blocks that nothing else gives goes on.
+        #: Where `_make_room` goes on looking for idle blocks that belong to no checkpoint in the registry.
         self._cursor: i64 = 0
-        shelf.grow(num_blocks)
+        self.block_map.grow(num_blocks)
 
     def passes(self, block: i64) -> bool:
         """Return whether the policy knows the block as idle."""
-        return self._where[block] == INNER
+        return self._where[block] == PASSED
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
-        """`block` is idle from now on."""
         self._key[block] = key
         self._depth[block] = depth
-        if self.shelf.is_needed(block):
-            self._where[block] = KEPT
-            self.num_kept += 1
-            self._note_busy(block, False)
+        if self.block_map.is_needed(block):
+            self._where[block] = NEEDED
+            self.num_needed += 1
+            self._set_held(block, False)
         else:
-            self._put_in(block)
+            self._pass_on(block)
 
-    def keep_run(self, blocks: vec[i64], count: i64, keys: vec[i64], depths: vec[i64]) -> i64:
-        """Take note of those of the first `count` of `blocks`, which are idle from now on, that a state needs.
+    def insert_needed(self, blocks: vec[i64], count: i64, keys: vec[i64], depths: vec[i64]) -> i64:
+        """Insert those of the first `count` of `blocks` that a checkpoint needs. Returns how many.
 
-        keys: of all blocks. depths: of all blocks, 1 is written for each that is noted. Returns how many there are.
+        Args:
+            blocks: blocks that are idle from now on.
+            count: how many of them count.
+            keys: chain hashes, of all blocks.
+            depths: 1 + depth, of all blocks; set to 1 for each block that is inserted.
         """
-        shelf = self.shelf
-        part_of = shelf.part_of
-        node_of = shelf.node_of
-        num_states = self.book.tree.num_states
+        block_map = self.block_map
+        checkpoint_of = block_map.checkpoint_of
+        output_of = block_map.output_of
+        node_of = block_map.node_of
+        num_checkpoints = block_map.tree.num_checkpoints
         where = self._where
         own_keys = self._key
         own_depths = self._depth
-        last = NONE
-        kept: i64 = 0
+        last = NO_CHECKPOINT
+        inserted: i64 = 0
         for place in range(count):
             block = blocks[place]
-            number = part_of[block]
-            # What no state stands behind is known at once.
-            if number != NONE or (num_states[node_of[block]] > 0 and shelf.is_needed(block)):
-                where[block] = KEPT
+            number = checkpoint_of[block]
+            is_part = number != NO_CHECKPOINT or output_of[block] != NONE
+            # Most blocks stand under no checkpoint, and need no search.
+            if is_part or (num_checkpoints[node_of[block]] > 0 and block_map.is_needed(block)):
+                where[block] = NEEDED
                 own_keys[block] = keys[block]
                 own_depths[block] = 0
                 depths[block] = 1
-                kept += 1
-                if number != last and number > NONE:
-                    self.book.set_busy(number, False)
+                inserted += 1
+                if number != last and number != NO_CHECKPOINT:
+                    self.registry.set_held(number, False)
                 last = number
-        self.num_kept += kept
-        return kept
+        self.num_needed += inserted
+        return inserted
 
-    def unkeep_run(self, blocks: vec[i32], start: i64, count: i64, depths: vec[i64]) -> i64:
-        """Take note of those of `blocks[start:start + count]` that are kept from the policy: they are idle no longer.
+    def remove_needed(self, blocks: vec[i32], start: i64, count: i64, depths: vec[i64]) -> i64:
+        """Remove those of `blocks[start:start + count]` that a checkpoint needs: they are held now. Returns how many.
 
-        depths: 0 is written for each. Returns how many there were.
+        Args:
+            blocks: block ids.
+            start: index of the first one.
+            count: how many count.
+            depths: 1 + depth, of all blocks; set to 0 for each block that is removed.
         """
-        part_of = self.shelf.part_of
+        checkpoint_of = self.block_map.checkpoint_of
         where = self._where
-        last = NONE
-        taken: i64 = 0
+        last = NO_CHECKPOINT
+        removed: i64 = 0
         for place in range(start, start + count):
             block = i64(blocks[place])
-            if where[block] == KEPT:
+            if where[block] == NEEDED:
                 where[block] = ELSEWHERE
                 depths[block] = 0
-                taken += 1
-                number = part_of[block]
-                if number != last and number > NONE:
-                    self.book.set_busy(number, True)
+                removed += 1
+                number = checkpoint_of[block]
+                if number != last and number != NO_CHECKPOINT:
+                    self.registry.set_held(number, True)
                 last = number
-        self.num_kept -= taken
-        return taken
+        self.num_needed -= removed
+        return removed
 
-    def move(
-        self, blocks: vec[i32], start: i64, count: i64, number: i64, is_idle: bool, key: i64, depths: vec[i64]
+    def move_output(
+        self, blocks: vec[i32], start: i64, count: i64, record: i64, is_idle: bool, key: i64, depths: vec[i64]
     ) -> bool:
-        """Take note that `blocks[start:start + count]` are idle now, or are no longer; False, and nothing has changed,
-        unless all are parts of state `number`, and were not, or were kept.
+        """Insert or remove all blocks of the latest checkpoint of an output. If it returns False, nothing has changed.
 
-        key: of the first one; the others have theirs. depths: as in `keep_run`.
+        Args:
+            blocks: block ids.
+            start: index of the first one.
+            count: how many count.
+            record: the record in `SaveRecords` that all of them must belong to.
+            is_idle: True inserts, False removes.
+            key: chain hash of the first block; the others keep theirs.
+            depths: 1 + depth, of all blocks; set to 1 or 0.
         """
         where = self._where
-        part_of = self.shelf.part_of
-        before, after, depth = (ELSEWHERE, KEPT, 1) if is_idle else (KEPT, ELSEWHERE, 0)
+        output_of = self.block_map.output_of
+        before, after, depth = (ELSEWHERE, NEEDED, 1) if is_idle else (NEEDED, ELSEWHERE, 0)
         for place in range(start, start + count):
-            if part_of[i64(blocks[place])] != number or where[i64(blocks[place])] != before:
+            if output_of[i64(blocks[place])] != record or where[i64(blocks[place])] != before:
                 return False
         for place in range(start, start + count):
             where[i64(blocks[place])] = after
             depths[i64(blocks[place])] = depth
-        self.num_kept += count if is_idle else -count
+        self.num_needed += count if is_idle else -count
         self._key[i64(blocks[start])] = key
         return True
 
-    def _put_in(self, block: i64) -> None:
-        self._where[block] = INNER
-        self.num_inner += 1
+    def _pass_on(self, block: i64) -> None:
+        self._where[block] = PASSED
+        self.num_passed += 1
         self.policy.insert(block, self._key[block], self._depth[block])
 
-    def _note_busy(self, block: i64, is_busy: bool) -> None:
-        number = self.shelf.part_of[block]
-        if number > NONE:
-            self.book.set_busy(number, is_busy)
+    def _set_held(self, block: i64, is_held: bool) -> None:
+        number = self.block_map.checkpoint_of[block]
+        if number != NO_CHECKPOINT:
+            self.registry.set_held(number, is_held)
 
     def remove(self, block: i64) -> None:
-        """The idle `block` was revived."""
         where = self._where[block]
         self._where[block] = ELSEWHERE
-        if where == KEPT:
-            self.num_kept -= 1
-            self._note_busy(block, True)
+        if where == NEEDED:
+            self.num_needed -= 1
+            self._set_held(block, True)
         else:
-            self.num_inner -= 1
+            self.num_passed -= 1
             self.policy.remove(block)
 
     def evict(self) -> i64:
-        """Return the policy's choice; a state goes where the policy has none."""
-        while self.num_inner == 0:
-            self._give_up()
+        """Return the policy's choice. Drops checkpoints until the policy has a block to choose."""
+        while self.num_passed == 0:
+            self._make_room()
         block = self.policy.evict()
         if not 0 < block < len(self._where) or self._where[block] == ELSEWHERE:
             return block
-        if self._where[block] == KEPT:
-            raise ValueError(f"block {block} is of a state, or under one, and not the policy's to choose")
+        if self._where[block] == NEEDED:
+            raise ValueError(f"block {block} is needed by a checkpoint; the policy must name one that it was given")
         self._where[block] = ELSEWHERE
-        self.num_inner -= 1
+        self.num_passed -= 1
         return block
 
-    def _give_up(self) -> None:
-        """Let the state go that the book names; without one, whatever is idle."""
-        number = self.book.lowest()
-        if number != NONE:
-            state = self.book.state(number)
-            self.num_over += i64(len(state.parts)) if state.is_over else 0
+    def _make_room(self) -> None:
+        """Drop the next checkpoint; if the registry has none, pass on any idle block."""
+        number = self.registry.next_to_drop()
+        if number != NO_CHECKPOINT:
+            checkpoint = self.registry.get(number)
+            self.num_over += i64(len(checkpoint.blocks)) if checkpoint.is_over else 0
             self.drop(number)
             return
-        if self.num_kept == 0:
+        if self.num_needed == 0:
             raise ValueError("no block is idle")
-        while self._where[self._cursor] != KEPT:
+        while self._where[self._cursor] != NEEDED:
             self._cursor = (self._cursor + 1) % i64(len(self._where))
-        self._release(self._cursor)
+        self.num_needed -= 1
+        self._pass_on(self._cursor)
 
     def drop(self, number: i64) -> None:
-        """A state goes, and what only it needed is the policy's."""
-        state = self.book.state(number)
-        self.book.drop(number)
-        for block in self.shelf.no_longer_needed(state):
-            if self._where[i64(block)] == KEPT:
-                self._release(i64(block))
-
-    def _release(self, block: i64) -> None:
-        self.num_kept -= 1
-        self._put_in(block)
+        """Drop a checkpoint, and pass on the blocks that only it needed."""
+        checkpoint = self.registry.get(number)
+        self.registry.drop(number)
+        for block in self.block_map.release_blocks(checkpoint):
+            if self._where[i64(block)] == NEEDED:
+                self.num_needed -= 1
+                self._pass_on(i64(block))
 
     def gone(self, block: i64) -> None:
-        """The content of `block` is gone; a state goes with any part of it."""
-        number = self.shelf.part_of[block]
-        self.shelf.part_of[block] = NONE
-        self.shelf.take(block)
-        if number > NONE and self.book.is_kept(number):
+        """Note that the content of `block` is gone. A checkpoint is dropped with any of its blocks."""
+        number = self.block_map.remove_part(block)
+        if number != NO_CHECKPOINT and self.registry.get(number).is_cached:
             self.drop(number)
         super().gone(block)
 
     def clear(self) -> None:
-        """The cache was reset: no state is there."""
         clear_i64(self._where)
-        self.num_inner = 0
-        self.num_kept = 0
-        self.book.drop_all()
-        self.shelf.clear()
+        self.num_passed = 0
+        self.num_needed = 0
+        self.registry.drop_all()
+        self.block_map.clear()
         super().clear()
 
     def grow(self, num_blocks: int) -> None:
-        """Ids now go up to num_blocks - 1, also where the policy raises; for MemoryError nothing has grown."""
+        """Make room for blocks up to `num_blocks - 1`, also if the policy raises. MemoryError changes nothing here."""
         where = grown_i64(self._where, num_blocks)
         key = grown_i64(self._key, num_blocks)
         depth = grown_i64(self._depth, num_blocks)
-        self.shelf.grow(num_blocks)
+        self.block_map.grow(num_blocks)
         failure = self.grow_policy(num_blocks)
         super().grow(num_blocks)
         self._where, self._key, self._depth = where, key, depth
@@ -218,18 +228,21 @@ class StateLayer(Layer):
             raise failure
 
     def check(self) -> None:
-        """The policy knows no block that a state needs; counts agree. O(blocks). Raises `InvariantError`."""
-        self.shelf.check()
-        self.book.check()
-        inner, kept = 0, 0
+        """Check that the policy has no block that a checkpoint needs, and all counts. Raises `InvariantError`."""
+        self.block_map.check()
+        self.registry.check()
+        passed, needed = 0, 0
         for block in range(i64(len(self._where))):
-            inner += 1 if self._where[block] == INNER else 0
-            kept += 1 if self._where[block] == KEPT else 0
-            number = self.shelf.part_of[block]
-            if number > NONE and not self.book.is_kept(number):
-                raise InvariantError(f"states: block {block} is a part of state {number}, which went")
-            if number > NONE and self._where[block] == INNER:
-                raise InvariantError(f"states: block {block} is a part of state {number}, and the policy's to choose")
-        if inner != self.num_inner or kept != self.num_kept:
-            raise InvariantError(f"states: {inner} blocks are the policy's and {kept} kept; the counts disagree")
+            passed += 1 if self._where[block] == PASSED else 0
+            needed += 1 if self._where[block] == NEEDED else 0
+            number = self.block_map.checkpoint_of[block]
+            if number != NO_CHECKPOINT and not self.registry.get(number).is_cached:
+                raise InvariantError(f"states: block {block} is a part of checkpoint {number}, which is not cached")
+            if number != NO_CHECKPOINT and self._where[block] == PASSED:
+                raise InvariantError(f"states: block {block} is a part of checkpoint {number}, and the policy has it")
+        if passed != self.num_passed or needed != self.num_needed:
+            raise InvariantError(
+                f"states: the policy has {passed} blocks and checkpoints need {needed}; the counts are "
+                f"{self.num_passed} and {self.num_needed}"
+            )
         self.policy.check()

@@ -1,4 +1,4 @@
-"""The contents of prompts are a tree, remembered by their keys, in which states stand."""
+"""A tree of past prompts, block by block, and the checkpoints in it."""
 
 from typing import Final
 
@@ -10,36 +10,40 @@ from ...arrays import grown_i64, zeros_i64
 from ..parts.keys import Ghosts
 
 ROOT: Final[i64] = 0
-NO_STATE: Final[i64] = 0
+NO_CHECKPOINT: Final[i64] = 0
 FEWEST_NODES: Final = 1024
 MOST_KEYS: Final = 2**40
 
 
-class StateTree:
-    """Each node is a token block that is remembered, known by the chain hash of its prompt up to there.
+class PrefixTree:
+    """Nodes are token blocks of past prompts, keyed by their chain hash.
 
-    Hashes are taken on trust: they say where a state would be of use, never what is hit. A node is remembered while a
-    state stands at it or below it, and else until `num_remembered` later ones came. 112 bytes a node.
+    Hashes are not verified: they say where a checkpoint would be useful, never what a prompt hits. A node stays while a
+    checkpoint stands at it or below it, and otherwise until `max_idle_nodes` later ones have come. 112 bytes a node.
+
+    Attributes:
+        key: by node, its chain hash; -1 for a free node.
+        parent: by node, the one before it; of a free node, the next free one.
+        checkpoint: by node, the checkpoint there, cached or only remembered; 0 for none.
+        num_checkpoints: by node, how many cached checkpoints stand at it or below it.
+        forgotten: the node that `forget_one` forgot; `ROOT` for none.
     """
 
-    def __init__(self, num_remembered: int) -> None:
-        self.num_remembered: i64 = num_remembered
-        #: Keys to nodes, in the order in which requests last passed, of one request the last block first.
+    def __init__(self, max_idle_nodes: int) -> None:
+        self.max_idle_nodes: i64 = max_idle_nodes
+        #: Keys to nodes, in the order of their last request; within one request the last block comes first.
         self._nodes = Ghosts(MOST_KEYS)
         self._num_made: i64 = 1
         self._free: i64 = 0
-        #: The node that was forgotten last.
         self.forgotten: i64 = ROOT
         self.key = zeros_i64(FEWEST_NODES)
-        #: The node before; of a free one, the next free one.
         self.parent = zeros_i64(FEWEST_NODES)
         self._num_children = zeros_i64(FEWEST_NODES)
-        #: How many states stand at a node or below it; the numbers of them all, mixed by exclusive or.
-        self.num_states = zeros_i64(FEWEST_NODES)
+        self.num_checkpoints = zeros_i64(FEWEST_NODES)
+        #: By node, the exclusive or of the numbers of these checkpoints: with one of them, its number.
         self._mixed = zeros_i64(FEWEST_NODES)
-        #: The state at a node, kept or remembered.
-        self.state = zeros_i64(FEWEST_NODES)
-        #: Of the nodes that states stand at or below: the first one right below a node, and its neighbours there.
+        self.checkpoint = zeros_i64(FEWEST_NODES)
+        #: Links of the nodes with checkpoints: the first child of a node, and its neighbours among its siblings.
         self._below = zeros_i64(FEWEST_NODES)
         self._beside = zeros_i64(FEWEST_NODES)
         self._before = zeros_i64(FEWEST_NODES)
@@ -52,7 +56,7 @@ class StateTree:
         return self._nodes.number(key)
 
     def add(self, key: i64, parent: i64) -> i64:
-        """Return the node of a key behind `parent`, made if need be. O(1) expected and amortised."""
+        """Return the node of a key below `parent`; make it if it is new. O(1) expected and amortised."""
         node = self._nodes.number(key)
         if node > 0:
             return node
@@ -73,19 +77,19 @@ class StateTree:
         size = 2 * len(self.key)
         self.parent = grown_i64(self.parent, size)
         self._num_children = grown_i64(self._num_children, size)
-        self.num_states = grown_i64(self.num_states, size)
+        self.num_checkpoints = grown_i64(self.num_checkpoints, size)
         self._mixed = grown_i64(self._mixed, size)
-        self.state = grown_i64(self.state, size)
+        self.checkpoint = grown_i64(self.checkpoint, size)
         self._below = grown_i64(self._below, size)
         self._beside = grown_i64(self._beside, size)
         self._before = grown_i64(self._before, size)
-        # Its length says how many there are: without memory for all of them they are made room for again.
+        # Last, because its length is the room: without memory for all arrays the next call doubles again.
         self.key = grown_i64(self.key, size)
 
     def walk(self, keys: vec[i64], count: i64, nodes: vec[i64]) -> i64:
-        """Fill `nodes` with those of the first keys of a request; returns how many are remembered. O(keys) expected.
+        """Fill `nodes` with the nodes of the first keys of a request. Returns how many there are. O(keys) expected.
 
-        Nodes that were made together have numbers in a row, so the next number is tried before the key is looked up.
+        Nodes that were made together have consecutive numbers, so the next number is tried before a lookup.
         """
         node = ROOT
         for place in range(count):
@@ -99,47 +103,47 @@ class StateTree:
         return count
 
     def touch(self, nodes: vec[i64], count: i64) -> None:
-        """Note that a request passed these nodes; the last one first, so that it is forgotten first. O(nodes)."""
+        """Mark nodes as just used. The last block of a request will be forgotten before the ones above it. O(nodes)."""
         self._nodes.touch_last_first(self.key, nodes, count)
 
     def forget_one(self) -> i64:
-        """Forget the oldest node, if nothing needs it. Returns the state that is forgotten with it, or 0."""
+        """Forget the oldest node, unless something needs it. Returns the checkpoint there; 0 for none."""
         key = self._nodes.oldest()
         node = self._nodes.number(key)
         self.forgotten = ROOT
-        if self.num_states[node] > 0 or self._num_children[node] > 0:
+        if self.num_checkpoints[node] > 0 or self._num_children[node] > 0:
             self._nodes.remember(key, node)
-            return NO_STATE
-        gone = self.state[node]
+            return NO_CHECKPOINT
+        number = self.checkpoint[node]
         self.forgotten = node
         self._nodes.take(key)
         self.key[node] = -1
         self._num_children[self.parent[node]] -= 1
-        self.state[node] = NO_STATE
+        self.checkpoint[node] = NO_CHECKPOINT
         self.parent[node] = self._free
         self._free = node
-        return gone
+        return number
 
-    # States. The tokens that are counted are blocks here.
+    # Checkpoints.
 
-    def place(self, state: i64, node: i64) -> i64:
-        """A state stands at `node` from now on. Returns how many blocks only it needs. O(depth)."""
-        alone: i64 = 0
+    def insert(self, checkpoint: i64, node: i64) -> i64:
+        """Count a checkpoint at `node`. Returns how many blocks only it needs. O(depth)."""
+        num_sole: i64 = 0
         while node != ROOT:
-            if self.num_states[node] == 0:
-                alone += 1
+            if self.num_checkpoints[node] == 0:
+                num_sole += 1
                 self._link(node)
-            self.num_states[node] += 1
-            self._mixed[node] ^= state
+            self.num_checkpoints[node] += 1
+            self._mixed[node] ^= checkpoint
             node = self.parent[node]
-        return alone
+        return num_sole
 
-    def remove(self, state: i64, node: i64) -> None:
-        """It does not any more. O(depth)."""
+    def remove(self, checkpoint: i64, node: i64) -> None:
+        """Count a checkpoint at `node` no longer. O(depth)."""
         while node != ROOT:
-            self.num_states[node] -= 1
-            self._mixed[node] ^= state
-            if self.num_states[node] == 0:
+            self.num_checkpoints[node] -= 1
+            self._mixed[node] ^= checkpoint
+            if self.num_checkpoints[node] == 0:
                 self._unlink(node)
             node = self.parent[node]
 
@@ -161,9 +165,12 @@ class StateTree:
             self._before[beside] = before
 
     def next_needed(self, node: i64, top: i64, goes_down: bool) -> i64:
-        """Return the node after `node`, of those below `top` that states stand at or below; 0 after the last.
+        """Return the next node with checkpoints at it or below it, in a walk that visits parents first; 0 at the end.
 
-        goes_down: whether the nodes below `node` are wanted too. Each node comes before those below it.
+        Args:
+            node: the node where the walk stands.
+            top: its root, which is not visited.
+            goes_down: whether it visits the nodes below `node`.
         """
         if goes_down and self._below[node] != ROOT:
             return self._below[node]
@@ -173,22 +180,22 @@ class StateTree:
             node = self.parent[node]
         return ROOT
 
-    def lone(self, node: i64) -> i64:
-        """Return the state that alone needs `node` or the first node above it that any needs; 0 if several do."""
-        while node != ROOT and self.num_states[node] == 0:
+    def sole_checkpoint(self, node: i64) -> i64:
+        """Return the only checkpoint that needs `node`, or the first needed node above it; 0 if there are several."""
+        while node != ROOT and self.num_checkpoints[node] == 0:
             node = self.parent[node]
-        return self._mixed[node] if node != ROOT and self.num_states[node] == 1 else NO_STATE
+        return self._mixed[node] if node != ROOT and self.num_checkpoints[node] == 1 else NO_CHECKPOINT
 
-    def num_alone(self, node: i64) -> i64:
-        """Return how many blocks from a state's node up only it needs. O(depth)."""
-        alone: i64 = 0
-        while node != ROOT and self.num_states[node] == 1:
-            alone += 1
+    def num_sole_nodes(self, node: i64) -> i64:
+        """Return how many blocks only the checkpoint at `node` needs. O(depth)."""
+        num_sole: i64 = 0
+        while node != ROOT and self.num_checkpoints[node] == 1:
+            num_sole += 1
             node = self.parent[node]
-        return alone
+        return num_sole
 
     def check(self) -> None:
-        """Counts agree with links. O(nodes). Raises `InvariantError`."""
+        """Check that counts agree with links. O(nodes). Raises `InvariantError`."""
         children = [0] * int(self._num_made)
         free = set()
         node = self._free
@@ -204,13 +211,13 @@ class StateTree:
             if children[number] != self._num_children[i64(number)] or self.find(self.key[i64(number)]) != number:
                 raise InvariantError(f"states: node {number} has {children[number]} children, or is not found")
         needed_below = 0
-        needed = [number for number in live if self.num_states[i64(number)] > 0]
+        needed = [number for number in live if self.num_checkpoints[i64(number)] > 0]
         for number in [int(ROOT), *needed]:
             below = self._below[i64(number)]
             while below != ROOT:
-                if self.parent[below] != number or self.num_states[below] == 0 or needed_below == len(needed):
+                if self.parent[below] != number or self.num_checkpoints[below] == 0 or needed_below == len(needed):
                     raise InvariantError(f"states: node {below} is linked below node {number}")
                 needed_below += 1
                 below = self._beside[below]
         if needed_below != len(needed):
-            raise InvariantError(f"states: {len(needed)} nodes have states, {needed_below} are linked")
+            raise InvariantError(f"states: {len(needed)} nodes have checkpoints, {needed_below} are linked")
