@@ -1,4 +1,4 @@
-"""Blocks known by the content that they hold, and for which layer group: a ledger, and what watches its evictions."""
+"""A ledger of blocks that are cached under a content and a layer group, and observers of its evictions."""
 
 from typing import Final
 
@@ -27,24 +27,24 @@ _NOTHING: Final = zeros_i32(0)
 
 
 class ContentLedger(WordLedger):
-    """Blocks of keys and values below token blocks.
+    """The blocks that hold keys and values, or states, where token blocks do not.
 
-    With several layer groups, or a CPU pool, one content (the tokens of a token block after all before them) is stored
-    in several places. The token blocks, a `BlockLedger` without keys and values, verify a prompt's tokens and give each
-    its content id, which is never used twice. Here the words are (content id, group).
+    With several layer groups, or a CPU pool, one content (the tokens of a token block after all earlier ones) is stored
+    in several blocks. Token blocks verify a prompt's tokens and give each content an id, which is never used twice. A
+    block here is cached under (content id, group).
     """
 
     def __init__(self, num_blocks: int, hash_seed: int, tokens_per_block: int) -> None:
         super().__init__(num_blocks, tokens_per_block, ENTRY_WORDS, hash_seed)
         self._entry = zeros_i64(int(ENTRY_WORDS))
-        #: What parts of a content are spelled in.
+        #: The words of a checkpoint's parts, for lookups.
         self._spelled = Prompt(zeros_i64(0), 0, (), {})
-        #: By first part, the number below 0 that the parts behind it are spelled with; empty where it is the content.
+        #: By first part, the number below 0 that the other parts are cached under; empty if that is the content.
         self._tails = zeros_i64(0)
         self._renames = False
 
     def find_content(self, content: i64, group: i64) -> i64:
-        """The oldest block that holds `content` for `group`, or 0. O(1) expected."""
+        """Return the oldest block that holds `content` for `group`; 0 for none. O(1) expected."""
         self._entry[0] = content
         self._entry[1] = group
         return self.entry_of(self._entry, 0)
@@ -60,12 +60,19 @@ class ContentLedger(WordLedger):
         end: i64,
         stride: i64,
     ) -> i64:
-        """Fill `places` from `place` on, up (stride 1) or down (-1), with the oldest block that holds each content of
-        `group`. Returns where one is missing; `end`, which is not looked at, where none is.
+        """Find the oldest block of each content of a prompt. Returns the first place without one; `end` for none.
 
-        The content of place p is that of the last of the `span` token blocks that it spans. Behind a block that was
-        found its neighbour is compared first, up or down as the one before; hashed is what does not lie side by side.
-        O(places) expected.
+        After a block its neighbour is tried first, and hashed only if that is another content. O(places) expected.
+
+        Args:
+            index: index of the token blocks.
+            token_blocks: token blocks of the prompt.
+            span: token blocks of a place; the last one has its content.
+            group: layer group.
+            places: gets the block of each place.
+            place: the first place.
+            end: where to stop; not looked at.
+            stride: 1 goes up, -1 down.
         """
         contents = index.identity
         identity = self.index.identity
@@ -95,9 +102,9 @@ class ContentLedger(WordLedger):
         return end
 
     def cache_run(self, blocks: vec[i64], contents: vec[i64], count: i64, group: i64) -> None:
-        """Index the first `count` of `blocks`, which are held and not indexed, as holding these contents for `group`.
+        """Cache the first `count` of `blocks`, which are held and not cached, under these contents for `group`.
 
-        `contents` is written over. O(1) each expected, in passes whose iterations do not wait for one another.
+        `contents` is overwritten. O(1) each expected, in passes whose iterations are independent.
         """
         words = self.index.rows.words
         root = self._root
@@ -109,10 +116,13 @@ class ContentLedger(WordLedger):
         self.index.insert_scattered(blocks, contents, count)
 
     def make_part_room(self, count: i64, num_rows: i64, renames: bool) -> None:
-        """Let `find_parts` and `cache_parts` have room for `count` parts, and `load_contents` for one of each row.
+        """Make room for the parts of a checkpoint (`find_parts`, `cache_parts`), and for `load_contents`.
 
-        renames: the parts behind the first one are spelled with a number of their own, so that when that is cached as
-        another content, they are parts of it too. Without it each says what it is a part of.
+        Args:
+            count: parts of a checkpoint.
+            num_rows: contents that `load_contents` gets at most.
+            renames: whether all parts but the first are cached under a number of the checkpoint, so that they follow
+                the first part when it is cached under another content. Otherwise each is cached under the content.
         """
         self._spelled = Prompt(zeros_i64(int(ENTRY_WORDS * count)), 0, (), {})
         self.index.make_room(max(count, num_rows))
@@ -120,13 +130,13 @@ class ContentLedger(WordLedger):
         self._tails = zeros_i64(self.num_blocks if renames and count > 1 else 0)
 
     def make_index_room(self, num_blocks: int) -> IndexRoom:
-        """Make room for the numbers of parts too."""
+        """Make room for a larger index, and for the numbers of checkpoints."""
         if len(self._tails) > 0:
             self._tails = grown_i64(self._tails, num_blocks)
         return super().make_index_room(num_blocks)
 
     def _spell(self, number: i64, group: i64, count: i64) -> Prompt:
-        """Return a prompt whose blocks are parts: each stands behind the one before."""
+        """Return a prompt whose blocks are `count` parts from `group` on."""
         words = self._spelled.words
         for part in range(count):
             words[2 * part] = number
@@ -134,8 +144,7 @@ class ContentLedger(WordLedger):
         return self._spelled
 
     def find_parts(self, content: i64, group: i64, count: i64) -> vec[i32]:
-        """Return the blocks that hold a content in `count` parts, of groups `group`, `group + 1`, ..., as far as they
-        are cached. O(parts found); only the first two, and what does not lie side by side, are hashed for."""
+        """Return the blocks of a checkpoint's `count` parts, from `group` on, up to the first missing one. O(parts)."""
         block = self.find_content(content, group)
         if block == NULL_BLOCK:
             return _NOTHING
@@ -150,7 +159,7 @@ class ContentLedger(WordLedger):
         return found
 
     def cache_parts(self, blocks: vec[i32], start: i64, count: i64, content: i64, group: i64) -> None:
-        """Index `blocks[start:start + count]`, which are held and not indexed, as these parts. O(parts)."""
+        """Cache `blocks[start:start + count]`, which are held and not cached, as a checkpoint. O(parts)."""
         self.cache_first_part(i64(blocks[start]), content, group)
         tail = content
         if len(self._tails) > 0:
@@ -162,9 +171,9 @@ class ContentLedger(WordLedger):
             self.index.insert_run(words, 0, count - 1, blocks, start + 1, self._root, NULL_BLOCK, 0)
 
     def cache_first_part(self, block: i64, content: i64, group: i64) -> None:
-        """Index a block, which is held and not indexed, as the first part of a content, and no other. O(1) expected.
+        """Cache a block, which is held and not cached, as the first part of a checkpoint. O(1) expected.
 
-        What stood behind it before is behind it still. Of a block that is one already another part is gone.
+        The other parts that it had still follow it. An incomplete checkpoint of this content is uncached.
         """
         other = self.find_content(content, group)
         if other != NULL_BLOCK:
@@ -172,8 +181,10 @@ class ContentLedger(WordLedger):
         self.cache_content(block, content, group)
 
     def load_contents(self, contents: vec[i64], count: i64, group: i64) -> i64:
-        """Read where the table has these contents, or would, before `find_content` does; the returned sum only keeps
-        that from being dropped."""
+        """Load the table entries of contents into the CPU cache, before `find_content` needs them.
+
+        The returned sum means nothing: it keeps the compiler from dropping the reads.
+        """
         place = count - 1
         while place >= 0:
             self._entry[0] = contents[place]
@@ -234,40 +245,40 @@ class ContentLedger(WordLedger):
         return self.stack
 
     def cache_content(self, block: i64, content: i64, group: i64) -> None:
-        """Index `block`, which is held and not indexed, as holding `content` for `group`. O(1) expected."""
+        """Cache `block`, which is held and not cached, under `content` for `group`. O(1) expected."""
         self._entry[0] = content
         self._entry[1] = group
         self.index_entry(block, self._entry, 0)
 
     def content_of(self, block: i64) -> i64:
-        """The content that an indexed block holds."""
+        """Return the content of a cached block."""
         return self.index.rows.words[self.index.rows.start_of(block)]
 
     def group_of(self, block: i64) -> i64:
-        """The group that an indexed block holds its content for."""
+        """Return the group of a cached block."""
         return self.index.rows.words[self.index.rows.start_of(block) + 1]
 
     def is_cached(self, block: i64) -> bool:
-        """Whether the block is indexed."""
+        """Return whether the block is cached."""
         return self.index.is_cached(block)
 
 
 class CpuTier(PoolObserver):
-    """Saves evicted blocks in the CPU pool, where swapped-out sequences live too and come first.
+    """Saves evicted blocks in the CPU pool, as far as swapped-out sequences leave room there.
 
-    The keys are the same content ids as in the pool, so a hit here is as exact as a hit there: salt, adapter, images
-    and generation are part of it. Which block goes when the CPU pool is full is up to its own free queue.
+    Blocks have the same content ids as in the pool, so a hit is as exact: salt, adapter, images and generation are part
+    of it. The CPU pool evicts by its own free queue.
     """
 
     def __init__(self, pool: ContentLedger, cpu: ContentLedger) -> None:
         self.pool = pool
         self.cpu = cpu
-        #: Evicted blocks (block, CPU block, group) that no plan has saved yet, each with a CPU block of its own.
+        #: (block, CPU block, group) of each evicted block that no plan has saved yet.
         self._saves = Numbers()
         self._saves.make_room(MOVE * cpu.num_blocks)
 
     def evicting(self, block: i64) -> None:
-        """Keep what `block` holds, unless it is held twice or the CPU pool is full of sequences. O(1) expected."""
+        """Save `block`, unless another block has its content, or the CPU pool is full of sequences. O(1) expected."""
         content = self.pool.content_of(block)
         group = self.pool.group_of(block)
         if group >= FIRST_PART:
@@ -282,11 +293,11 @@ class CpuTier(PoolObserver):
         self.cpu.cache_content(target, content, group)
 
     def num_waiting(self) -> i64:
-        """Count the saves that are in no plan yet."""
+        """Return the number of saves that are in no plan yet."""
         return self._saves.count // MOVE
 
     def tell(self, transfers: Transfers) -> None:
-        """Hand all saves to the plan being made. Until it is complete nothing may take their places."""
+        """Add all saves to the plan, which holds their CPU blocks until it is complete."""
         if self._saves.count == 0:
             return
         transfers.make_room(self.num_waiting(), 0, self.num_waiting())
@@ -297,21 +308,17 @@ class CpuTier(PoolObserver):
         self._saves.clear()
 
     def waiting_blocks(self) -> list[int]:
-        """CPU blocks held for saves that are in no plan yet."""
+        """Return the CPU blocks of saves that are in no plan yet."""
         waiting: list[int] = self._saves.array()[1::3].tolist()
         return waiting
 
 
 class StoredMisses(PoolObserver):
-    """Tells a `MissLog` what leaves a pool whose blocks are known by their content.
-
-    The token blocks stay, so a prompt's tokens are found and its keys and values are not.
-    """
+    """Reports evicted contents to a `MissLog`: their token blocks stay, so lookups find the tokens only."""
 
     def __init__(self, log: MissLog, pool: ContentLedger) -> None:
         self.log = log
         self.pool = pool
 
     def evicting(self, block: i64) -> None:
-        """Remember the content of `block`. O(1)."""
         self.log.remember(stored_name(self.pool.content_of(block)), NO_CONTENT)

@@ -1,4 +1,4 @@
-"""KV events: what prompts can hit since they were last taken, and what they can hit no more, as arrays."""
+"""KV events as arrays: the contents that were cached or evicted since they were last taken."""
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from .content_ledger import ContentLedger
 
 
 class Reading:
-    """What a log says. ids: contents that came, and minus those that went, in order. came: blocks with the former."""
+    """One reading of a log. ids: contents cached, or minus those evicted, in order. came: the blocks of the former."""
 
     def __init__(self, index: PrefixIndex, entries: vec[i64]) -> None:
         num_came: i64 = 0
@@ -33,21 +33,21 @@ class Reading:
 
 
 class LoggedIndex:
-    """An index whose log is on."""
+    """An index that logs its changes."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self.index = index
         index.log = ContentLog(len(index.chain_hash))
 
     def log(self) -> ContentLog:
-        """The log, which another one replaces when the pool grows."""
+        """Return the log; a pool that grows gets another one."""
         log = self.index.log
         if log is None:
             raise InvariantError("index: its log is off")
         return log
 
     def read(self) -> Reading:
-        """What came and went; a content is named by its id in this index. O(entries)."""
+        """Read the log, without clearing it. O(entries)."""
         return Reading(self.index, self.log().read())
 
 
@@ -56,14 +56,14 @@ class EventReader:
 
     def __init__(self, token_blocks: BlockLedger, pools: list[ContentLedger], num_groups: int) -> None:
         self.token_blocks = token_blocks
-        #: Layer groups with keys and values; that number stands for a part of a state, whichever it is.
+        #: Layer groups with keys and values; this number stands for any part of a checkpoint.
         self.num_groups: i64 = num_groups
         self.contents = LoggedIndex(token_blocks.index)
         self.pools = pools
         self.pool_logs = [LoggedIndex(pool.index) for pool in pools]
 
     def take(self) -> KVCacheEvents:
-        """What happened since the last call. O(what happened). If an array cannot be made, nothing is lost."""
+        """Return the events since the last call. O(events). If it raises MemoryError, none is lost."""
         log = self.contents.log()
         reading = self.contents.read()
         events = KVCacheEvents(

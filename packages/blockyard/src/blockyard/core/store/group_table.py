@@ -1,4 +1,4 @@
-"""The block table of one layer group over a shared pool: hits, growth, the sliding window, swap."""
+"""The block table of one layer group: hits, growth, the sliding window, swap."""
 
 from typing import Final
 
@@ -21,13 +21,17 @@ NEVER: Final[i64] = 1099511627776
 
 
 class GroupTable(BlockTable):
-    """Which block holds what for the layers of one group, a row for each sequence.
+    """The blocks of each sequence for the layers of one group, a row for each sequence.
 
-    A block of this group spans `span` token blocks and holds the content of the last one. In a group with a sliding
-    window, places behind the window hold the null block, and blocks are taken as tokens come, not for a whole prompt at
-    once.
+    A block spans `span` token blocks, and is cached under the content of the last one. With a sliding window, places
+    before the window hold the null block, and blocks are taken as tokens come, not for a whole prompt at once.
 
-    While a sequence is swapped out its row is empty here and `cpu_blocks` says where its blocks are.
+    Attributes:
+        number: index of the group.
+        window: its sliding window in tokens; 0 for none.
+        cpu_blocks: by row and place, the CPU block of a sequence that is swapped out, and whose row is empty; of
+            another one, the CPU block that its next step loads.
+        num_loads: by row, how many blocks its next step loads.
     """
 
     def __init__(self, number: int, config: CacheConfig, pool: ContentLedger, cpu: ContentLedger | None) -> None:
@@ -36,38 +40,36 @@ class GroupTable(BlockTable):
         super().__init__(config.max_num_seqs, width, group.block_size)
         self.number: i64 = number
         self.window: i64 = group.sliding_window
-        #: Token blocks that a block of this group spans.
         self.span: i64 = group.block_size // config.hash_block_size
         self.pool = pool
         self.cpu = cpu
-        #: Where a swapped-out sequence's blocks are; while it is not, the CPU blocks that its next step loads.
         self.cpu_blocks = zeros_i32(config.max_num_seqs * width if cpu is not None else 0)
         self.num_loads = zeros_i64(config.max_num_seqs)
-        #: Blocks that are to be cached next, and their contents: of one row, or one of each row.
+        #: Blocks that `publish` caches, and their contents.
         self._new = zeros_i64(max(config.max_num_seqs, width))
         self._contents = zeros_i64(max(config.max_num_seqs, width))
         self._num_new: i64 = 0
 
     def first_needed(self, num_computed: i64) -> i64:
-        """The first place that tokens from `num_computed` on attend to (`LayerGroup.first_needed_block`)."""
+        """Return the first place that tokens from `num_computed` on attend to."""
         return first_needed_block(num_computed, self.window, self.block_size)
 
     def num_places(self, num_tokens: i64) -> i64:
-        """Places of a sequence of `num_tokens` tokens, those behind the window included."""
+        """Return the places of `num_tokens` tokens, with those before the window."""
         return (num_tokens + self.block_size - 1) // self.block_size
 
     def num_full(self, num_tokens: i64) -> i64:
-        """Places that the first `num_tokens` tokens fill."""
+        """Return the places that `num_tokens` tokens fill."""
         return num_tokens // self.block_size
 
-    # Hits. `token_blocks` are those that the prompt begins with; what is found for them is noted in `places`.
+    # Hits. `token_blocks` are those that a prompt begins with; `places` gets the block found at each place.
 
     def _content(self, index: PrefixIndex, token_blocks: vec[i32], first: i64, place: i64) -> i64:
-        """Return what belongs at `place`: the content of its last token block. first: where token blocks begin."""
+        """Return the content at a place, that of its last token block. first: index of the first token block."""
         return index.content_of(i64(token_blocks[first + (place + 1) * self.span - 1]))
 
     def _locate(self, index: PrefixIndex, token_blocks: vec[i32], place: i64) -> i64:
-        """Find a block that holds what belongs at `place`; returns it, minus a CPU block, or 0."""
+        """Return a block with the content at a place: its id, minus the id of a CPU block, or 0."""
         content = self._content(index, token_blocks, 0, place)
         block = self.pool.find_content(content, self.number)
         if block == NULL_BLOCK and self.cpu is not None:
@@ -75,7 +77,7 @@ class GroupTable(BlockTable):
         return block
 
     def reach(self, index: PrefixIndex, token_blocks: vec[i32], places: vec[i64], limit: i64) -> i64:
-        """How many of the first `limit` tokens this group can take from the cache. O(places)."""
+        """Return how many of the first `limit` tokens this group can take from the cache. O(places)."""
         last = limit // self.block_size
         if self.window > 0:
             return self._reach_window(index, token_blocks, places, last)
@@ -91,7 +93,7 @@ class GroupTable(BlockTable):
         return place * self.block_size
 
     def _reach_window(self, index: PrefixIndex, token_blocks: vec[i32], places: vec[i64], last: i64) -> i64:
-        """`last` places, if those in the window before them are there; else up to the missing one."""
+        """Return the tokens of `last` places, or of those up to one that is missing in the window before their end."""
         place = last - 1
         first = self.first_needed(last * self.block_size)
         if self.cpu is None and first < last:
@@ -105,10 +107,10 @@ class GroupTable(BlockTable):
         return last * self.block_size
 
     def num_needed(self, places: vec[i64], hit: i64, num_tokens: i64) -> i64:
-        """Free blocks that admission asks for: idle hits, loads, and new blocks; with a window, at most `num_least`.
+        """Return the free blocks that admission takes: idle hits, loads, and new blocks.
 
-        The window slides on over what a hit takes, so a hit never asks for more than the same prompt without it:
-        a prompt that fits an empty cache fits one that is full of idle blocks.
+        A window slides over what a hit takes, so with one it is at most `num_least`: a prompt that fits an empty cache
+        fits one that is full of idle blocks.
         """
         last = hit // self.block_size
         needed = self.num_idle(places, hit)
@@ -118,7 +120,7 @@ class GroupTable(BlockTable):
         return needed + self.num_places(num_tokens) - last
 
     def num_idle(self, places: vec[i64], hit: i64) -> i64:
-        """How many of the places that a hit takes are idle, or have to be loaded. O(places)."""
+        """Return how many blocks of a hit are idle, or have to be loaded. O(places)."""
         idle: i64 = 0
         for place in range(self.first_needed(hit), hit // self.block_size):
             block = places[place]
@@ -127,17 +129,23 @@ class GroupTable(BlockTable):
         return idle
 
     def num_least(self, num_tokens: i64) -> i64:
-        """Blocks without which a prompt of `num_tokens` tokens cannot run, even alone."""
+        """Return the blocks without which a prompt cannot run, even alone."""
         return num_least_blocks(num_tokens, self.window, self.block_size)
 
     def hold_hits(self, row: i64, places: vec[i64], hit: i64) -> None:
-        """Put the blocks found for the first `hit` tokens into an empty row; CPU blocks are held to be loaded."""
+        """Put the blocks found for the first `hit` tokens into an empty row. CPU blocks are held for the load."""
         last = hit // self.block_size
         first = min(self.first_needed(hit), last)
         self.num_null[row] = first
         self.num_blocks[row] = last
         if self.cpu is None:
-            self._hold_run(row, places, first, last)
+            start = row * self.width
+            blocks = self.blocks
+            for place in range(first, last):
+                block = places[place]
+                blocks[start + place] = i32(block)
+            self.num_rewrites[row] += 1
+            self.pool.share_hits(blocks, start + first, last - first)
             return
         for place in range(first, last):
             if places[place] > 0:
@@ -149,17 +157,8 @@ class GroupTable(BlockTable):
                 self._set_cpu_block(row, place, -places[place])
                 self.num_loads[row] += 1
 
-    def _hold_run(self, row: i64, places: vec[i64], first: i64, last: i64) -> None:
-        start = row * self.width
-        blocks = self.blocks
-        for place in range(first, last):
-            block = places[place]
-            blocks[start + place] = i32(block)
-        self.num_rewrites[row] += 1
-        self.pool.share_hits(blocks, start + first, last - first)
-
     def unhold_hits(self, row: i64) -> None:
-        """Undo the latest `hold_hits`, after which nothing was taken: the last block first."""
+        """Undo the latest `hold_hits`, after which nothing was taken. The last block comes first."""
         place = self.num_blocks[row] - 1
         while place >= self.num_null[row]:
             if self.block_at(row, place) != NULL_BLOCK:
@@ -173,12 +172,12 @@ class GroupTable(BlockTable):
         self.num_loads[row] = 0
 
     def num_to_take(self, row: i64, num_tokens: i64) -> i64:
-        """Blocks that `take_prompt` takes from the pool."""
+        """Return the blocks that `take_prompt` takes from the pool."""
         new = self.num_places(num_tokens) - self.num_blocks[row] if self.window == 0 else 0
         return self.num_loads[row] + max(new, 0)
 
     def take_prompt(self, row: i64, num_tokens: i64) -> None:
-        """New blocks for what has to be loaded and, without a window, for the whole prompt."""
+        """Take new blocks for loads and, without a window, for the whole prompt."""
         if self.num_loads[row] > 0:
             for place in range(self.num_null[row], self.num_blocks[row]):
                 if self.block_at(row, place) == NULL_BLOCK:
@@ -193,7 +192,7 @@ class GroupTable(BlockTable):
             self.num_blocks[row] = last
 
     def load(self, row: i64, index: PrefixIndex, token_table: BlockTable, transfers: Transfers) -> None:
-        """Let the step that runs now bring back what was hit in the CPU pool; it is cached here from now on."""
+        """Let the plan load what was hit in the CPU pool, and cache it in the pool."""
         if self.num_loads[row] == 0 or self.cpu is None:
             return
         for place in range(self.num_null[row], self.num_blocks[row]):
@@ -209,17 +208,16 @@ class GroupTable(BlockTable):
     # Growth.
 
     def num_missing(self, row: i64, num_published: i64, start: i64, end: i64) -> i64:
-        """Blocks that writing tokens `start` to `end` takes from the pool, a copy on write included."""
+        """Return the blocks that writing tokens `start` to `end` takes, with one for a copy on write."""
         missing = max(self.num_places(end) - self.num_blocks[row], 0)
         return missing + (1 if self.copies(row, num_published, start) else 0)
 
     def copies(self, row: i64, num_published: i64, start: i64) -> bool:
-        """Whether writing token `start` needs a copy of the block that it falls into."""
+        """Return whether writing token `start` needs a copy of its block."""
         return needs_copy(self.pool, self, row, start // self.block_size, num_published // self.span)
 
     def grow(self, row: i64, num_published: i64, start: i64, end: i64, transfers: Transfers) -> bool:
-        """Make the place of token `start` the row's own and add what is missing up to `end`; whether a block was
-        copied."""
+        """Make the block of token `start` the row's own, and take those up to `end`. Returns whether one is copied."""
         place = start // self.block_size
         old = make_own(self.pool, self, row, place, num_published // self.span)
         self._extend(row, self.num_places(end))
@@ -229,7 +227,7 @@ class GroupTable(BlockTable):
         return True
 
     def publish(self, row: i64, index: PrefixIndex, token_table: BlockTable, first: i64, last: i64) -> None:
-        """Token blocks `first` to `last` of the row are computed and indexed: so are the blocks that they complete."""
+        """Cache the blocks that token blocks `first` to `last` of a row complete, which are computed and indexed."""
         self._num_new = 0
         for place in range(first // self.span, last // self.span):
             self._note_new(row, place, index, token_table)
@@ -239,8 +237,15 @@ class GroupTable(BlockTable):
     def publish_last(
         self, rows: vec[i64], places: vec[i64], count: i64, index: PrefixIndex, sequences: SequenceTable
     ) -> None:
-        """The last published token block of each of the rows at these places of a batch is new: so may be the block
-        that it completes."""
+        """Cache the block that the newly published token block of each row may complete.
+
+        Args:
+            rows: rows of a batch.
+            places: indices of the rows that count.
+            count: how many of `places` count.
+            index: index of token blocks.
+            sequences: table of token blocks.
+        """
         self._num_new = 0
         for number in range(count):
             row = rows[places[number]]
@@ -251,7 +256,7 @@ class GroupTable(BlockTable):
             self.pool.cache_run(self._new, self._contents, self._num_new, self.number)
 
     def _note_new(self, row: i64, place: i64, index: PrefixIndex, token_table: BlockTable) -> None:
-        """Note the block at a place, and what it holds, unless it is cached or its token block is not indexed."""
+        """Add the block at a place to those to cache, unless it is cached, or its token block is not."""
         block = self.block_at(row, place)
         if block == NULL_BLOCK or self.pool.is_cached(block):
             return
@@ -262,20 +267,19 @@ class GroupTable(BlockTable):
             self._num_new += 1
 
     def publish_place(self, row: i64, index: PrefixIndex, token_table: BlockTable, place: i64, block: i64) -> None:
-        """Cache `block` as the content of the last token block of `place`, if that is still indexed."""
+        """Cache `block` under the content at a place, if that is still indexed."""
         content = self._content(index, token_table.blocks, row * token_table.width, place)
         if content != NO_CONTENT:
             self.pool.cache_content(block, content, self.number)
 
     def slides_at(self, row: i64) -> i64:
-        """Return the computed tokens at which the next block of a row falls behind the window. O(1)."""
+        """Return the computed tokens at which the next block of a row leaves the window. O(1)."""
         return num_computed_past(self.num_null[row] + 1, self.window, self.block_size)
 
     def slide(self, row: i64, num_computed: i64) -> None:
-        """Release the blocks behind the window, the oldest first; the null block takes their place.
+        """Release the blocks before the window, the oldest first; the null block replaces them.
 
-        What was still to be loaded into one is needed no more: a hit that ends inside a block reaches further than the
-        loads were made for.
+        A load of such a block is dropped: a hit that ends inside a block reaches further than its loads were made for.
         """
         first = min(self.first_needed(num_computed), self.num_blocks[row])
         for place in range(self.num_null[row], first):
@@ -288,7 +292,7 @@ class GroupTable(BlockTable):
     # Forks, cuts, the end.
 
     def fork(self, row: i64, child: i64, num_tokens: i64) -> None:
-        """Let `child`, an empty row, hold the blocks of the first `num_tokens` tokens of `row` too."""
+        """Let `child`, an empty row, hold the blocks of the first `num_tokens` tokens of `row`."""
         shared = min(self.num_blocks[row], self.num_places(num_tokens))
         self.num_blocks[child] = shared
         self.num_null[child] = self.num_null[row]
@@ -302,7 +306,7 @@ class GroupTable(BlockTable):
                 self._set_cpu_block(child, place, self.cpu_block_at(row, place))
 
     def truncate(self, row: i64, num_tokens: i64) -> None:
-        """Release the blocks behind the first `num_tokens` tokens."""
+        """Release the blocks after the first `num_tokens` tokens."""
         self._drop(row, self.num_places(num_tokens))
 
     def close(self, row: i64) -> None:
@@ -331,7 +335,7 @@ class GroupTable(BlockTable):
             self.cut_row(row, keep)
 
     def _drop_cpu_block(self, row: i64, place: i64) -> bool:
-        """Release the CPU block at a place, if there is one; says whether there was."""
+        """Release the CPU block at a place. Returns whether there was one."""
         if self.cpu is None or self.cpu_block_at(row, place) == NULL_BLOCK:
             return False
         self.cpu.release_one(self.cpu_block_at(row, place))
@@ -341,19 +345,19 @@ class GroupTable(BlockTable):
     # The CPU pool.
 
     def cpu_block_at(self, row: i64, place: i64) -> i64:
-        """The CPU block that holds, or will bring back, what belongs at `place`; 0 for none."""
+        """Return the CPU block at a place; 0 for none."""
         return i64(self.cpu_blocks[row * self.width + place])
 
     def _set_cpu_block(self, row: i64, place: i64, block: i64) -> None:
         self.cpu_blocks[row * self.width + place] = i32(block)
 
     def move_out(self, row: i64, place: i64, cpu_block: i64) -> None:
-        """The block at `place` goes back to the pool; `cpu_block` (0: nothing worth keeping) stands for it."""
+        """Release the block at a place, and put `cpu_block` there; 0 if it is not worth a copy."""
         self.pool.give_back_one(row, self.block_at(row, place))
         self.set_block(row, place, NULL_BLOCK)
         self._set_cpu_block(row, place, cpu_block)
 
     def move_in(self, row: i64, place: i64, block: i64) -> None:
-        """`block`, held already, takes the place of the CPU block."""
+        """Put `block`, which is held already, in place of the CPU block."""
         self.set_block(row, place, block)
         self._set_cpu_block(row, place, NULL_BLOCK)

@@ -1,4 +1,4 @@
-"""Slots that the next plan copies for forks come in an order in which each is read before it is written."""
+"""Copies of slots for forks, in an order in which each slot is read before it is written."""
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -8,64 +8,65 @@ from ..arrays import filled_i64, zeros_i64
 
 
 class SlotCopies:
-    """Remembers of each row the slot that has its state before the plan, if another than its own has it.
+    """By row, the slot that has its state until the next plan copies it.
 
-    A row may be freed and opened again between two plans, so a slot that is to be written may be one that others are
-    copied from, and in a circle.
+    A row may be freed and reused between two plans, so copies may read each other's targets, and form circles.
     """
 
     def __init__(self, num_rows: int) -> None:
-        #: By row the slot to be copied to its own, `NO_ROW` where none is.
+        #: By row, the slot to copy to its own; `NO_ROW` for none.
         self._source = filled_i64(NO_ROW, num_rows)
         self.count: i64 = 0
 
     def source(self, row: i64) -> i64:
-        """Return the slot that has the state of `row` before the plan. O(1)."""
+        """Return the slot that has the state of `row` now. O(1)."""
         return row if self._source[row] == NO_ROW else self._source[row]
 
     def add(self, row: i64, child: i64) -> None:
-        """Let `child`, to whose slot nothing is copied, have the state of `row`. O(1)."""
+        """Copy the state of `row` to the slot of `child`, which is no target yet. O(1)."""
         self._source[child] = self.source(row)
         self.count += 1
 
     def drop(self, row: i64) -> None:
-        """Copy nothing to the slot of `row`. O(1)."""
+        """Drop the copy to the slot of `row`. O(1)."""
         if self._source[row] != NO_ROW:
             self._source[row] = NO_ROW
             self.count -= 1
 
     def clear(self) -> None:
-        """The plan is made. O(rows)."""
+        """Drop all copies. O(rows)."""
         for row in range(i64(len(self._source))):
             self._source[row] = NO_ROW
         self.count = 0
 
-    def in_order(self, is_begun: vec[i64]) -> list[int]:
-        """Return the copies, (from, to) one after another, to be carried out in this order. O(rows).
+    def in_order(self, is_filled: vec[i64]) -> list[int]:
+        """Return (from, to) of each copy, one after another, in the order in which to carry them out. O(rows).
 
-        is_begun: by row, whether its slot has a state, or is to get one here. A circle takes one copy more, by way of
-        a slot whose own content is not needed. There is one: to make a circle a row was freed.
+        A circle takes one copy more, through an unused slot. There is one: making a circle took freeing a row.
+
+        Args:
+            is_filled: by row, whether its slot has a state, or gets one by these copies.
         """
         num_rows = i64(len(self._source))
         is_read = zeros_i64(int(num_rows))
         for row in range(num_rows):
             if self._source[row] != NO_ROW:
                 is_read[self._source[row]] = 1
-        #: By slot, the one that has its content now.
+        #: By slot, the one that has its content so far.
         place = zeros_i64(int(num_rows))
         is_done = zeros_i64(int(num_rows))
         for row in range(num_rows):
             place[row] = row
             is_done[row] = 1 if self._source[row] == NO_ROW else 0
         copies: list[int] = []
-        self._break_circles(copies, is_begun, is_read, is_done)
+        self._break_circles(copies, is_filled, is_read, is_done)
         for row in range(num_rows):
             if is_read[row] == 0:
                 self._follow(row, copies, place, is_done)
         return copies
 
-    def _break_circles(self, copies: list[int], is_begun: vec[i64], is_read: vec[i64], is_done: vec[i64]) -> None:
-        """Copy the slots of circles that no slot outside of them reads."""
+    def _break_circles(self, copies: list[int], is_filled: vec[i64], is_read: vec[i64], is_done: vec[i64]) -> None:
+        """Copy the slots of circles that no slot outside reads."""
         num_rows = i64(len(is_read))
         is_seen = is_done[:]
         for leaf in range(num_rows):
@@ -76,7 +77,7 @@ class SlotCopies:
         for first in range(num_rows):
             if is_seen[first] == 0 and is_done[first] == 0:
                 spare: i64 = 0
-                while is_read[spare] != 0 or (is_begun[spare] != 0 and self._source[spare] == NO_ROW):
+                while is_read[spare] != 0 or (is_filled[spare] != 0 and self._source[spare] == NO_ROW):
                     spare += 1
                 copies += (int(first), int(spare))
                 row = first
@@ -87,7 +88,7 @@ class SlotCopies:
                     row = source
 
     def _follow(self, row: i64, copies: list[int], place: vec[i64], is_done: vec[i64]) -> None:
-        """Copy to a slot that is read no more, then to the one that this lets go of, and so on."""
+        """Copy to a slot that no copy reads any longer, then to the one that this frees, and so on."""
         while is_done[row] == 0:
             source = self._source[row]
             copies += (int(place[source]), int(row))
