@@ -224,6 +224,7 @@ class GroupedStore(Store):
         index = self.token_blocks.index
         contents = view_i64(index.identity)[::2]
         content = self.pool.content_of(number)
+        size = int(self.block_size)
         tokens: list[int] = []
         for _ in range(group.span):
             found = np.flatnonzero(contents == int(content))
@@ -231,13 +232,9 @@ class GroupedStore(Store):
                 tokens = []
                 break
             token_block = i64(found[0])
-            tokens = self._tokens_of(token_block) + tokens
+            found_tokens: list[int] = self.token_blocks.block_tokens(vec[i32]([i32(token_block)]), size).tolist()
+            tokens = found_tokens + tokens
             content = index.parent_of(token_block)
         block.token_ids = tokens
         block.num_tokens = int(group.block_size)
         block.group = int(group.number)
-
-    def _tokens_of(self, token_block: i64) -> list[int]:
-        size = int(self.block_size)
-        tokens: list[int] = self.token_blocks.block_tokens(vec[i32]([i32(token_block)]), size).tolist()
-        return tokens

@@ -27,13 +27,10 @@ class NeededTokens:
         node = i64(len(tree.key)) - 1
         while node > ROOT:
             block = self.registry.block_map.token_block_at(node)
-            if tree.num_checkpoints[node] > 0 and block != NULL_BLOCK and self._is_idle(block, tree.key[node]):
+            is_idle = tree.num_checkpoints[node] > 0 and block != NULL_BLOCK and ledger.ref_cnt[block] == 0
+            if is_idle and ledger.index.is_cached(block) and ledger.index.chain_hash[block] == tree.key[node]:
                 ledger.queue.remove(block)
                 ledger.queue.append(block)
                 num_moved += 1
             node -= 1
         self._refresh_at = ledger.num_allocated_blocks + max((ledger.queue.num_free - num_moved) // 2, 1)
-
-    def _is_idle(self, block: i64, key: i64) -> bool:
-        index = self.token_blocks.index
-        return self.token_blocks.ref_cnt[block] == 0 and index.is_cached(block) and index.chain_hash[block] == key

@@ -121,10 +121,6 @@ class LearnedOrder(CheckpointOrder):
             bucket += 1
         return bucket
 
-    def _part(self, age: i64, bucket: i64) -> float:
-        """Return the passed part of a bucket, from 0 to 1."""
-        return float(age - self._edge[bucket]) / float(self._edge[bucket + 1] - self._edge[bucket])
-
     def note(self, checkpoint: Checkpoint, is_hit: bool, now: i64) -> None:
         """Count a trial for each age that it passed, and a hit in the last one."""
         row = self._row(checkpoint)
@@ -136,7 +132,9 @@ class LearnedOrder(CheckpointOrder):
             self._seen[row + last] += 1.0
             self._hit[row + last] += 1.0
         else:
-            self._seen[row + last] += self._part(age, last)
+            # The passed part of its bucket.
+            first, end = self._edge[last], self._edge[last + 1]
+            self._seen[row + last] += float(age - first) / float(end - first)
 
     def learn(self, ages: AgeCounts, now: i64) -> None:
         """Compute chances from counts, then all indices. O(classes * ages**2)."""
