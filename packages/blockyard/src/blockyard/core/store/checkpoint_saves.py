@@ -180,7 +180,7 @@ class CheckpointSaves:
         if records.status[number] == REPLACING:
             records.status[number] = DONE
             self.pool.cache_first_part(i64(records.blocks[first]), content, FIRST_PART)
-            self.pool.give_back_state(row, records.blocks, first, self.num_parts, number)
+            self.pool.release_state(row, records.blocks, first, self.num_parts, number)
             return
         self.pool.cache_parts(records.blocks, first, self.num_parts, content, FIRST_PART)
         if is_of_output:

@@ -219,7 +219,7 @@ class ContentLedger(WordLedger):
         self.num_losses += 1
         return True
 
-    def give_back_state(self, row: i64, blocks: vec[i32], start: i64, count: i64, number: i64) -> None:
+    def release_state(self, row: i64, blocks: vec[i32], start: i64, count: i64, number: i64) -> None:
         """Release a checkpoint that `hold_state` held, in order, after its first part was cached anew."""
         is_held_on = self.num_retiring > 0 or (self.fence is not None and self.fence.is_open(row))
         if is_held_on or not self._move_state(blocks, start, count, number, True):
@@ -229,9 +229,8 @@ class ContentLedger(WordLedger):
         self.num_freed_blocks += count
 
     def _move_state(self, blocks: vec[i32], start: i64, count: i64, number: i64, is_idle: bool) -> bool:
-        stack = self.stack
         key = self.index.chain_hash[i64(blocks[start])]
-        if stack is None or not stack.move_state(blocks, start, count, number, is_idle, key):
+        if not self.require_stack().move_state(blocks, start, count, number, is_idle, key):
             return False
         ref_cnt = self.ref_cnt
         for place in range(start, start + count):

@@ -163,7 +163,7 @@ class StateGroup:
         until = self.positions.missing_until[row]
         raise InvalidArgument(
             f"num_new_tokens[{place}] is {count} for {self.sequences.name(row)}; it must be 0 or at least "
-            f"{until - start}: {start} tokens are computed, and the next state is brought behind {until}"
+            f"{until - start}: {start} tokens are computed, and the next state is supplied after {until}"
         )
 
     def num_to_save(self, row: i64, start: i64, end: i64) -> i64:
