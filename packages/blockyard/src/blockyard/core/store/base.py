@@ -1,4 +1,4 @@
-"""What the calls ask of a store: where keys and values are, and which blocks holding them takes."""
+"""The interface of a store: where keys and values are, and which blocks holding them takes."""
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -22,7 +22,7 @@ class Store:
     """Maps the token blocks of sequences to the blocks that hold their keys and values, in steps of whole batches.
 
     Prompts are hashed and compared in token blocks. In a `PlainStore` these hold the keys and values themselves, and
-    `groups` is empty. In a `GroupedStore` each layer group has blocks of its own, in the pool or on the CPU; a
+    `groups` is empty. In a `GroupedStore` each layer group has its own blocks, in the pool or on the CPU; a
     `HybridStore` has states too. Each call is all or nothing, because the `num_...` methods are asked first.
 
     Attributes:
@@ -89,7 +89,7 @@ class Store:
         raise NotImplementedError("a store must have num_needed()")
 
     def num_needed_behind_others(self, hit: Hit, num_tokens: i64) -> i64:
-        """Return the same for a later prompt of a batch: prompts before it may evict what it hits."""
+        """Return the same for a later prompt of a batch: prompts before it may evict its hit."""
         return self.num_needed(hit, num_tokens)
 
     def num_least(self, num_tokens: i64) -> i64:
@@ -195,7 +195,7 @@ class Store:
                 self.num_copied_blocks += 1
 
     def grow_groups(self, row: i64, start: i64, end: i64, transfers: Transfers) -> bool:
-        """Do `grow` for the blocks of layer groups, beside token blocks, and load what was hit on the CPU."""
+        """Do `grow` for the blocks of layer groups, beside token blocks, and load hits from the CPU."""
         if self.groups and self.num_missing(row, start, end) > self.kv_pool.charge_row(row):
             return False
         published = self.sequences.num_published[row]

@@ -81,7 +81,7 @@ class CheckpointPositions:
         self._wanted[row] = sorted(zip(rules.positions, rules.kinds, strict=True))
 
     def fork(self, row: i64, child: i64) -> None:
-        """Want for `child` what is wanted for `row`."""
+        """Want the same positions for `child` as for `row`."""
         self._wanted[child] = self._wanted[row]
         self.missing_until[child] = self.missing_until[row]
 
@@ -187,7 +187,7 @@ class CheckpointPositions:
         self.num_refused[row] = len(self._refused[row])
 
     def register_refused(self, row: i64, latest: i64) -> None:
-        """Add the refused checkpoints to the registry and drop them: their classes learn what they would have hit.
+        """Add the refused checkpoints to the registry and drop them: their classes learn of missed hits.
 
         latest: position of the latest checkpoint of the output; 0 for none.
         """

@@ -109,8 +109,8 @@ class GroupTable(BlockTable):
     def num_needed(self, places: vec[i64], hit: i64, num_tokens: i64) -> i64:
         """Return the free blocks that admission takes: idle hits, loads, and new blocks.
 
-        A window slides over what a hit takes, so with one it is at most `num_least`: a prompt that fits an empty cache
-        fits one that is full of idle blocks.
+        A window slides over the blocks of a hit, so with one it is at most `num_least`: a prompt that fits an empty
+        cache fits one that is full of idle blocks.
         """
         last = hit // self.block_size
         needed = self.num_idle(places, hit)
@@ -192,7 +192,7 @@ class GroupTable(BlockTable):
             self.num_blocks[row] = last
 
     def load(self, row: i64, index: PrefixIndex, token_table: BlockTable, transfers: Transfers) -> None:
-        """Let the plan load what was hit in the CPU pool, and cache it in the pool."""
+        """Let the plan load hits from the CPU pool, and cache them in the pool."""
         if self.num_loads[row] == 0 or self.cpu is None:
             return
         for place in range(self.num_null[row], self.num_blocks[row]):

@@ -28,7 +28,7 @@ from .transfers import Transfers
 
 
 def num_token_blocks(config: CacheConfig) -> int:
-    """Return the token blocks of a grouped store: for all that sequences can hold, and to remember what is cached.
+    """Return the token blocks of a grouped store: for all that sequences can hold, and for cached content.
 
     A token block that a sequence holds is backed by a block of a group without a window; with windows only, by nothing.
     Duplicates, idle token blocks and copies on write take no more than as much again, twice.
@@ -45,7 +45,7 @@ def num_token_blocks(config: CacheConfig) -> int:
 
 
 class GroupedStore(Store):
-    """Layer groups over one pool, each with a block table of its own."""
+    """Layer groups over one pool, each with its own block table."""
 
     def __init__(
         self, config: CacheConfig, token_blocks: BlockLedger, sequences: SequenceTable, hash_seed: int

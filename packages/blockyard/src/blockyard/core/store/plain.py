@@ -58,7 +58,7 @@ class PlainStore(Store):
         return num_tokens // self.block_size + 2 * num_rows
 
     def note_ready(self, row: i64) -> None:
-        """Let the row write as far as its blocks reach, unless others wait for what it computes."""
+        """Let the row write as far as its blocks reach, unless others wait for its tokens."""
         sequences = self.sequences
         if sequences.num_waiters[row] == 0:
             sequences.ready[row] = sequences.num_blocks[row] * self.block_size

@@ -1,4 +1,4 @@
-"""What the registry of checkpoints knows of running sequences."""
+"""Running sequences, as the registry of checkpoints knows them."""
 
 from mypy_extensions import i64
 
@@ -77,7 +77,7 @@ class RunningRequests:
                 return
 
     def add_checkpoint(self, row: i64, position: i64, kind: i64, blocks: list[int]) -> None:
-        """Add a cached checkpoint of a row to the registry. What stands before it is needed from now on."""
+        """Add a cached checkpoint of a row to the registry. Its prefix is needed from now on."""
         registry = self.registry
         number = registry.add(self.records[row], position, kind)
         if number == NO_CHECKPOINT:

@@ -1,4 +1,4 @@
-"""Copies of slots for forks, in an order in which each slot is read before it is written."""
+"""Copies of slots for forks, ordered so that each slot is read before it is written."""
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -40,7 +40,7 @@ class SlotCopies:
         self.count = 0
 
     def in_order(self, is_filled: vec[i64]) -> list[int]:
-        """Return (from, to) of each copy, one after another, in the order in which to carry them out. O(rows).
+        """Return (from, to) of each copy, one after another, to be carried out in this order. O(rows).
 
         A circle takes one copy more, through an unused slot. There is one: making a circle took freeing a row.
 

@@ -38,7 +38,7 @@ class StateGroup:
         positions: where checkpoints are wanted.
         saves: checkpoints that are being saved.
         working: the slots, and the checkpoints that hits restore.
-        running: what the registry knows of running sequences.
+        running: running sequences, as the registry knows them.
         registry: past prompts and their checkpoints.
     """
 
@@ -190,7 +190,7 @@ class StateGroup:
         self.positions.announce_refused(row, end, transfers)
 
     def save(self, transfers: Transfers) -> None:
-        """Complete a plan, once all rows have their blocks: what it copies, saves and fills."""
+        """Complete a plan, once all rows have their blocks, with copies, saves and fills of slots."""
         self._tokens.keep()
         transfers.state_blocks = int(self.num_parts)
         self.working.copy_slots(transfers)

@@ -18,7 +18,7 @@ NONE: Final[i64] = 0
 class BlockMap:
     """Maps checkpoints, and the prefixes that they need, to pool blocks.
 
-    Blocks with keys and values stand at nodes of the tree, those of one node in the order in which they came. 64 bytes
+    Blocks with keys and values stand at nodes of the tree, those of one node oldest first. 64 bytes
     a block.
 
     Attributes:

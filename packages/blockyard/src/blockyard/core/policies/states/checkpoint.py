@@ -28,7 +28,7 @@ MOST_SESSIONS: Final = 2**62
 
 
 class Checkpoint:
-    """What decides how long a checkpoint stays cached. Its record outlives it, so that its class learns missed hits.
+    """The record of a checkpoint. It outlives the cached state, so that its class learns of missed hits.
 
     Attributes:
         number: its own number, above 0.

@@ -146,7 +146,7 @@ class CheckpointHeaps:
         return lowest
 
     def score(self, checkpoint: Checkpoint) -> float:
-        """Return what a checkpoint in a heap is worth."""
+        """Return the score of a checkpoint in a heap."""
         return self.order.weight((checkpoint.heap - 1) % self.num_cells) * checkpoint.gain
 
     def check(self, checkpoints: list[Checkpoint]) -> None:

@@ -1,4 +1,4 @@
-"""The layer of the eviction stack that keeps checkpoints, and what they need, from the policy."""
+"""The layer of the eviction stack that withholds checkpoints, and the blocks under them, from the policy."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The orders in which checkpoints are dropped: the one with the lowest score first."""
+"""Orders of checkpoints: the one with the lowest score is dropped first."""
 
 from typing import Final
 
@@ -26,7 +26,7 @@ RELEARNED_EVERY: Final[i64] = 50
 
 
 class CheckpointOrder:
-    """What a checkpoint is worth: its gain times the weight of its cell. Weights change with time, gains do not.
+    """Scores a checkpoint: its gain times the weight of its cell. Weights change with time, gains do not.
 
     Args:
         state_tokens: bytes of a checkpoint, in bytes of keys and values of a token.
@@ -45,11 +45,11 @@ class CheckpointOrder:
         return 0
 
     def weight(self, cell: i64) -> float:  # noqa: ARG002
-        """Return what a gain of 1 is worth in a cell now. O(1)."""
+        """Return the weight of a cell now. O(1)."""
         return 1.0
 
     def gain(self, checkpoint: Checkpoint, above: i64) -> float:
-        """Return what a checkpoint is worth in a cell of weight 1. O(1).
+        """Return the score of a checkpoint in a cell of weight 1. O(1).
 
         Args:
             checkpoint: the checkpoint.
@@ -58,14 +58,14 @@ class CheckpointOrder:
         raise NotImplementedError("a CheckpointOrder must have gain()")
 
     def score(self, checkpoint: Checkpoint, above: i64, now: i64) -> float:
-        """Return what a checkpoint is worth at request `now`. O(1)."""
+        """Return the score of a checkpoint at request `now`. O(1)."""
         return self.weight(self.cell(checkpoint, now)) * self.gain(checkpoint, above)
 
     def note(self, checkpoint: Checkpoint, is_hit: bool, now: i64) -> None:
         """Note a hit of a checkpoint, or that it had none up to now and is watched no longer."""
 
     def learn(self, ages: AgeCounts, now: i64) -> None:
-        """Update the weights from what was noted, and from the ages of watched checkpoints."""
+        """Update the weights from the notes and from the ages of watched checkpoints."""
 
 
 class LRUOrder(CheckpointOrder):

@@ -18,7 +18,7 @@ MOST_KEYS: Final = 2**40
 class PrefixTree:
     """Nodes are token blocks of past prompts, keyed by their chain hash.
 
-    Hashes are not verified: they say where a checkpoint would be useful, never what a prompt hits. A node stays while a
+    Hashes are not verified: they say where a checkpoint would be useful, and never decide a hit. A node stays while a
     checkpoint stands at it or below it, and otherwise until `max_idle_nodes` later ones have come. 112 bytes a node.
 
     Attributes:

@@ -29,7 +29,7 @@ class CheckpointRegistry:
     counted in tokens of keys and values, those of checkpoints too. Time is the number of requests so far.
 
     Args:
-        order: what a checkpoint is worth.
+        order: scores checkpoints.
         block_size: tokens of a node of the tree.
         max_idle_nodes: nodes that are remembered beside those under checkpoints.
         num_blocks: blocks of the pool that the checkpoints lie in; 0 without a pool.
@@ -231,7 +231,7 @@ class CheckpointRegistry:
         return checkpoint.number
 
     def would_score(self, request: RequestRecord, position: i64, kind: i64) -> float:
-        """Return what a checkpoint of a request would be worth if it were added now. O(depth)."""
+        """Return the score that a checkpoint of a request would have if it were added now. O(depth)."""
         tree = self.tree
         place = min(position // self.block_size, request.num_nodes)
         checkpoint = Checkpoint(NO_CHECKPOINT, ROOT, position, kind)
@@ -313,7 +313,7 @@ class CheckpointRegistry:
         return self._heaps.lowest()
 
     def lowest_score(self) -> float:
-        """Return what the checkpoint to drop next is worth; below 0 if none is cached. O(1)."""
+        """Return the score of the checkpoint to drop next; below 0 if none is cached. O(1)."""
         number = self._heaps.lowest()
         return self._heaps.score(self._checkpoints[number]) if number != NO_CHECKPOINT else -1.0
 

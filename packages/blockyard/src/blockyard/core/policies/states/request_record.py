@@ -1,4 +1,4 @@
-"""What the registry remembers of one request while it runs."""
+"""The registry's record of a running request."""
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -8,7 +8,7 @@ from .prefix_tree import NO_CHECKPOINT
 
 
 class RequestRecord:
-    """The path of one request through the `PrefixTree`, and what it found there.
+    """The path of one request through the `PrefixTree`, and the hit that it found there.
 
     Attributes:
         keys: chain hashes of its blocks, in order.
@@ -32,7 +32,7 @@ class RequestRecord:
         self.chain: i64 = 0
 
     def fork(self) -> "RequestRecord":
-        """Return a copy that another sequence extends; it has hit no checkpoint of its own."""
+        """Return a copy that another sequence extends; it counts as no hit."""
         other = RequestRecord(self.keys[:], i64(len(self.nodes)), self.started)
         other.nodes = self.nodes[:]
         other.num_nodes = self.num_nodes
