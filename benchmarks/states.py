@@ -42,14 +42,15 @@ def with_states(num_state_blocks: int) -> tuple[LayerGroup, ...]:
 
 
 def cache_of(groups: tuple[LayerGroup, ...], num_seqs: int, num_blocks: int, *places: str) -> KVCacheManager:
-    """A cache that keeps states at these places."""
+    """Return a cache with these checkpoint rules, if it has states."""
+    has_states = any(isinstance(group, StateSpec) for group in groups)
     return KVCacheManager(
         CacheConfig(
             num_blocks,
             max_num_seqs=num_seqs,
             max_model_len=MAX_MODEL_LEN,
             groups=groups,
-            states=StateConfig(checkpoints=places),
+            states=StateConfig(checkpoints=places) if has_states else StateConfig(),
         )
     )
 
@@ -70,7 +71,8 @@ def decode_steps(cache: KVCacheManager) -> Callable[[], float]:
         start = time.process_time_ns()
         for _ in range(NUM_STEPS):
             plan = cache.reserve(seqs, ones)
-            plan.fill(buffers)
+            for group in plan.groups:
+                group.fill(buffers)
             cache.commit(seqs, ones, sampled)
         return (time.process_time_ns() - start) / NUM_STEPS / 1000
 
