@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from blockyard_engine import Engine, SamplingParams, demo_model_path
-from blockyard_engine.handoff import DecodeDoor, PrefillDoor
+from blockyard_engine.handoff import DecodeConnector, PrefillConnector
 from blockyard_engine.parallel.link import DistributedTransport, ReceiverLink, SenderLink
 
 TTL = 30.0  # seconds: how long blocks wait for the other side
@@ -27,49 +27,49 @@ TTL = 30.0  # seconds: how long blocks wait for the other side
 def prefill(options: argparse.Namespace, connection: Connection) -> None:
     """Compute every prompt and its first token, and offer them; serve the other side until it has taken all."""
     start_rank(0, options.rendezvous)
-    door = PrefillDoor(new_engine(options, block_size=16), "prefill", 1, TTL)
-    link = SenderLink(door.sender, door.port, DistributedTransport(), connection, ranks=[1], checked=True)
+    connector = PrefillConnector(new_engine(options, block_size=16), "prefill", 1, TTL)
+    link = SenderLink(connector.sender, connector.port, DistributedTransport(), connection, ranks=[1], checked=True)
     for prompt in options.prompts:
-        door.add_request(prompt, sampling_of(options))
-    while door.engine.has_unfinished or door.sender.num_offers:
+        connector.add_request(prompt, sampling_of(options))
+    while connector.engine.has_unfinished or connector.sender.num_offers:
         now = time.monotonic()
-        if door.engine.has_unfinished:
-            for computed in door.step(now)[0]:
+        if connector.engine.has_unfinished:
+            for computed in connector.step(now)[0]:
                 print(f"prefill: computed {computed.offer.num_computed} tokens of request {computed.request_id}")
                 link.offer(computed.offer)
-        link.serve(now, timeout=0.0 if door.engine.has_unfinished else 0.05)
-        door.sender.expire(now)
+        link.serve(now, timeout=0.0 if connector.engine.has_unfinished else 0.05)
+        connector.sender.expire(now)
     link.close()
-    door.engine.cache.check()
-    print(f"prefill: {door.engine.cache.num_used_blocks} blocks in use")
+    connector.engine.cache.check()
+    print(f"prefill: {connector.engine.cache.num_used_blocks} blocks in use")
     torch.distributed.destroy_process_group()
 
 
 def decode(options: argparse.Namespace, connection: Connection, answers: Connection) -> None:
     """Take every offer in, and run all that is here; its blocks have another size, on purpose."""
     start_rank(1, options.rendezvous)
-    door = DecodeDoor(new_engine(options, block_size=8), "decode", 1, TTL)
-    link = ReceiverLink(door.receiver, door.port, DistributedTransport(), connection, ranks=[0], checked=True)
+    connector = DecodeConnector(new_engine(options, block_size=8), "decode", 1, TTL)
+    link = ReceiverLink(connector.receiver, connector.port, DistributedTransport(), connection, ranks=[0], checked=True)
     texts: dict[str, str] = {}
     prompts: dict[int, str] = {}
     offers = []
     while len(texts) < len(options.prompts):
-        offers += link.offers(timeout=0.0 if door.engine.has_unfinished else 0.05)
+        offers += link.offers(timeout=0.0 if connector.engine.has_unfinished else 0.05)
         while offers:
-            transfer = door.accept(offers[0], sampling_of(options), time.monotonic())
+            transfer = connector.accept(offers[0], sampling_of(options), time.monotonic())
             if not hasattr(transfer, "plan"):
                 break  # no room now
             offer = offers.pop(0)
             link.fetch(transfer)
-            token = door.finish(transfer, time.monotonic())
+            token = connector.finish(transfer, time.monotonic())
             link.release(offer.id)
-            prompt = door.engine.tokenizer.decode(offer.token_ids[:-1], skip_special_tokens=True)
+            prompt = connector.engine.tokenizer.decode(offer.token_ids[:-1], skip_special_tokens=True)
             print(f"decode: fetched {transfer.stop - transfer.start} tokens, {transfer.start} were here already")
             prompts[token.request_id] = prompt
-        for result in door.step(time.monotonic()).finished:
+        for result in connector.step(time.monotonic()).finished:
             texts[prompts[result.request_id]] = result.text
-    door.engine.cache.check()
-    print(f"decode: {door.engine.cache.num_used_blocks} blocks in use")
+    connector.engine.cache.check()
+    print(f"decode: {connector.engine.cache.num_used_blocks} blocks in use")
     answers.send([texts[prompt] for prompt in options.prompts])
     torch.distributed.destroy_process_group()
 

@@ -43,7 +43,7 @@ def distances(
         return []
     with torch.inference_mode():
         logits = exact_model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
-    asked = sampler.Asked(sampling, index, len(prompt), stop_token_ids)
+    asked = sampler.SamplingContext(sampling, index, len(prompt), stop_token_ids)
     found = []
     for place, token in enumerate(answer):
         row = sampler.adjusted(

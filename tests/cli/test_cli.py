@@ -202,4 +202,4 @@ def test_a_model_without_a_tokenizer_cannot_be_asked(tmp_path: Path, capsys: pyt
     tiny_model("llama-gqa").save_pretrained(tmp_path)
     status, _, err = run(capsys, "demo", "--model", tmp_path)
     assert status == 2
-    assert "has no tokenizer, and the demo asks in words" in sentence(err)
+    assert "has no tokenizer; the demo needs one" in sentence(err)

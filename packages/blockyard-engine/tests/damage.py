@@ -1,9 +1,9 @@
-"""Messages of a hand-over, damaged in every way that a wire or a program can damage them: none may be believed.
+"""Random damage to the messages of a hand-over; all damaged messages must be refused.
 
     python -m tests.damage --messages 250000 --seed 7
 
 Offers, handshakes, ids of offers and plans are flipped, cut, extended, spliced and mixed up. Each is read as its
-receiver reads it; one that is taken although its bytes are not those of a message that was sent ends the program.
+receiver reads it; the program fails if one is accepted whose bytes are not those of a message that was sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HYBRID = CacheConfig(40, groups=(LayerGroup(4, token_bytes=64), StateSpec(state_
 
 
 def offers(draw: random.Random) -> bytes:
-    """An offer of a prompt of some length, with keys or none."""
+    """Return an offer of a prompt of random length, with or without extra keys."""
     count = draw.randrange(2, 40)
     tokens = np.array(draw.choices(range(1000), k=count), np.int32)
     table = np.array(draw.sample(range(1, 40), -(-count // 4)), np.int32)
@@ -38,7 +38,7 @@ def offers(draw: random.Random) -> bytes:
 
 
 def handshakes(draw: random.Random) -> bytes:
-    """What a side says of itself."""
+    """Return a handshake."""
     shards = HeadShards.even(4, draw.choice((1, 2, 4)))
     model = {"dtype": "float32", "num_layers": 2, "head_size": 64, "shards": shards}
     has_states = shards.num_ranks == 1
@@ -49,12 +49,12 @@ def handshakes(draw: random.Random) -> bytes:
 
 
 def releases(draw: random.Random) -> bytes:
-    """A message about an offer."""
+    """Return a message about an offer."""
     return OfferId("prefill", draw.randrange(9), draw.randrange(1, 99)).to_bytes("release")
 
 
 def plans(draw: random.Random) -> bytes:
-    """The first plan of a chain."""
+    """Return the first plan of a chain."""
     cache = KVCacheManager(CONFIG)
     seqs = [cache.allocate(draw.choices(range(99), k=draw.randrange(1, 30))) for _ in range(draw.randrange(1, 4))]
     return PlanSender(CONFIG).to_bytes(cache.reserve(seqs))
@@ -70,7 +70,7 @@ KINDS: list[tuple[Callable[[random.Random], bytes], Callable[[bytes], Any]]] = [
 
 
 def run(num_messages: int, seed: int) -> Counter[str]:
-    """Damage as many messages; what was refused. Raises `AssertionError` for one that was believed."""
+    """Damage this many messages; count the refusals. Raises `AssertionError` for one that is accepted."""
     draw = random.Random(seed)
     counts: Counter[str] = Counter()
     sent = [[make(draw) for _ in range(8)] for make, _ in KINDS]
@@ -95,7 +95,7 @@ def run(num_messages: int, seed: int) -> Counter[str]:
 
 
 def main() -> None:
-    """Damage many messages; the first line has the seed, that repeats them."""
+    """Damage many messages; the first line of the output has the seed."""
     parser = argparse.ArgumentParser(prog="tests.damage", description=main.__doc__)
     parser.add_argument("--messages", type=int, default=250_000)
     parser.add_argument("--seed", type=int, default=run_seed())

@@ -1,12 +1,12 @@
-"""Two senders, two receivers, a network that loses, delays and repeats, and processes that are killed at any moment.
+"""Random hand-overs: two senders, two receivers, a faulty network, and processes killed at any moment.
 
     python -m tests.handoff --transfers 1000000 --seed 7
 
-Every slot of every side remembers what its key and value would depend on: all tokens up to its own, the extra keys, the
-weights, the layer group and the head; in a third of the worlds there are states too, which remember the same. Receivers
-read the senders' memory whenever they like, as RDMA does: also when the offer has ended and the blocks hold something
-else. What they then share must be right, token by token; what was read too late must be refused. At the end, and within
-one lease of every crash, no side holds a block for a hand-over.
+Every slot of every side records what its key and value would depend on: all tokens up to its own, the extra keys, the
+weights, the layer group and the head; a third of the worlds have states that record the same. Receivers read the
+senders' memory at any time, as RDMA does: also when the offer has ended and the blocks hold something else. Everything
+that they then share must be right, token by token; late reads must be refused. At the end, and within one ttl of every
+crash, no side holds a block for a hand-over.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Names = npt.NDArray[np.uint64]
 
 
 def names_of(tokens: npt.NDArray[np.int32], keys: int, weights: int) -> Names:
-    """For each token, a number that depends on it, all before it, the keys and the weights."""
+    """Return a number for each token that depends on it, all earlier ones, the keys and the weights."""
     places = np.arange(1, len(tokens) + 1, dtype=np.uint64)
     first = np.uint64((weights * 131 + keys * 17 + 1) * 0x9E3779B97F4A7C15 % 2**64)
     named: Names = np.cumsum(_MIX[tokens % 64, keys % 4] * (2 * places + 1), dtype=np.uint64) + first
@@ -54,7 +54,7 @@ def names_of(tokens: npt.NDArray[np.int32], keys: int, weights: int) -> Names:
 
 
 class Node:
-    """One process: a cache, and what stands in its memory."""
+    """One process: a cache, and the contents of its memory."""
 
     def __init__(self, world: World, name: str, is_sender: bool) -> None:
         self.world = world
@@ -79,7 +79,7 @@ class Node:
         self.start()
 
     def start(self) -> None:
-        """Begin with nothing, as a process does; what its memory holds is garbage."""
+        """Start as a new process does, with garbage in its memory."""
         self.incarnation += 1
         self.cache = KVCacheManager(self.config)
         self.peer = PeerInfo.of(
@@ -107,7 +107,7 @@ class Node:
             self.receiver = HandoffReceiver(self.cache, self.peer, LEASE, self.carry_out)
 
     def carry_out(self, plan: StepPlan) -> None:
-        """What a plan says of slots before its step."""
+        """Carry out a plan's moves of states."""
         for source, target in plan.states.copies.tolist():
             self.slots[target] = self.slots[source]
         for slot in plan.states.clears.tolist():
@@ -116,28 +116,28 @@ class Node:
             self.slots[slot] = self.kept(blocks)
 
     def kept(self, blocks: list[int]) -> int:
-        """The name of a kept state, whose parts stand in these blocks."""
+        """Return the name of the checkpoint whose parts are in these blocks."""
         parts = [self.parts.get(block, (-1, -1)) for block in blocks]
         if [part for _, part in parts] != list(range(len(parts))) or len({name for name, _ in parts}) != 1:
             raise AssertionError(f"{self.name} loads the parts {parts}; {self.world.about()}")
         return parts[0][0]
 
     def keep(self, name: int, blocks: list[int]) -> None:
-        """A state is saved."""
+        """Write a checkpoint."""
         self.parts.update((block, (name, part)) for part, block in enumerate(blocks))
 
     def state_after(self, seq: int, keys: int, stop: int) -> int:
-        """The name of the state behind the first tokens of a sequence."""
+        """Return the name of the state after the first tokens of a sequence."""
         return int(names_of(self.cache.token_ids(seq), keys, self.world.weights)[stop - 1]) if stop else 0
 
     def write_over(self, seq: int, start: int) -> None:
-        """Keys and values from a token on are the end of states in their blocks."""
+        """Remove the states in blocks that keys and values from a token on overwrite."""
         for group, each in enumerate(self.peer.groups):
             for block in self.cache.block_ids(seq, group)[start // each.block_size :].tolist():
                 self.parts.pop(block, None)
 
     def compute_states(self, plan: StepPlan, seq: int, keys: int) -> None:
-        """A step of one sequence: its state goes on, and is saved where the plan says so."""
+        """Advance the state of one sequence by a step, and checkpoint it as planned."""
         slot, start, count = int(plan.rows[0]), int(plan.num_computed[0]), int(plan.num_scheduled[0])
         if self.slots[slot] != self.state_after(seq, keys, start):
             raise AssertionError(f"{self.name} goes on from the state of others; {self.world.about()}")
@@ -154,7 +154,7 @@ class Node:
         return slots
 
     def write(self, seq: int, keys: int, start: int, stop: int) -> None:
-        """What a step computes for the tokens from `start` to `stop`."""
+        """Write the keys and values of a step for the tokens from `start` to `stop`."""
         names = names_of(self.cache.token_ids(seq), keys, self.world.weights)[:stop]
         for group in range(self.world.num_groups):
             slots = self.token_slots(seq, group, len(names))[start:]
@@ -167,7 +167,7 @@ class Node:
             raise AssertionError(f"{self.name} reads wrong keys and values; {self.world.about()}")
 
     def is_right(self, seq: int, keys: int, stop: int) -> bool:
-        """Whether every token that attention would read is this sequence's, in every head of every group."""
+        """Return whether all tokens that attention would read are this sequence's, in every head of every group."""
         names = names_of(self.cache.token_ids(seq), keys, self.world.weights)[:stop]
         for group in range(self.world.num_groups):
             slots = self.token_slots(seq, group, stop)
@@ -178,7 +178,7 @@ class Node:
         return True
 
     def prefill(self) -> int | None:
-        """Compute a prompt, as an engine's steps do; its hit is checked. None where it does not fit."""
+        """Compute a prompt as an engine does, and check its hit; return None if it does not fit."""
         tokens, keys = self.world.prompt()
         seq = self.cache.try_allocate(tokens, extra_keys=KEYS[keys])
         if isinstance(seq, Admission):
@@ -212,7 +212,7 @@ class Node:
 
 
 class World:
-    """The nodes, the network between them, and a program that drives all."""
+    """The nodes, the network between them, and a random program that drives all."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -270,7 +270,7 @@ class World:
             arrives()
 
     def read_message(self, read: Callable[[Any], Any], message: bytes) -> Any:
-        """A message as its receiver reads it; now and then a damaged copy comes first, and must be refused."""
+        """Read a message as its receiver does; sometimes a damaged copy comes first, which must be refused."""
         if self.random.random() < 0.1:
             draw, other = self.random, self.last_message
             changed = draw.choice(damage.DAMAGES)(draw, message, other)
@@ -285,7 +285,7 @@ class World:
         return read(message)
 
     def greet(self, sender: Node) -> None:
-        """The handshake: every receiver hears of this start of a sender, at some time."""
+        """Deliver the handshake of this start of a sender to every receiver, at some time."""
         message = sender.peer.to_bytes()
         for receiver in self.receivers:
             self.network.append((self.now + self.random.randrange(4), lambda to=receiver: self.on_hello(to, message)))
@@ -320,7 +320,7 @@ class World:
             sender.drop(len(sender.seqs) - 1)
 
     def on_asked(self, sender: Node, message: bytes, receiver: Node, transfer: Transfer) -> None:
-        """A receiver has read everything, and asks whether it was still there."""
+        """Answer a receiver that has read everything and asks whether the offer was held."""
         states: list[int | None] = []
         try:
             offer_id = OfferId.from_bytes("read", message)
@@ -328,8 +328,8 @@ class World:
             is_held = True
             if transfer.slot >= 0:
                 states.append(sender.slots[sender.sender.state_slot(offer_id, self.now)])
-            if transfer.kept:
-                blocks = sender.sender.kept_blocks(offer_id, self.now).tolist()
+            if transfer.checkpoint_tokens:
+                blocks = sender.sender.checkpoint_blocks(offer_id, self.now).tolist()
                 states.insert(0, sender.kept(blocks) if blocks else None)
         except StaleOffer:
             is_held = False
@@ -353,7 +353,7 @@ class World:
             self.counts["offers of an earlier start"] += 1
             return
         except Exception as error:
-            if "no such sender is connected" not in str(error):
+            if "which is not connected" not in str(error):
                 raise
             return
         finally:
@@ -399,11 +399,13 @@ class World:
         self._finish(receiver, transfer, entry[1])
 
     def put_states(self, receiver: Node, transfer: Transfer, states: list[int | None]) -> None:
-        """What the sender has said of states, put in the slot and in the blocks that keep them."""
+        """Put the sender's states in the slot and in the blocks of the checkpoints."""
         if len(states) > 1 and states[0] is None:
-            receiver.receiver.drop_kept(transfer)
+            receiver.receiver.drop_checkpoint(transfer)
             self.counts["kept states gone"] += 1
-        for boundary, state in zip([transfer.offer.kept, transfer.stop][2 - len(states) :], states, strict=True):
+        for boundary, state in zip(
+            [transfer.offer.checkpoint_tokens, transfer.stop][2 - len(states) :], states, strict=True
+        ):
             if state is None:
                 continue
             receiver.slots[transfer.slot] = state
@@ -443,7 +445,7 @@ class World:
             self.counts["aborted"] += 1
 
     def finish_unasked(self) -> None:
-        """A transfer that has ended is finished all the same, by a mistake: refused."""
+        """Finish a transfer that has ended, by mistake; this must be refused."""
         receiver = self.random.choice(self.receivers)
         if receiver.transfers:
             transfer = receiver.transfers.pop()[0]
@@ -484,7 +486,7 @@ class World:
             node.drop(self.random.randrange(len(node.seqs)))
 
     def crash(self) -> None:
-        """kill -9: nothing is freed, nobody is told; what the others hold for it ends after one lease at most."""
+        """kill -9: nothing is freed and no one is notified; others hold blocks for it for one ttl at most."""
         node = self.random.choice(list(self.nodes.values()))
         node.start()
         self.counts["crashes"] += 1
@@ -495,7 +497,7 @@ class World:
                 self.greet(sender)
 
     def reload(self) -> None:
-        """New weights on all: nothing computed by the old ones may be read as theirs."""
+        """Load new weights on all nodes; nothing computed with the old ones may be shared."""
         self.weights += 1
         for node in self.nodes.values():
             node.drop_all()
@@ -523,7 +525,7 @@ class World:
             self.reload()
 
     def check(self) -> None:
-        """Every invariant of every side, and who holds what."""
+        """Check every invariant of every side, and all holders."""
         for node in self.nodes.values():
             node.cache.check()
             handoffs = node.sender.num_offers if node.is_sender else node.receiver.num_transfers
@@ -531,7 +533,7 @@ class World:
             assert node.cache.num_seqs == len(node.seqs) + handoffs, f"{node.name} leaks; {self.about()}"
 
     def end(self) -> None:
-        """All work ends; one lease later nothing is held for any hand-over, though nobody was told."""
+        """End all work; one ttl later no block is held for a hand-over, though no one was notified."""
         self.check()
         self.network.clear()
         self.now += LEASE
@@ -544,7 +546,7 @@ class World:
 
 
 def run(num_transfers: int, seed: int, ticks_a_world: int = 2000) -> Counter[str]:
-    """Worlds one after another until `num_transfers` transfers were begun; what happened in all of them."""
+    """Run worlds until `num_transfers` transfers were started; return the counts of all events."""
     counts: Counter[str] = Counter()
     draw = random.Random(seed)
     while counts["transfers"] < num_transfers:

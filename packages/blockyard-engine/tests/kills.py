@@ -1,10 +1,10 @@
-"""kill -9 of one of two real processes at a random moment of a hand-over; the other must free all and say why.
+"""kill -9 of one of two real processes during a hand-over; the other must free all blocks and report the reason.
 
     python -m tests.kills --kills 50 --seed 7
 
-Each trial starts a sender and a receiver, joined by a pipe and by gloo. They hand prompts over as fast as they can, and
+Each trial starts a sender and a receiver, joined by a pipe and by gloo. They hand prompts over as fast as they can and
 check every key and value that arrives, in half of the trials every state too. One is killed; the other ends with one
-error, every invariant and no block held.
+error, all invariants intact and no block held.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ STATE_TENSORS = (StateTensor((90, 200), torch.float32), StateTensor((400,), torc
 
 
 class Side:
-    """A process of its own: a cache, its tensors, and the prompts that both sides draw from."""
+    """One process: a cache, its tensors, and the prompts that both sides draw from."""
 
     def __init__(self, name: str, block_size: int, seed: int, has_states: bool) -> None:
         self.random = random.Random(seed)
@@ -74,7 +74,7 @@ class Side:
         return self.cache.block_ids(seq)[np.arange(stop) // size] * size + np.arange(stop) % size
 
     def values(self, seq: int, layer: int) -> torch.Tensor:
-        """The keys of a sequence in a layer; its values are twice as large. Exact in float32."""
+        """Return the keys of a sequence in a layer; values are twice as large. Exact in float32."""
         names = torch.from_numpy((names_of(self.cache.token_ids(seq), 0, 1) % 2**16).astype(np.float32))
         place = torch.arange(NUM_HEADS * HEAD_SIZE).view(NUM_HEADS, HEAD_SIZE) + 1000 * layer
         return names[:, None, None] + place
@@ -83,12 +83,12 @@ class Side:
         return KVPort(self.tensors, 2**14, self.states)
 
     def move(self, plan: StepPlan) -> None:
-        """What comes before a step."""
+        """Carry out a plan's moves."""
         if self.states is not None:
             self.states.move(plan.states)
 
     def compute(self, seq: int, count: int) -> None:
-        """The steps of a prompt of `count` tokens: keys, values and states."""
+        """Compute keys, values and states of a prompt of `count` tokens."""
         while (start := self.cache.num_computed_tokens(seq)) < count:
             plan = self.cache.reserve([seq])
             self.move(plan)
@@ -103,7 +103,7 @@ class Side:
             self.cache.commit([seq], stop - start)
 
     def state(self, tokens: np.ndarray, count: int) -> torch.Tensor:
-        """The bytes of the state behind the first `count` of some tokens."""
+        """Return the bytes of the state after the first `count` tokens."""
         assert self.states is not None
         name = int(names_of(tokens[:count], 0, 1)[-1] % 2**16)
         return torch.arange(self.states.num_bytes, dtype=torch.int64).mul_(name).remainder_(251).to(torch.uint8)
@@ -163,7 +163,7 @@ def receive(side: Side, rendezvous: str, connection: Connection, told: Connectio
 
 
 def require_right(side: Side, seq: int) -> None:
-    """Every key and value, those of a hit too, the state, and those that are kept of its tokens."""
+    """Check every key and value, cached ones too, the state, and the checkpoints of its tokens."""
     size = side.cache.block_size
     slots = side.slots(seq, side.cache.num_computed_tokens(seq))
     for layer in range(NUM_LAYERS):
@@ -179,7 +179,7 @@ def require_right(side: Side, seq: int) -> None:
 
 
 def child(run: Any, side: Side, rendezvous: str, ends: list[Connection], own: int, told: Connection) -> None:
-    """One process: it goes on until the other has gone, and must then hold nothing."""
+    """Run one process until the other is gone; it must then hold nothing."""
     ends[1 - own].close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -197,7 +197,7 @@ def child(run: Any, side: Side, rendezvous: str, ends: list[Connection], own: in
 
 
 def trial(seed: int) -> Counter[str]:
-    """Start two, kill one, and hear the other out."""
+    """Start two processes, kill one, and read the other's output."""
     draw = random.Random(seed)
     context = multiprocessing.get_context("fork")
     ends = list(context.Pipe())
@@ -249,7 +249,7 @@ def _told(heard: Connection) -> str:
 
 
 def run(num_kills: int, seed: int) -> Counter[str]:
-    """`num_kills` trials; what they did together."""
+    """Run `num_kills` trials; return the sums of their counts."""
     draw = random.Random(seed)
     counts: Counter[str] = Counter()
     for _ in range(num_kills):

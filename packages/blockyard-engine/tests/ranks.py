@@ -2,11 +2,11 @@
 
     python -m tests.ranks                  # 30 kills, about 15 s each on a busy machine
     python -m tests.ranks --kills 100 --seed 7
-    python -m tests.ranks --kills 0        # the real model alone
+    python -m tests.ranks --kills 0        # only the real model
 
-A kill -9 falls on any rank, rank 0 too: while processes start, load, meet, are tried, or in the middle of steps. All
-processes must be gone soon after, with one sentence each at most and no traceback. In half of the programs the ranks
-have a tier, in a folder that outlives them, and tokens must be the model's; at the end no object there may be bad.
+A kill -9 hits any rank, rank 0 too: while processes start, load, meet, are tested, or in the middle of steps. All
+processes must end soon after, with at most one sentence each and no traceback. In half of the programs the ranks have a
+tier in a folder that outlives them: tokens must be the model's, and at the end no object there may be damaged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_STEPS = 60
 
 
 def kill_one(rng: random.Random, folder: str) -> str:
-    """One program, one kill; returns what was seen, raises `AssertionError` if something is left or badly said."""
+    """Run one program with one kill; return the counts. Raises `AssertionError` for leftovers or bad messages."""
     size = rng.choice((2, 3))
     with_tier = (folder,) if rng.random() < 0.5 else ()
     loop = RankLoop(size, rng.choice(("llama-gqa", "smollm2")), *with_tier)
@@ -62,7 +62,7 @@ def kill_one(rng: random.Random, folder: str) -> str:
 
 
 def real_model() -> None:
-    """SmolLM2 on one, two and three ranks: the same greedy tokens."""
+    """Compare SmolLM2's greedy tokens on one, two and three ranks."""
     from blockyard_engine import Engine, SamplingParams, demo_model_path
 
     asked = ("What is the capital of France?", "Count from one to ten.", "Why is the sky blue?")

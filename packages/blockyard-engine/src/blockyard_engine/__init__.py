@@ -8,28 +8,27 @@
 
 Read it in this order, a file at a time:
 
-    sampling, results, request   what is asked for, and what becomes of it
-    scheduling/                  who computes what in the next step: step, limits, preemption, prefixes, scheduler
+    sampling, results, request   a request, its sampling parameters and its results
+    scheduling/                  the tokens of the next step: step, limits, preemption, prefixes, scheduler
     decoding/                    from logits to text: sampler, speculation, text (stop strings)
-    attention/                   a step's attention over the KV tensors: interface, softmax, sdpa; latent (MLA);
-                                 flash_attention (CUDA); context (tokens shared over ranks); backends
-                                 (which is chosen); hook (how transformers calls it)
-    shape                        what an engine knows of its model
-    borrowing                    a model whose attention is ours while a step runs
-    checks/, probe               whether a model can be served, and what it asks of its cache
+    attention/                   attention over the KV tensors: interface, softmax, sdpa; latent (MLA);
+                                 flash_attention (CUDA); context (context parallel); backends (the choice)
+    patching                     switches a transformers model to this attention during a step
+    shape                        the sizes of a model's KV cache
+    checks/, probe               whether a model can be served, and the shape of its cache
     tiering                      tiers below the pool, and the model's fingerprint
-    moves, runner                a step's block moves and forward pass, through transformers' attention interface
-    memory/                      how many blocks fit: the largest step, run to see what it takes; the sum
-    options                      what an engine is asked to be, checked before anything is loaded
+    moves, runner                a step's block copies and forward pass
+    memory/                      the size of the pool: memory of the largest step, blocks that fit beside it
+    engine_options               the engine's options, checked before anything is loaded
     beams/                       beam search: hypotheses, search, batch
     ranks/                       the same step on several processes (tensor and context parallel)
     gguf, model                  weights and tokenizers from folders and files
-    prompts, intake              the door: text in, requests checked
-    reasons                      what other libraries' errors come down to
-    assembly                     the parts, each made from those before it
-    engine                       all of it together
+    prompt_encoding,
+    input_processor              prompts as text to checked requests
+    components                   builds the parts of an engine
+    engine                       the engine itself
 
-It uses the public manager and nothing of its inside, so it doubles as an example of wiring one.
+It uses only the public manager, so it is also an example of how to wire one.
 Needs torch and transformers: `pip install 'blockyard[engine]'`.
 """
 
@@ -46,7 +45,7 @@ from .sampling import SamplingParams
 if TYPE_CHECKING:
     from .engine import Engine
     from .memory.account import CPU_KV_BYTES
-    from .memory.finding import available_bytes
+    from .memory.pool_sizing import available_bytes
     from .model import demo_model_path
 
 __all__ = [
@@ -66,19 +65,19 @@ __all__ = [
     "demo_model_path",
 ]
 
-#: What takes seconds to import is imported when it is first asked for, so that wrong options are told at once.
-_PLACES = {
+#: Modules of the names that are imported on first use, since torch takes seconds: wrong options are reported at once.
+_LAZY_MODULES = {
     "CPU_KV_BYTES": ".memory.account",
     "Engine": ".engine",
-    "available_bytes": ".memory.finding",
+    "available_bytes": ".memory.pool_sizing",
     "demo_model_path": ".model",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _LAZY_MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for needed in ("torch", "transformers"):
         if find_spec(needed) is None:
             raise MissingExtra(f"blockyard_engine needs {needed}: pip install 'blockyard[engine]'")
-    return getattr(import_module(_PLACES[name], __name__), name)
+    return getattr(import_module(_LAZY_MODULES[name], __name__), name)

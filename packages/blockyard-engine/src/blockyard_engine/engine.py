@@ -21,16 +21,16 @@ from blockyard.keys import ExtraKey
 from blockyard.progress import WorkBar
 from blockyard.steps import SwapPlan
 
-from .assembly import assemble, require_bindable_events
 from .beams.batch import BeamBatch
 from .beams.search import BeamOptions, BeamSearch
-from .decoding.sampler import Asked, Choice, StepSampler
+from .components import build_components, require_bindable_events
+from .decoding.sampler import Choice, SamplingContext, StepSampler
 from .decoding.speculation import PromptLookup
-from .intake import Intake
+from .engine_options import EngineOptions
+from .input_processor import InputProcessor
 from .model import load_model
-from .options import EngineOptions
-from .prompts import Prompt, encode_prompt
-from .ranks.leader import ended_on_error, ranks_of
+from .prompt_encoding import Prompt, encode_prompt
+from .ranks.leader import closing_on_error, start_ranks
 from .ranks.peers import Peers, StartedPeers
 from .request import Branch, Request
 from .results import Completion, GenerationResult, NewToken, StepReport
@@ -39,7 +39,7 @@ from .sampling import SamplingParams
 from .scheduling.limits import CacheLimits
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import ScheduledStep, StepRow
-from .tiering import offload_of
+from .tiering import make_offload
 
 if TYPE_CHECKING:
     from blockyard_tiers import Tier, TierUse
@@ -47,54 +47,61 @@ if TYPE_CHECKING:
 _Taken = TypeVar("_Taken")
 
 _MAX_PRIORITY = 2**20
-#: Seconds between two looks at tiers where there is nothing else to do.
+#: Seconds between two polls of the tiers when there is nothing else to do.
 _LOADING_PAUSE_SECONDS = 0.001
-#: For what is being stored when the engine is closed.
+#: Seconds that `close` waits for stores in progress.
 _STORING_SECONDS = 5.0
 
 
 class Engine:
     """Continuous batching of a causal language model of Hugging Face transformers over Blockyard's blocks.
 
-    model: any model whose attention goes through transformers' attention interface and is causal attention, over all
-        tokens or a sliding window, in every layer (docs/engine.md lists them). A new engine tries it first. It is
-        borrowed: its attention is switched during a step and put back afterwards.
-    tokenizer: the model's; None if all prompts are token ids.
-    num_blocks, block_size: the pool. If num_blocks is None, the engine finds out how many blocks fit: on CUDA it runs
-        the largest step and takes what `gpu_memory_utilization` leaves; on a CPU it takes 1 GiB of keys and values, or
-        what a sequence of max_model_len tokens needs, within half of the machine's available memory.
-    kv_cache_memory_bytes: the same pool by its size in bytes, on each rank; give one of the two. No step is run then.
-    gpu_memory_utilization: share of a CUDA device's memory that may be in use in all, by other processes too.
-    max_num_seqs: sequences that run at once. max_num_batched_tokens: tokens computed in one step, at least
-        max_num_seqs; a longer prompt is computed in chunks.
-    max_model_len: tokens of the longest sequence; the model's own limit if None.
-    enable_prefix_caching: whether prompts take the blocks of earlier ones with the same beginning.
-    num_cpu_blocks: blocks of a pool in CPU memory, which keeps what the pool evicts; 0 for none.
-    swap_space_bytes: the same pool by its size in bytes; give one of the two.
-    cache_options: further fields of the cache's config (`CACHE_OPTIONS`): eviction_policy, track_misses, ... `tenants`
-        may be a function that makes them of the blocks to give out, called when the pool has its size.
-    kv_events: where the cache's KV events are published (docs/events.md): an endpoint such as "tcp://127.0.0.1:5557",
-        or a dict of `KVEventPublisher`'s arguments; None for nowhere. `close` ends the publisher.
-    clock: seconds, told to the cache in every step: for residency, the history and the expiry of `retain`.
-    preemption: where a sequence goes that makes room: "recompute" or "swap" (needs num_cpu_blocks).
-    speculation: `PromptLookup` to try several tokens a step; the tokens are the same with and without.
-    attention_backend: "auto" for the first that is installed and can serve the tensors, or the name of one
-        (`attention.backends`): flash_attention_3, sdpa.
-    tensor_parallel: ranks that share the model's heads and features, this process among them; the others are started,
-        and end with `close`, with this object or with this process. The blocks are the same on all of them.
-    context_parallel: ranks that share the tokens of every sequence instead, each with the whole model: token i is on
-        rank (i // context_interleave) % context_parallel. block_size is a rank's part of a block; the cache's blocks
-        hold as many times more tokens as there are ranks.
+    `cache` is the manager, `kv_cache` the tensors, `memory` the memory use in bytes, and `offload` the connection to
+    the tiers (None without tiers). Keys and values have the model's dtype and device. An engine is not thread-safe.
 
-    tiers: of `blockyard_tiers`, below the pool, nearest first (docs/tiers.md): what is computed is stored there, and
-        prompts that begin with it load it, also after a restart. `close` closes them. They need the extra `tiers`, and
-        all ranks on one machine. tier_buffer_bytes: host memory for objects on their way to and from them.
+    Args:
+        model: a model whose layers all compute causal attention, over all tokens or a sliding window, through
+            transformers' attention interface (docs/engine.md lists them). A new engine tests it first. Its attention is
+            switched only during a step.
+        tokenizer: the model's tokenizer; None if all prompts are token ids.
+        num_blocks: number of blocks in the pool; None for as many as fit. On CUDA the engine runs its largest step and
+            takes what `gpu_memory_utilization` leaves; on a CPU it takes 1 GiB of keys and values, or the memory of a
+            sequence of max_model_len tokens if that is more, within half of the machine's available memory.
+        kv_cache_memory_bytes: size of the pool in bytes on each rank, instead of `num_blocks`; no step is run then.
+        block_size: tokens per block, on each rank.
+        max_num_seqs: sequences that run at once.
+        max_num_batched_tokens: tokens computed in one step, at least max_num_seqs; longer prompts are computed in
+            chunks.
+        max_model_len: tokens of the longest sequence; None for the model's own limit.
+        enable_prefix_caching: whether prompts reuse the blocks of earlier ones with the same prefix.
+        gpu_memory_utilization: share of a CUDA device's memory that may be in use in total, other processes included.
+        num_cpu_blocks: blocks of a pool in CPU memory for evicted blocks; 0 for none.
+        swap_space_bytes: size of the CPU pool in bytes, instead of `num_cpu_blocks`.
+        preemption: "recompute", or "swap" to move a preempted sequence to the CPU pool (needs one).
+        speculation: `PromptLookup` to try several tokens a step, or None; the generated tokens are the same.
+        attention_backend: "auto" for the first installed backend that supports the tensors, or a name
+            (`attention.backends`): flash_attention_3, sdpa.
+        cache_options: further fields of the cache's config (`CACHE_OPTIONS`): eviction_policy, track_misses, ...
+            `tenants` may be a function from the number of usable blocks to the tenants, called once the pool's size is
+            known.
+        kv_events: where to publish the cache's KV events (docs/events.md): an endpoint such as "tcp://127.0.0.1:5557",
+            or a dict of `KVEventPublisher`'s arguments; None to publish none. `close` ends the publisher.
+        clock: returns the time in seconds, passed to the cache in every step: for residency, the history and `retain`.
+        tensor_parallel: ranks that share the model's heads and features, this process included. The engine starts the
+            other processes; they end with `close`, with the engine or with this process. All ranks have the same
+            blocks.
+        context_parallel: ranks that share the tokens of every sequence, each with the whole model. Token i is on rank
+            (i // context_interleave) % context_parallel, and a block of the cache holds block_size tokens on each rank.
+        context_interleave: consecutive tokens that stay on one rank.
+        tiers: tiers of `blockyard_tiers` below the pool, nearest first (docs/tiers.md). Computed blocks are stored
+            there and loaded for later prompts with the same prefix, even after a restart. `close` closes them. They
+            need the extra `tiers`, and all ranks on one machine.
+        tier_buffer_bytes: host memory for objects on their way to and from tiers.
 
-    `cache` is the manager, `kv_cache` the tensors and `memory` the sum of bytes, to look at. Keys and values have the
-    model's dtype and device. Not safe for use by several threads at once.
-
-    Raises `InvalidArgument` for sizes outside their limits or too large for the device, `ModelError` for a model that
-    the engine cannot serve, `RankError` for ranks that disagree or end.
+    Raises:
+        InvalidArgument: an argument is outside its limits or too large for the device.
+        ModelError: the engine cannot serve this model.
+        RankError: ranks disagree, or one has ended.
     """
 
     def __init__(
@@ -142,36 +149,38 @@ class Engine:
             kv_events=kv_events,
         )
         given = list(tiers)
-        self._ranks = ranks_of(tensor_parallel, context_parallel, context_interleave, model, block_size, max_model_len)
-        with ended_on_error(self._ranks):
+        self._ranks = start_ranks(
+            tensor_parallel, context_parallel, context_interleave, model, block_size, max_model_len
+        )
+        with closing_on_error(self._ranks):
             if given:
                 self._ranks.require_one_machine("tiers")
-            parts = assemble(model, options, self._ranks)
+            components = build_components(model, options, self._ranks)
         weakref.finalize(self, self._ranks.close)
         self.tokenizer = tokenizer
-        self.shape, self.memory = parts.shape, parts.memory
-        self.cache, self.kv_cache, self.kv_events = parts.cache, parts.kv_cache, parts.kv_events
-        self._borrowed, self._runner = parts.borrowed, parts.runner
-        #: Ranks that carry out its steps.
+        self.shape, self.memory = components.shape, components.memory
+        self.cache, self.kv_cache, self.kv_events = components.cache, components.kv_cache, components.kv_events
+        self._patched, self._runner = components.patched, components.runner
+        #: Number of ranks that carry out each step.
         self.num_ranks = self._ranks.size
-        #: The states of a hybrid model; None without any, and where several ranks carry out steps.
-        self.state_slots = parts.runner.slots if isinstance(parts.runner, ModelRunner) else None
-        self._scheduler = Scheduler(self.cache, max_num_batched_tokens, parts.preemption)
-        #: What binds the engine to its tiers; None without any.
-        carry_out = partial(_carry_out, parts.runner, self._scheduler)
-        with ended_on_error(self._ranks):
-            self.offload = offload_of(
-                given, tier_buffer_bytes, parts, self._ranks, max_num_batched_tokens, carry_out, clock
+        #: State slots of a hybrid model; None without states, and with several ranks.
+        self.state_slots = components.runner.slots if isinstance(components.runner, ModelRunner) else None
+        self._scheduler = Scheduler(self.cache, max_num_batched_tokens, components.preemption)
+        carry_out = partial(_carry_out, components.runner, self._scheduler)
+        with closing_on_error(self._ranks):
+            self.offload = make_offload(
+                given, tier_buffer_bytes, components, self._ranks, max_num_batched_tokens, carry_out, clock
             )
-        self._scheduler.use(self.offload)
-        self._intake = Intake(self.shape, tokenizer, self._scheduler.limits, speculation)
+        self._scheduler.set_offload(self.offload)
+        self._input_processor = InputProcessor(self.shape, tokenizer, self._scheduler.limits, speculation)
         self._clock = clock
         #: Ids of the requests that computed something in the last step, also if it raised.
         self.last_step_ids: tuple[int, ...] = ()
-        #: Tokens that speculation proposed, and those that the model confirmed, since the engine was made.
+        #: Tokens that speculation has proposed so far.
         self.num_drafted_tokens = 0
-        #: Steps of a sequence in which it proposed any.
+        #: Drafts proposed so far, one per sequence and step.
         self.num_drafts = 0
+        #: Proposed tokens that the model has confirmed so far.
         self.num_accepted_tokens = 0
 
     @classmethod
@@ -180,8 +189,14 @@ class Engine:
     ) -> Engine:
         """Return an engine for the model in a folder (safetensors) or a .gguf file, which is converted once.
 
-        options: as for `Engine`. Nothing is downloaded. Raises `ModelError`, in one sentence, if there is no such
-        model or it cannot be read, and `PublisherError` before it is loaded for `kv_events` whose port is in use.
+        Nothing is downloaded. Raises `ModelError` if there is no such model or it cannot be read, and, before anything
+        is loaded, `PublisherError` if the port of `kv_events` is in use.
+
+        Args:
+            path: a folder with config.json and safetensors, or a .gguf file.
+            dtype: dtype of the weights, keys and values.
+            device: the torch device.
+            options: arguments of `Engine`.
         """
         require_bindable_events(options.get("kv_events"))
         model, tokenizer = load_model(path, dtype, device)
@@ -189,8 +204,6 @@ class Engine:
             if type(options.get(name)) is int:
                 options[name] = StartedPeers(options[name], path)
         return cls(model, tokenizer, **options)
-
-    # Prompts to their ends.
 
     def generate(
         self,
@@ -202,22 +215,25 @@ class Engine:
         progress: bool = False,
         on_step: Callable[[StepReport], None] | None = None,
     ) -> list[GenerationResult]:
-        """Run prompts to their ends and return their results, in the order of the prompts.
+        """Run all prompts until they are finished and return their results in the order of the prompts.
 
-        prompts: each a string, a list of chat messages ({"role": ..., "content": ...}), or a list of token ids.
-        sampling: one for all, or one for each; greedy and 128 tokens if None. extra_keys, tenant: of all of them, as
-        for `add_request`. progress: draw a bar on stderr, if that is a terminal. on_step: called after each step; it
-        may abort requests.
+        Raises `NeverFits` or `InvalidArgument` if one of the prompts cannot be served, before any is run. After any
+        other error, also in `on_step`, all sequences are freed and the cache is consistent.
 
-        Raises `NeverFits` or `InvalidArgument` for a prompt that cannot be served, before any is run. If anything
-        else raises, on_step too, every sequence is freed and the cache stays whole.
+        Args:
+            prompts: each a string, a list of chat messages ({"role": ..., "content": ...}), or a list of token ids.
+            sampling: one for all prompts, or one for each; None for greedy with 128 tokens.
+            extra_keys: extra keys of all prompts, as for `add_request`.
+            tenant: tenant of all prompts, as for `add_request`.
+            progress: whether to draw a progress bar, if stderr is a terminal.
+            on_step: called after each step; it may abort requests.
         """
         self._require_idle("generate")
-        requests = self._intake.requests(prompts, sampling, extra_keys, tenant)
+        requests = self._input_processor.requests(prompts, sampling, extra_keys, tenant)
         for request in requests:
             self._scheduler.add(request)
         try:
-            with self._borrowed, WorkBar("generating", len(requests), progress) as bar:
+            with self._patched, WorkBar("generating", len(requests), progress) as bar:
                 num_tokens = num_finished = 0
                 while self.has_unfinished:
                     report = self.step()
@@ -241,10 +257,10 @@ class Engine:
         length_penalty: float = 1.0,
         early_stopping: bool | str = False,
     ) -> list[Completion]:
-        """The likeliest continuations of a prompt, best first: `num_beams` of them; see `BeamOptions` for the rest.
+        """Return the `num_beams` most likely continuations of a prompt, best first.
 
-        Raises `NeverFits` if an empty cache could not hold the beams, `InvalidArgument` for values outside their
-        limits or while requests are unfinished.
+        `BeamOptions` documents the options. Raises `NeverFits` if an empty cache could not hold the beams, and
+        `InvalidArgument` for values outside their limits or while requests are unfinished.
         """
         options = BeamOptions(num_beams, max_tokens, length_penalty, early_stopping)
         return self._search_beams({"prompt": prompt}, options)[0]
@@ -257,7 +273,7 @@ class Engine:
         length_penalty: float = 1.0,
         early_stopping: bool | str = False,
     ) -> list[list[Completion]]:
-        """A `beam_search` for each prompt, as many side by side as the cache is sure to hold; raises likewise."""
+        """Run `beam_search` for each prompt, as many at once as the cache is sure to hold. Raises as `beam_search`."""
         options = BeamOptions(num_beams, max_tokens, length_penalty, early_stopping)
         return self._search_beams({f"prompt {number}": prompt for number, prompt in enumerate(prompts)}, options)
 
@@ -293,37 +309,42 @@ class Engine:
         priority: int = 0,
         extra_keys: Sequence[ExtraKey] = (),
         session: str | None = None,
-        given: Sequence[int] = (),
+        answer_prefix: Sequence[int] = (),
         tenant: str | None = None,
     ) -> int:
-        """Queue one prompt for `step`; returns its request id. Raises as `generate` does.
+        """Queue one prompt for `step` and return its request id. Raises as `generate` does.
 
-        priority: lower goes first; a level is worth 256 steps of waiting (`scheduling.scheduler`). extra_keys: a
-        `CacheSalt`, say: it shares blocks only with requests that have the same ones (`blockyard.keys`). session: a
-        name for the conversation that this is a turn of, 1 to 200 characters, for `hint`; None for none. given: the
-        first tokens of the answer, chosen elsewhere, perhaps by an engine that died: it goes on behind them as if it
-        had chosen them itself. Positions, penalties, draws from the seed, `min_tokens` and `stop` count them; steps
-        report what follows them, the result has all. In float32 the answer is that of an undisturbed run. They are for
-        one completion without logprobs, at most max_tokens - 1, and none of them may end the answer. tenant: the name
-        of whose it is, where `cache_options` has `tenants`; None for what extra_keys say. A salt stands behind the
-        tenant's own then (`tenants.Roster.keys_of`).
+        Args:
+            prompt: a string, a list of chat messages, or a list of token ids.
+            sampling: sampling parameters; None for greedy with 128 tokens.
+            priority: lower is served first; one level equals 256 steps of waiting (`scheduling.scheduler`).
+            extra_keys: keys such as `CacheSalt` (`blockyard.keys`); blocks are shared only between requests with equal
+                keys.
+            session: name of the conversation that this request continues, 1 to 200 characters, for `hint`; None for
+                none.
+            answer_prefix: first tokens of the answer, chosen elsewhere, such as by an engine that died. The request
+                continues after them as if it had chosen them itself: positions, penalties, draws, `min_tokens` and
+                `stop` count them. Steps report only later tokens; the result has all. In float32 the answer equals that
+                of an undisturbed run. Only for one completion without logprobs; at most max_tokens - 1 tokens, none of
+                which may end the answer.
+            tenant: name of the request's tenant if `cache_options` has `tenants`; None for the tenant that extra_keys
+                name. A salt follows the tenant's own then (`tenants.Roster.keys_of`).
         """
         require_int("priority", priority, -_MAX_PRIORITY, _MAX_PRIORITY)
         wanted = SamplingParams() if sampling is None else sampling
-        request = self._intake.request("prompt", prompt, wanted, priority, extra_keys, session, tenant)
-        self._intake.go_on(request, given)
+        request = self._input_processor.request("prompt", prompt, wanted, priority, extra_keys, session, tenant)
+        self._input_processor.resume(request, answer_prefix)
         self._scheduler.add(request)
         return request.request_id
 
     def hint(self, session: str, *, over: bool = False) -> HintOutcome:
-        """Say that a session is over, or take that back (`KVCacheManager.hint`).
+        """Signal that a session is over, or withdraw that (`KVCacheManager.hint`).
 
-        What is said holds for the session's newest state and until its next turn is admitted, whatever became of the
-        one before: of `n` completions, of a request that was preempted or aborted. It changes what is evicted first,
-        and no token. A session is known from the step that admits its first request; until then the answer is
-        `HintOutcome.UNKNOWN`.
+        The hint holds for the session's newest state until its next turn is admitted, also after a preemption or an
+        abort. It changes the order of eviction, but no token. A session is known once its first request is admitted;
+        before that the answer is `HintOutcome.UNKNOWN`.
 
-        Cost as of `KVCacheManager.hint`. Raises `InvalidArgument` for a name that cannot be.
+        Raises `InvalidArgument` for an invalid name.
         """
         name = require_session("session", session)
         return self.cache.hint(name, over=over)
@@ -336,10 +357,13 @@ class Engine:
         seconds: float | None = None,
         extra_keys: Sequence[ExtraKey] = (),
     ) -> int:
-        """Ask that the cached blocks `token_ids` begins with be evicted last, for `seconds` by the engine's clock.
+        """Ask the cache to evict the cached blocks of a prefix last, and return how many blocks that concerns.
 
-        Returns how many blocks it concerns. `KVCacheManager.retain` says the rest, and raises; `num_retained_of` says
-        how many of a prompt's blocks a wish still keeps.
+        Args:
+            token_ids: tokens whose longest cached prefix is retained.
+            priority: as in `KVCacheManager.retain`, which also lists the errors.
+            seconds: duration by the engine's clock; None for no limit.
+            extra_keys: extra keys that the tokens were cached under.
         """
         now = self._clock()
         self.cache.advance_time(now)
@@ -351,120 +375,123 @@ class Engine:
         )
 
     def num_retained_of(self, token_ids: Sequence[int], *, extra_keys: Sequence[ExtraKey] = ()) -> int:
-        """Count the cached blocks `token_ids` begins with that `retain` keeps now, by the engine's clock."""
+        """Return how many cached blocks of a prefix are retained now, by the engine's clock."""
         self.cache.advance_time(self._clock())
         return self.cache.num_retained_of(token_ids, extra_keys=tuple(extra_keys))
 
     def max_new_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
-        """Return the largest max_tokens that `add_request` takes for such a prompt; 0 if none."""
+        """Return the largest max_tokens that `add_request` accepts for a prompt of this length; 0 if none."""
         return self.limits.max_new_tokens(num_prompt_tokens, n)
 
     @property
     def limits(self) -> CacheLimits:
-        """Says which sizes of requests an empty cache can carry to their end."""
+        """Sizes of requests that an empty cache can serve."""
         return self._scheduler.limits
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of the longest sequence that it can carry to its end: the model's limit, or what the pool can hold."""
+        """Tokens of the longest sequence that can be served: the model's limit, or the pool's if that is smaller."""
         return self.limits.max_model_len
 
     def abort_request(self, request_id: int) -> GenerationResult:
-        """Drop a request, wherever it is, and free all its blocks; returns what came of it so far.
+        """Drop a request, free all its blocks, and return its result so far.
 
-        Raises `InvalidArgument` if there is none of this id.
+        Raises `InvalidArgument` if no request with this id is waiting or running.
         """
         request = self._scheduler.abort(request_id)
         if request is None:
-            raise InvalidArgument(f"request_id is {request_id}; no such request waits or runs")
+            raise InvalidArgument(f"request_id is {request_id}; no request with this id is waiting or running")
         self.cache.pool.publish_events()
         return request.result()
 
     def abort_all(self) -> None:
-        """Drop every request."""
+        """Drop every request and free its blocks."""
         self._scheduler.abort_all()
         self.cache.pool.publish_events()
 
     def preempt_all(self) -> None:
-        """Free the blocks of all that runs or is swapped out and queue it again with its tokens.
+        """Free the blocks of all running and swapped-out requests and queue them again with their tokens.
 
-        It will find much of it cached.
+        Most of their tokens usually hit the cache when they are admitted again.
         """
         self._scheduler.forget_swapped()
         self._scheduler.preempt_running()
         self.cache.pool.publish_events()
 
     def forget_computed(self) -> None:
-        """Forget every key, value and state, so that all tokens are computed again: the model has new weights.
+        """Drop all keys, values and states, so that all tokens are computed again with new weights.
 
-        Call it after the weights were replaced in place, before the next step. Requests keep the tokens that they
-        have; hand-overs on their way are refused (docs/engine.md, "New weights"). Raises `InvalidArgument` for an
-        engine of several ranks: the models of the others keep the old weights. O(blocks).
+        Call it after the weights were replaced in place, before the next step. Requests keep their tokens; hand-overs
+        in progress are refused (docs/engine.md, "New weights"). Raises `InvalidArgument` for an engine of several
+        ranks, since the other ranks' models keep the old weights. O(blocks).
         """
         if self.num_ranks > 1:
             raise InvalidArgument(
-                f"forget_computed: the engine has {self.num_ranks} ranks, and new weights reach this process's model "
-                "only; make a new engine"
+                f"forget_computed: the engine has {self.num_ranks} ranks, and the weights were replaced only in this "
+                "process; make a new engine"
             )
         self.preempt_all()
         self.cache.reset_prefix_cache()
 
     @property
     def attention_backend(self) -> str:
-        """Return the name of the attention backend in use."""
+        """Name of the attention backend in use."""
         return self._runner.attention_backend
 
     @property
     def has_unfinished(self) -> bool:
-        """Return whether requests wait or run."""
+        """True while any request is waiting or running."""
         return bool(self._scheduler.running or self._scheduler.waiting)
 
     @property
     def num_running(self) -> int:
-        """Count the requests of which something runs."""
+        """Number of requests with a running sequence."""
         return len(self._scheduler.running_ids())
 
     @property
     def num_waiting(self) -> int:
-        """Count the requests of which nothing runs."""
+        """Number of requests without a running sequence."""
         return len(self._scheduler.requests()) - self.num_running
 
     @property
     def num_deferred(self) -> int:
-        """Count the waiting requests that waited, at the last step, for another to compute their beginning."""
+        """Number of waiting requests that waited, at the last step, for another to compute their prefix."""
         return len(self._scheduler.deferred_ids())
 
     @property
     def num_loading(self) -> int:
-        """Return how many waiting requests waited, at the last step, for a tier."""
+        """Number of waiting requests that waited for a tier at the last step."""
         return self._scheduler.num_loading
 
     def pause_for_tiers(self, report: StepReport) -> None:
-        """Wait a millisecond where the last step computed nothing because all requests wait for tiers."""
+        """Sleep a millisecond if the last step computed nothing because all requests wait for tiers."""
         if self.num_loading and report.num_tokens == 0:
             time.sleep(_LOADING_PAUSE_SECONDS)
 
     @property
     def num_preemptions(self) -> int:
-        """Return how often a sequence was preempted to make room, since the engine was made."""
+        """Number of sequences preempted to make room so far."""
         return self._scheduler.num_preemptions
 
     @property
     def num_cpu_hit_tokens(self) -> int:
-        """Count the prompt tokens, of those that the cache had, whose keys and values lay in the CPU pool."""
+        """Number of cached prompt tokens that were loaded from the CPU pool."""
         return self._scheduler.cpu_hits.num_tokens
 
     @property
     def loading_blocks(self) -> npt.NDArray[np.int32]:
-        """Return blocks of the pool that the latest step fills from the CPU pool, or the next one, int32 (n,). O(n)."""
+        """Pool blocks that the latest or next step fills from the CPU pool, int32 (n,). O(n)."""
         return self._scheduler.moves.loading()
 
     def step(self, *, only: Collection[int] | None = None, keep_on_error: bool = False) -> StepReport:
-        """Run one step: schedule, compute, choose tokens, and end what is finished.
+        """Run one step: schedule, compute, sample, and retire finished sequences.
 
-        only: ids of the requests that take part; the others sit still. If it raises, every request is dropped and its
-        blocks are freed; with keep_on_error they are queued again instead, with the tokens that they
-        had before the step. Either way nothing that was not computed can be hit.
+        After an error, nothing that was not computed can be hit.
+
+        Args:
+            only: ids of the requests that may take part; None for all.
+            keep_on_error: if the step raises, queue every request again with the tokens that it had before the step; by
+                default every request is dropped and its blocks are freed.
         """
         self._ranks.require_all()
         try:
@@ -490,25 +517,22 @@ class Engine:
 
     @property
     def request_ids(self) -> frozenset[int]:
-        """Return all waiting and running requests. O(requests)."""
+        """Ids of all waiting and running requests. O(requests)."""
         return frozenset(self._scheduler.requests())
 
     def prepare(self, name: str, prompt: Prompt, sampling: SamplingParams, extra_keys: Sequence[ExtraKey]) -> Request:
-        """Return a request that is checked and not queued, for `adopt`. name: what errors call the prompt.
+        """Return a checked request that is not queued, for `adopt`. Raises as `add_request`.
 
-        Raises as `add_request`.
+        `name` is the prompt's name in errors.
         """
-        return self._intake.request(name, prompt, sampling, extra_keys=extra_keys)
+        return self._input_processor.request(name, prompt, sampling, extra_keys=extra_keys)
 
     def adopt(self, request: Request, seq: int) -> None:
-        """Run a prepared request whose prompt was computed elsewhere and whose first token is chosen.
-
-        seq: its sequence, which is the engine's from now on.
-        """
+        """Run a prepared request whose prompt and first token were computed elsewhere; the engine takes over `seq`."""
         self._scheduler.adopt(request, seq)
 
-    def take_out(self, request_id: int, take: Callable[[int], _Taken]) -> _Taken:
-        """Give the sequence of a running request to `take`, and forget the request; returns what `take` does.
+    def detach(self, request_id: int, take: Callable[[int], _Taken]) -> _Taken:
+        """Pass the sequence of a running request to `take`, drop the request, and return the result of `take`.
 
         If `take` raises, the sequence is freed.
         """
@@ -521,40 +545,40 @@ class Engine:
         return taken
 
     def move_blocks(self, plan: SwapPlan) -> None:
-        """Carry out at once what a plan moves that was made outside of a step."""
+        """Carry out the block moves of a plan at once, outside a step."""
         self._scheduler.moves.note(plan)
         self._scheduler.moves.carry_out(self.kv_cache, self.state_slots)
 
     def close(self) -> None:
-        """End the other ranks, the publisher of KV events and the tiers, if there are any. A second call does nothing.
+        """End the other ranks, the publisher of KV events and the tiers. A second call does nothing.
 
-        What is being stored may take 5 seconds to end.
+        Waits up to 5 seconds for stores in progress.
         """
         if self.offload is not None:
-            self.offload.close(0.0 if self.lost else _STORING_SECONDS)
+            self.offload.close(0.0 if self.rank_failure else _STORING_SECONDS)
         self._ranks.close()
         if self.kv_events is not None:
             self.kv_events.close()
 
     @property
-    def lost(self) -> str | None:
-        """Return why no more steps can be made, as when a rank has ended; None while they can."""
-        return self._ranks.lost
+    def rank_failure(self) -> str | None:
+        """Reason why no steps are possible, such as a rank that has ended; None while they are."""
+        return self._ranks.failure
 
-    def silence(self) -> str | None:
-        """Why no step can be made now, asked of every rank; None while all answer. For any thread; it may wait seconds.
+    def ping_ranks(self) -> str | None:
+        """Ask every rank for a sign of life; return why no step is possible now, or None if all answer.
 
-        A rank that was killed is not `lost` until the system has taken its memory back, and one that was stopped is not
-        until a step has waited for it; neither answers.
+        Thread-safe; may wait for seconds. It also finds ranks that are stopped, or killed but not yet reaped, which
+        `rank_failure` does not report.
         """
-        return self._ranks.silence()
+        return self._ranks.ping()
 
-    def on_lost(self, call: Callable[[str], None]) -> None:
-        """Have `call` told why, in a thread of its own, when a rank has ended; at once if it has."""
-        self._ranks.tell(call)
+    def on_rank_failure(self, call: Callable[[str], None]) -> None:
+        """Call `call` with the reason, in a thread, once a rank has ended; at once if one has already ended."""
+        self._ranks.on_failure(call)
 
     def _recover(self, keep: bool) -> None:
-        """A step or a search broke: leave a whole cache, and blocks that hold what they are said to hold."""
+        """After a failed step or search, carry out the pending moves, or drop the cached blocks if that fails too."""
         try:
             self._runner.carry_out(self._scheduler.moves)
         except Exception:  # the device is failing: nothing that should have been moved may be found
@@ -567,7 +591,7 @@ class Engine:
             self._scheduler.abort_all()
 
     def _compute(self, step: ScheduledStep) -> list[list[Choice]]:
-        """Return what follows each row: nothing, tokens one after another, or a first token for each completion."""
+        """Return the tokens chosen for each row: none, consecutive ones, or a first token for each completion."""
         if step.plan is None:
             self._runner.carry_out(self._scheduler.moves)
             return []
@@ -576,14 +600,14 @@ class Engine:
         batch = ForwardBatch.of(step.plan, self.cache.config.layer_groups, num_logits, drafts)
         logits = self._runner.run(batch, self._scheduler.moves)
         chooser = StepSampler(logits)
-        chosen, place = [], 0
+        chosen, first_row = [], 0
         for row in step.rows:
-            chosen.append(_choices(chooser, row, place) if row.samples else [])
-            place += row.num_logits
+            chosen.append(_choices(chooser, row, first_row) if row.samples else [])
+            first_row += row.num_logits
         return chosen
 
     def _conclude(self, step: ScheduledStep, chosen: list[list[Choice]]) -> StepReport:
-        """Tell the cache what was computed, and hand the tokens out. If a tokenizer raises, no branch has any."""
+        """Commit the step and distribute its tokens. If a tokenizer raises, no branch keeps any."""
         marks = [(branch, branch.mark()) for row in step.rows for branch in _takers(row.branch)]
         try:
             return self._hand_out(step, chosen)
@@ -616,18 +640,9 @@ class Engine:
         self.num_drafted_tokens += step.num_drafted
         self.num_drafts += sum(1 for row in step.rows if row.draft)
         self.num_accepted_tokens += num_accepted
-        return self._report(step, new_tokens, self._retire(step), num_accepted)
-
-    def _retire(self, step: ScheduledStep) -> list[GenerationResult]:
-        """End what is finished; returns the results of requests of which that was the last."""
         requests = dict.fromkeys(row.branch.request for row in step.rows)
-        ended = [branch for branch in self._scheduler.running if branch.finish_reason is not None]
-        self._scheduler.retire(ended)
-        return [request.result() for request in requests if request.is_finished]
-
-    def _report(
-        self, step: ScheduledStep, new_tokens: list[NewToken], finished: list[GenerationResult], num_accepted: int
-    ) -> StepReport:
+        self._scheduler.retire([branch for branch in self._scheduler.running if branch.finish_reason is not None])
+        finished = [request.result() for request in requests if request.is_finished]
         return StepReport(
             num_tokens=int(step.num_scheduled.sum()),
             num_seqs=len(step.rows),
@@ -643,11 +658,13 @@ class Engine:
     def _require_idle(self, call: str) -> None:
         if self.has_unfinished:
             number = len(self._scheduler.requests())
-            raise InvalidArgument(f"{call}: {number} requests of add_request are unfinished; step them first")
+            raise InvalidArgument(
+                f"{call}: {number} requests of add_request are unfinished; call step until has_unfinished is False"
+            )
 
 
 def _carry_out(runner: StepRunner, scheduler: Scheduler, plan: StepPlan) -> None:
-    """Move at once all that a plan moves to make room for what tiers bring, behind what waits already."""
+    """Carry out at once all moves of a plan that makes room for loads from tiers, after those already pending."""
     scheduler.note_fill(plan)
     runner.carry_out(scheduler.moves)
 
@@ -657,21 +674,20 @@ def _forks(branch: Branch) -> bool:
 
 
 def _takers(branch: Branch) -> list[Branch]:
-    """Return those that take the tokens chosen for a branch: all of a request's behind its prompt."""
+    """Return the branches that receive the tokens of a row: after a prompt, all branches of its request."""
     return branch.request.branches if _forks(branch) else [branch]
 
 
-def _choices(chooser: StepSampler, row: StepRow, place: int) -> list[Choice]:
+def _choices(chooser: StepSampler, row: StepRow, first_row: int) -> list[Choice]:
     branch, request = row.branch, row.branch.request
     num_prompt, stops = len(request.prompt_token_ids), request.stop_token_ids
-    asked = [Asked(request.sampling, other.index, num_prompt, stops) for other in _takers(branch)]
+    contexts = [SamplingContext(request.sampling, other.index, num_prompt, stops) for other in _takers(branch)]
     if _forks(branch):
-        return [chooser.choose(place, one, branch.token_ids) for one in asked]
-    return chooser.verify(place, asked[0], branch.token_ids, row.draft)
+        return [chooser.choose(first_row, context, branch.token_ids) for context in contexts]
+    return chooser.verify(first_row, contexts[0], branch.token_ids, row.draft)
 
 
 def _take(branch: Branch, choices: list[Choice]) -> list[NewToken]:
-    """Take tokens one after another until one ends the branch."""
     taken = []
     for choice in choices:
         if branch.finish_reason is None:

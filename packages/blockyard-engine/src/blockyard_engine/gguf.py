@@ -1,9 +1,9 @@
-"""GGUF files converted once to safetensors, in the user's cache folder, checked by hash.
+"""Converts GGUF files once to safetensors, in the user's cache folder, and checks the result by hash.
 
-Reading a GGUF file means dequantizing it: seconds for a small model, every time. The converted folder loads in less
-than one. Its name carries the hash of the GGUF file, so that another file never meets it; a manifest carries the
-hashes of what was written, so that a broken copy is made anew instead of served. One process converts at a time, the
-others wait for it: ranks of one model find the folder that the first of them has made.
+Reading a GGUF file means dequantizing it, which takes seconds even for a small model; the converted folder loads in
+less than one. The folder's name carries the hash of the GGUF file, and a manifest the hashes of the folder's files, so
+a damaged copy is converted again. One process converts at a time; others, such as further ranks, wait and use its
+folder.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from blockyard.arguments import reason
 from blockyard.errors import MissingExtra, ModelError
 
 _MANIFEST = "blockyard.json"
-#: Without them no model can be loaded from a folder, whatever its manifest lists.
+#: Files that a folder must have, whatever its manifest lists.
 _NEEDED = ("config.json", "model.safetensors")
-#: Raised when the conversion changes, so that older folders are left behind.
+#: Version of the conversion; increase it when the conversion changes.
 _FORMAT = 1
 
 
 def converted_folder(gguf_file: Path, cache_folder: Path | None = None) -> Path:
-    """Return the folder with `gguf_file` as safetensors in float32, and its tokenizer; convert it if need be.
+    """Return the folder with `gguf_file` as float32 safetensors and its tokenizer; convert it first if needed.
 
-    cache_folder: where it is kept; "blockyard" in the user's cache folder if None. Raises `ModelError` if the file
-    is no readable model or the folder cannot be written, `MissingExtra` if a package for the conversion is absent.
+    It is in `cache_folder`, by default "blockyard" in the user's cache folder. Raises `ModelError` if the file is not a
+    readable model or the folder cannot be written, and `MissingExtra` if a package for the conversion is missing.
     """
     try:
         parent = (cache_folder or platformdirs.user_cache_path("blockyard")) / "models"
@@ -51,8 +51,10 @@ def converted_folder(gguf_file: Path, cache_folder: Path | None = None) -> Path:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a model can be loaded from a converted folder: config and weights are there, and every file is as it was
-    written. Reads all of it: 0.3 s for 500 MB."""
+    """Return whether a converted folder is complete and all of its files match the manifest.
+
+    Reads all of them: 0.3 s for 500 MB.
+    """
     try:
         files = json.loads((folder / _MANIFEST).read_text())["files"]
         has_needed = all(name in files for name in _NEEDED)
@@ -62,18 +64,17 @@ def is_whole(folder: Path) -> bool:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _install(gguf_file: Path, target: Path) -> None:
-    """Make the folder beside its place, and move it there when it is whole."""
+    """Convert into a temporary folder, and rename it once it is complete."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="converting-") as work:
         made = Path(work) / "model"
         _convert(gguf_file, made)
         if not is_whole(made):
-            raise ModelError(f"{gguf_file.name} was converted into a folder from which no model can be loaded")
+            raise ModelError(f"{gguf_file.name} was converted, but the folder has no config or weights to load")
         if target.exists():
             shutil.rmtree(target)
         made.rename(target)

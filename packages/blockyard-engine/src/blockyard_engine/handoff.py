@@ -1,9 +1,8 @@
-"""Prefill here, decode there: the two doors of an engine through which computed prompts leave and come in.
+"""Disaggregated prefill with the reference engine: connectors that hand computed prompts from engine to engine.
 
-    from blockyard_engine.handoff import DecodeDoor, PrefillDoor
+    from blockyard_engine.handoff import DecodeConnector, PrefillConnector
 
-What goes between them, and over which transport, is `blockyard_engine.parallel`'s; docs/parallel.md shows both
-together.
+`blockyard_engine.parallel` has the messages and the transports; docs/parallel.md shows both together.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from .decoding.sampler import Choice
 from .engine import Engine
 from .parallel import HandoffReceiver, HandoffSender, HeadShards, Offer, PeerInfo, Transfer
 from .parallel.tensors import KVPort
-from .prompts import EncodedPrompt, Prompt
+from .prompt_encoding import EncodedPrompt, Prompt
 from .request import Request
 from .results import GenerationResult, NewToken, StepReport
 from .sampling import SamplingParams
 
-__all__ = ["DecodeDoor", "PrefillDoor", "Prefilled"]
+__all__ = ["DecodeConnector", "PrefillConnector", "PrefillResult"]
 
 
-def peer_of(engine: Engine, name: str, incarnation: int) -> PeerInfo:
-    """Return what an engine's cache is, for the handshake. Of an engine of one rank."""
+def peer_info(engine: Engine, name: str, incarnation: int) -> PeerInfo:
+    """Return the handshake's description of an engine's cache. The engine must have one rank."""
     if engine.num_ranks != 1:
-        raise InvalidArgument(f"the engine has {engine.num_ranks} ranks; a door serves an engine of one")
+        raise InvalidArgument(f"engine has {engine.num_ranks} ranks; a connector needs an engine with 1")
     if engine.shape.index is not None:
         raise InvalidArgument(
-            "the engine's model keeps index keys, which are not handed over; serve it with one engine"
+            "the engine's model has index keys, which cannot be handed over; serve it with one engine"
         )
     tensors, groups = engine.kv_cache, range(engine.kv_cache.places.num_groups)
     places = tensors.places
@@ -57,23 +56,29 @@ def peer_of(engine: Engine, name: str, incarnation: int) -> PeerInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefilled:
-    """A prompt that was computed, with its first token chosen: the offer's last one."""
+class PrefillResult:
+    """A computed prompt. The offer's last token is the first token of the answer."""
 
     request_id: int
     offer: Offer
 
 
-class PrefillDoor:
-    """An engine that computes prompts, chooses their first tokens, and offers both.
+class PrefillConnector:
+    """Producer of keys and values: computes prompts and their first tokens, and offers both.
 
-    engine: it should do nothing else. name, incarnation: as for `PeerInfo`. ttl: as for `HandoffSender`. While an
-    offer lives it has the row and the blocks of its sequence, and a hybrid model's state in the row's slot.
+    The engine should do nothing else. An offer holds the row and blocks of its sequence, and a hybrid model's state in
+    the row's slot.
+
+    Args:
+        engine: the engine.
+        name: name of this side, as for `PeerInfo`.
+        incarnation: number of this start, as for `PeerInfo`.
+        ttl: time to live of offers, as for `HandoffSender`.
     """
 
     def __init__(self, engine: Engine, name: str, incarnation: int, ttl: float) -> None:
         self.engine = engine
-        self.sender = HandoffSender(engine.cache, peer_of(engine, name, incarnation), ttl)
+        self.sender = HandoffSender(engine.cache, peer_info(engine, name, incarnation), ttl)
         self.port = KVPort(engine.kv_cache, slots=engine.state_slots)
         self._keys: dict[int, Sequence[ExtraKey]] = {}
 
@@ -85,10 +90,16 @@ class PrefillDoor:
         extra_keys: Sequence[ExtraKey] = (),
         tenant: str | None = None,
     ) -> int:
-        """Queue a prompt; returns its request id. Raises as `Engine.add_request`, and for n or logprobs.
+        """Queue a prompt and return its request id.
 
-        sampling: what the whole request asks for; the other side is given the same. tenant: as for the engine; the
-        offer has its salt, by which the other side knows whose blocks it takes.
+        Raises as `Engine.add_request`, and `InvalidArgument` for n above 1 or logprobs.
+
+        Args:
+            prompt: the prompt.
+            sampling: sampling parameters of the whole request; give the other side the same.
+            extra_keys: extra keys, as for `Engine.add_request`.
+            tenant: tenant, as for `Engine.add_request`. The offer carries its salt, which tells the other side the
+                tenant.
         """
         wanted = _required(SamplingParams() if sampling is None else sampling)
         least = min(wanted.max_tokens, max(2, wanted.min_tokens))
@@ -98,10 +109,10 @@ class PrefillDoor:
         self._keys[request_id] = self.engine.limits.roster.keys_of(tenant, tuple(extra_keys))
         return request_id
 
-    def step(self, now: float) -> tuple[list[Prefilled], list[GenerationResult]]:
-        """Run one step; the prompts that it has finished, and results of requests that ended with their first token.
+    def step(self, now: float) -> tuple[list[PrefillResult], list[GenerationResult]]:
+        """Run one step; return the computed prompts, and results of requests that ended with their first token.
 
-        now: for the time limits of offers. Raises as `Engine.step`.
+        Raises as `Engine.step`. `now` is the time for the offers' time to live.
         """
         self.sender.expire(now)
         report = _step(self.engine)
@@ -110,42 +121,51 @@ class PrefillDoor:
             self._keys.pop(result.request_id, None)
         return done, report.finished
 
-    def _offer(self, token: NewToken, now: float) -> Prefilled:
-        """Give the sender the sequence of a request whose first token was just chosen, and forget the request."""
+    def _offer(self, token: NewToken, now: float) -> PrefillResult:
         request_id = token.request_id
         keys = self._keys.pop(request_id)
-        offer = self.engine.take_out(request_id, lambda seq: self.sender.take_over(seq, now, keys))
-        return Prefilled(request_id, offer)
+        offer = self.engine.detach(request_id, lambda seq: self.sender.take_over(seq, now, keys))
+        return PrefillResult(request_id, offer)
 
 
-class DecodeDoor:
-    """An engine that goes on with prompts computed elsewhere, beside requests of its own.
+class DecodeConnector:
+    """Consumer of keys and values: continues prompts computed elsewhere, beside its own requests.
 
-    name, incarnation: as for `PeerInfo`. ttl: as for `HandoffReceiver`. Step the engine by `step` of this door.
+    Step the engine with `step` of the connector.
+
+    Args:
+        engine: the engine.
+        name: name of this side, as for `PeerInfo`.
+        incarnation: number of this start, as for `PeerInfo`.
+        ttl: time that a transfer may take, as for `HandoffReceiver`.
     """
 
     def __init__(self, engine: Engine, name: str, incarnation: int, ttl: float) -> None:
         self.engine = engine
-        peer = peer_of(engine, name, incarnation)
+        peer = peer_info(engine, name, incarnation)
         self.receiver = HandoffReceiver(engine.cache, peer, ttl, engine.move_blocks)
         self.port = KVPort(engine.kv_cache, slots=engine.state_slots)
         self._requests: dict[int, Request] = {}
 
     def accept(self, offer: Offer, sampling: SamplingParams | None, now: float) -> Transfer | Admission:
-        """Take blocks for an offer; fetch its keys and values next (`ReceiverLink.fetch`), then `finish`.
+        """Allocate blocks for an offer. Fetch its keys and values next (`ReceiverLink.fetch`), then call `finish`.
 
-        sampling: what the request asks for, as on the other side. Raises as `HandoffReceiver.accept`, and as
-        `Engine.add_request` for what cannot be served here.
+        Raises as `HandoffReceiver.accept`, and as `Engine.add_request` for requests that cannot be served here.
+
+        Args:
+            offer: the offer.
+            sampling: the request's sampling parameters, as on the other side.
+            now: the time.
         """
         wanted = _required(SamplingParams() if sampling is None else sampling)
         num_prompt = len(offer.token_ids) - 1
         if offer.num_computed != num_prompt:
             raise InvalidArgument(
-                f"the offer has {offer.num_computed} computed tokens of {num_prompt + 1}; no first token"
+                f"offer has {offer.num_computed} computed tokens of {num_prompt + 1}; all but the last must be computed"
             )
         vocab_size = self.engine.shape.vocab_size
         if int(offer.token_ids.max()) >= vocab_size:
-            raise InvalidArgument(f"the offer holds token {offer.token_ids.max()}; the vocabulary has {vocab_size}")
+            raise InvalidArgument(f"offer has token {offer.token_ids.max()}; the vocabulary has {vocab_size}")
         prompt = EncodedPrompt(offer.token_ids[:-1].tolist(), vocab_size)
         request = self.engine.prepare("offer", prompt, wanted, offer.extra_keys)
         transfer = self.receiver.accept(offer, now, f"request {request.request_id}, on its way in")
@@ -155,7 +175,7 @@ class DecodeDoor:
         return transfer
 
     def finish(self, transfer: Transfer, now: float) -> NewToken:
-        """Its keys and values are there: the request runs from the next step on. Returns its first token.
+        """Run the request of a completed transfer from the next step on, and return its first token.
 
         The token has the request's id, and a finish reason if it was the last. Raises as `HandoffReceiver.finish`.
         """
@@ -177,7 +197,7 @@ class DecodeDoor:
         return token
 
     def step(self, now: float) -> StepReport:
-        """Run one step of the engine, after giving up the transfers whose time is over. Raises as `Engine.step`."""
+        """Abort expired transfers, then run one step of the engine. Raises as `Engine.step`."""
         self.receiver.expire(now)
         self._forget_ended()
         return _step(self.engine)
@@ -188,7 +208,7 @@ class DecodeDoor:
 
 
 def _step(engine: Engine) -> StepReport:
-    """Return a step in which nothing may be possible, because what is needed is held by offers or on its way in."""
+    """Run a step that may compute nothing, because the blocks are held by offers or transfers."""
     return engine.step(only=engine.request_ids)
 
 
@@ -196,7 +216,9 @@ def _required(sampling: Any) -> SamplingParams:
     if not isinstance(sampling, SamplingParams):
         raise InvalidArgument(f"sampling is a {type(sampling).__name__}; it must be SamplingParams")
     if sampling.n > 1:
-        raise InvalidArgument(f"n is {sampling.n}; a prompt is handed over for one completion")
+        raise InvalidArgument(f"n is {sampling.n}; it must be 1 for a hand-over")
     if sampling.logprobs is not None:
-        raise InvalidArgument(f"logprobs is {sampling.logprobs}; those of the first token stay with the prefill")
+        raise InvalidArgument(
+            f"logprobs is {sampling.logprobs}; it must be None: the first token's are not handed over"
+        )
     return sampling

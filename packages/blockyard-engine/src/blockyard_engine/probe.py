@@ -1,4 +1,4 @@
-"""What a model asks of its cache, learned by running a few tokens through it, and what it asks that cannot be given."""
+"""Learns the shape of a model's cache by running a few tokens, and refuses models that the engine cannot serve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from blockyard.errors import ModelError
 from .attention.indexed import learn_index
 from .attention.interface import Attend, InOrder
 from .attention.softmax import Extras
-from .borrowing import ATTENTION_NAME, BorrowedModel
 from .checks.masks import (
     NUM_PROBE_TOKENS,
     keeps_index,
@@ -28,34 +27,38 @@ from .checks.masks import (
     require_same_window,
 )
 from .checks.trial import OWN_LENGTH, SMALL_LENGTH, can_afford, require_equal_logits, small_config, small_model
+from .patching import ATTENTION_NAME, PatchedModel
 from .shape import KVShape
 from .states.learning import learn_states
 
 
-def probe_model(borrowed: BorrowedModel, max_model_len: int | None = None) -> KVShape:
-    """Return what a model's layers ask of a KV cache, after a trial that the engine computes what the model does.
+def probe_model(patched: PatchedModel, max_model_len: int | None = None) -> KVShape:
+    """Return the shape of a model's KV cache, after a trial that compares the engine's logits with the model's own.
 
-    max_model_len: tokens of the longest sequence; the model's own limit if None. Raises `ModelError`, in a
-    sentence, for a model whose attention is not causal attention, over all tokens or a window, in every layer.
-    The trial is run on a small copy of the model, and on the model itself where that takes seconds (`checks.trial`).
+    The trial runs on a small copy of the model, and on the model itself if that takes only seconds (`checks.trial`).
+    Raises `ModelError` for a model whose layers do not all compute causal attention over all tokens or a window.
+
+    Args:
+        patched: the model.
+        max_model_len: tokens of the longest sequence; None for the model's own limit.
     """
-    shape = learn_shape(borrowed, max_model_len)
-    model = borrowed.model
-    facts = (shape, borrowed.device, borrowed.dtype, len(list(model.modules())), _text(model.config))
+    shape = learn_shape(patched, max_model_len)
+    model = patched.model
+    facts = (shape, patched.device, patched.dtype, len(list(model.modules())), _text(model.config))
     if _tried.get(model) != facts:
-        _try(borrowed, shape, _try_copy(type(model), model.config))
+        _try(patched, shape, _try_copy(type(model), model.config))
         _tried[model] = facts
     return shape
 
 
-#: What each model was when it passed its trial: an engine for the same model again does not repeat it.
+#: Facts about each model that has passed its trial; another engine for it does not repeat the trial.
 _tried: WeakKeyDictionary[Any, tuple[object, ...]] = WeakKeyDictionary()
-#: Classes and configs of which a small copy passed (True), or none could be made (False).
+#: Classes and configs whose small copy passed (True) or could not be made (False).
 _tried_copies: dict[tuple[type, str], bool] = {}
 
 
 def _try_copy(model_class: type, config: Any) -> bool:
-    """Try a small copy; returns whether there is one. Raises `ModelError` if it fails."""
+    """Try a small copy; return whether one could be made. Raises `ModelError` if it fails."""
     key = (model_class, _text(config))
     if key not in _tried_copies:
         copy = _small_copy(model_class, config)
@@ -65,15 +68,15 @@ def _try_copy(model_class: type, config: Any) -> bool:
     return _tried_copies[key]
 
 
-def _try(borrowed: BorrowedModel, shape: KVShape, has_copy: bool) -> None:
-    """Try the model itself: beyond its windows if no small copy did that, and if it takes seconds."""
+def _try(patched: PatchedModel, shape: KVShape, has_copy: bool) -> None:
+    """Try the model itself if that takes seconds; beyond its windows if no small copy did that."""
     length = OWN_LENGTH + (0 if has_copy else max(shape.windows))
-    if can_afford(borrowed, length):
-        require_equal_logits(borrowed, shape, length)
+    if can_afford(patched, length):
+        require_equal_logits(patched, shape, length)
     elif not has_copy:
         raise ModelError(
-            f"{type(borrowed.model).__name__} could not be tried: no small copy of it can be made, and {length} tokens "
-            f"of it take too long on {borrowed.device}"
+            f"{type(patched.model).__name__} could not be tried: no small copy of it can be made, and {length} tokens "
+            f"of it take too long on {patched.device}"
         )
 
 
@@ -82,16 +85,23 @@ def _text(config: Any) -> str:
     return text
 
 
-def learn_shape(borrowed: BorrowedModel, max_model_len: int | None = None) -> KVShape:
-    """Does as `probe_model`, from the config and a few tokens alone."""
-    model = borrowed.model
+def learn_shape(patched: PatchedModel, max_model_len: int | None = None) -> KVShape:
+    """Return the shape of a model's KV cache from its config and a few tokens, without a trial.
+
+    Raises `ModelError` as `probe_model` does.
+
+    Args:
+        patched: the model.
+        max_model_len: tokens of the longest sequence; None for the model's own limit.
+    """
+    model = patched.model
     config = model.config.get_text_config(decoder=True)
     limit = _max_model_len(config, max_model_len)
     refuse_unknown_fields(config, limit)
     require_known_cache(config)
     kept = own_windows(config)
-    borrowed.states = borrowed.index = None  # what it runs here are its own modules
-    seen = _run_tokens(borrowed, is_hybrid=keeps_states(config))
+    patched.states = patched.index = None  # run the model's own modules
+    seen = _run_tokens(patched, is_hybrid=keeps_states(config))
     num_layers = len(kept) if keeps_states(config) else int(config.num_hidden_layers)
     _require_all_layers(seen, num_layers, type(model).__name__)
     layer = seen.layers[0]
@@ -102,8 +112,8 @@ def learn_shape(borrowed: BorrowedModel, max_model_len: int | None = None) -> KV
         require_plain_mask(index, other.others["attention_mask"], window, limit)
         require_same_window(index, kept.get(index, window), window, limit)
         windows.append(window)
-    borrowed.states = learn_states(model, borrowed.device) if keeps_states(config) else None
-    borrowed.index = learn_index(model, borrowed.device) if keeps_index(config) else None
+    patched.states = learn_states(model, patched.device) if keeps_states(config) else None
+    patched.index = learn_index(model, patched.device) if keeps_index(config) else None
     return KVShape(
         num_layers=len(seen.layers),
         num_kv_heads=layer.key_shape[1],
@@ -114,17 +124,17 @@ def learn_shape(borrowed: BorrowedModel, max_model_len: int | None = None) -> KV
         eos_token_ids=_eos_token_ids(model),
         windows=tuple(windows),
         extras=frozenset().union(*(other.extras.names for other in seen.layers.values())),
-        states=borrowed.states,
-        index=borrowed.index,
+        states=patched.states,
+        index=patched.index,
     )
 
 
-def _small_copy(model_class: Any, config: Any) -> tuple[BorrowedModel, KVShape] | None:
-    """Return a small copy and its shape; None where the class cannot be made small."""
+def _small_copy(model_class: Any, config: Any) -> tuple[PatchedModel, KVShape] | None:
+    """Return a small copy and its shape; None if the class cannot be made small."""
     try:
-        copy = BorrowedModel(small_model(model_class, small_config(config)))
+        copy = PatchedModel(small_model(model_class, small_config(config)))
         return copy, learn_shape(copy, SMALL_LENGTH)
-    except Exception:  # classes of models raise whatever they like
+    except Exception:  # model classes may raise anything
         return None
 
 
@@ -141,7 +151,7 @@ class _Layer:
 
 @dataclass(slots=True)
 class _Recorder:
-    """Takes attention's place for some tokens, each attending to itself, and notes what each layer asks for."""
+    """Replaces attention for a few tokens: each attends to itself. Records the arguments of each layer."""
 
     layers: dict[int, _Layer] = field(default_factory=dict)
 
@@ -155,23 +165,25 @@ class _Recorder:
         others: dict[str, Any],
     ) -> torch.Tensor:
         if layer in self.layers:
-            raise ModelError(f"layer {layer} calls attention more than once a token, which the engine does not compute")
+            raise ModelError(
+                f"layer {layer} calls attention more than once per token, which the engine does not support"
+            )
         self.layers[layer] = _Layer(tuple(key.shape), tuple(value.shape), others)
         attended = Extras.of(others).attended(key, value)[1]
         return attended.repeat_interleave(query.shape[0] // attended.shape[1], dim=1)
 
 
-def _run_tokens(borrowed: BorrowedModel, is_hybrid: bool) -> _Recorder:
+def _run_tokens(patched: PatchedModel, is_hybrid: bool) -> _Recorder:
     recorder = _Recorder()
     attend: Attend = InOrder(recorder) if is_hybrid else recorder
-    tokens = torch.zeros((1, NUM_PROBE_TOKENS), dtype=torch.int64, device=borrowed.device)
-    positions = torch.arange(NUM_PROBE_TOKENS, device=borrowed.device)[None]
+    tokens = torch.zeros((1, NUM_PROBE_TOKENS), dtype=torch.int64, device=patched.device)
+    positions = torch.arange(NUM_PROBE_TOKENS, device=patched.device)[None]
     try:
-        with borrowed.probing():
-            borrowed.forward(tokens, positions, torch.zeros(1, dtype=torch.int64), attend)
+        with patched.probing():
+            patched.forward(tokens, positions, torch.zeros(1, dtype=torch.int64), attend)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         raise ModelError(
-            f"{type(borrowed.model).__name__} could not run a token through attention of our own: "
+            f"{type(patched.model).__name__} could not run a token through the engine's attention: "
             f"{type(error).__name__}: {reason(error)}"
         ) from error
     return recorder
@@ -180,17 +192,17 @@ def _run_tokens(borrowed: BorrowedModel, is_hybrid: bool) -> _Recorder:
 def _require_all_layers(seen: _Recorder, num_layers: int, name: str) -> None:
     if num_layers == 0:
         raise ModelError(
-            f"{name} has states alone, and no layer with keys and values; the engine needs one beside them"
+            f"{name} has only states and no layer with keys and values; the engine needs at least one such layer"
         )
     if sorted(seen.layers) != list(range(num_layers)):
         raise ModelError(
-            f"{name} has {num_layers} layers that keep keys and values, of which {len(seen.layers)} use transformers' "
-            f"attention interface (registered as '{ATTENTION_NAME}'); the engine needs all of them to"
+            f"{name} has {num_layers} layers with keys and values, but only {len(seen.layers)} use transformers' "
+            f"attention interface (registered as '{ATTENTION_NAME}'); all of them must"
         )
 
 
 def _window(layer: _Layer, own: int, max_model_len: int) -> int:
-    """The layer's sliding window, which some leave to the mask and the cache; one that no sequence outgrows is none."""
+    """Return the layer's sliding window, which some models leave to mask and cache; 0 if no sequence outgrows it."""
     asked = layer.others.get("sliding_window")
     window = own if asked is None else int(asked)
     return window if window < max_model_len else 0
@@ -200,14 +212,14 @@ def _require_alike(index: int, layer: _Layer, first: _Layer) -> None:
     if (layer.key_shape, layer.value_shape) != (first.key_shape, first.value_shape):
         raise ModelError(
             f"layer {index} keeps keys of shape {layer.key_shape} and values of shape {layer.value_shape}, layer 0 "
-            f"{first.key_shape} and {first.value_shape} (tokens, heads, size); the engine needs them all to be the same"
+            f"{first.key_shape} and {first.value_shape} (tokens, heads, size); all layers must have the same shapes"
         )
     if layer.key_shape[0] != NUM_PROBE_TOKENS:
         raise ModelError(
-            f"layer {index} keeps {layer.key_shape[0]} keys for {NUM_PROBE_TOKENS} tokens; the engine needs one each"
+            f"layer {index} keeps {layer.key_shape[0]} keys for {NUM_PROBE_TOKENS} tokens; it must keep one per token"
         )
     if layer.others.get("position_bias") is not None:
-        raise ModelError("the model's attention asks for 'position_bias', which the engine does not support")
+        raise ModelError("the model's attention uses 'position_bias', which the engine does not support")
 
 
 def _max_model_len(config: Any, asked: int | None) -> int:
@@ -216,12 +228,12 @@ def _max_model_len(config: Any, asked: int | None) -> int:
         raise ModelError("the model's config has no max_position_embeddings; pass max_model_len")
     limit = require_int("max_model_len", own if asked is None else asked, 1, MAX_MODEL_LEN)
     if own is not None and limit > own:
-        raise ModelError(f"max_model_len is {limit}; the model was made for {own} tokens (max_position_embeddings)")
+        raise ModelError(f"max_model_len is {limit}; the model supports {own} tokens (max_position_embeddings)")
     return limit
 
 
 def _eos_token_ids(model: Any) -> frozenset[int]:
-    """As `generate()` finds them: the generation config's, else the model's own."""
+    """Return the end-of-sequence tokens as `generate()` finds them: the generation config's, else the model's."""
     for config in (getattr(model, "generation_config", None), model.config):
         found = getattr(config, "eos_token_id", None)
         if found is not None:
@@ -229,17 +241,17 @@ def _eos_token_ids(model: Any) -> frozenset[int]:
     return frozenset()
 
 
-#: Kinds of layers that keep keys and values of all tokens or of a window, and nothing else.
+#: Layer types that keep only keys and values, of all tokens or of a window.
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention", "attention", "chunked_attention", "indexed_attention"}
-#: Kinds that keep a state, beside keys and values or alone, and those that keep nothing in a model that has states.
+#: Layer types that keep a state, with or without keys and values, or that keep nothing in a model with states.
 _STATE_LAYER_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mlp", "moe"}
-#: Rotary embeddings whose frequencies follow the longest sequence of a batch: cached keys would go stale.
+#: Rotary embeddings whose frequencies depend on the longest sequence of a batch, which makes cached keys stale.
 _MOVING_ROPE_TYPES = {"dynamic", "longrope"}
-#: Fields of layers that keep a state: of a recurrence, a convolution or linear attention.
+#: Fields of layers with a state: recurrences, convolutions, linear attention.
 _STATE_FIELD = re.compile(r"(^|_)(mamba|ssm|conv|conv1d|recurrent|rnn|lru|rwkv|state|linear)(_|$)")
-#: Fields that every config has, whatever its model.
+#: Fields of every config.
 _COMMON_FIELDS = {"output_hidden_states"}
-#: Fields that say who attends to whom: the values under which that is what the engine computes, and what else it is.
+#: Fields that change which tokens attend to which: the supported values, and the meaning of all others.
 _MASK_FIELDS: dict[str, tuple[tuple[object, ...], str]] = {
     "alibi": ((False,), "distances are added to the logits"),
     "is_encoder_decoder": ((False,), "tokens attend to those of an encoder"),
@@ -253,14 +265,12 @@ _MASK_FIELDS: dict[str, tuple[tuple[object, ...], str]] = {
     "compress_rates": ((), "keys and values of several tokens are merged"),
     "attention_type": (("original_full",), "tokens attend to some blocks only"),
 }
-
-
-#: It says that tokens attend to those that an index selects, which the engine computes through transformers' cache.
+#: Selection by an index, which the engine supports if transformers' cache keeps the index keys.
 _INDEX_FIELD = "index_topk"
 
 
 def refuse_unknown_fields(config: Any, max_model_len: int) -> None:
-    """Raise `ModelError`, naming the field, for a text config that asks for what the engine does not compute."""
+    """Raise `ModelError`, naming the field, for a config that asks for an unsupported feature."""
     given = {
         name: value for name, value in config.to_dict().items() if value is not None and name not in _COMMON_FIELDS
     }
@@ -269,40 +279,37 @@ def refuse_unknown_fields(config: Any, max_model_len: int) -> None:
             continue
         known, meaning = _MASK_FIELDS.get(name, ((value,), ""))
         if value not in known:
-            raise ModelError(f"the model's config has {name} = {value!r}: {meaning}, which the engine does not compute")
+            raise ModelError(f"the model's config has {name} = {value!r}: {meaning}, which the engine does not support")
         if _STATE_FIELD.search(name) and value is not False and value != [] and not keeps_states(config):
             raise ModelError(
-                f"the model's config has {name} = {value!r}: its layers keep a state, and transformers' cache for it "
-                f"keeps none, so that the engine cannot either"
+                f"the model's config has {name} = {value!r}: its layers keep a state that transformers' cache does not "
+                f"keep, so the engine cannot keep it either"
             )
     _refuse_layer_types(given.get("layer_types") or ())
     _refuse_chunks(given.get("attention_chunk_size"), max_model_len)
-    _refuse_places(given)
+    _refuse_query_scaling(given)
     _refuse_moving_rope(given.get("rope_parameters") or {})
 
 
 def _refuse_layer_types(kinds: Any) -> None:
     for layer, kind in enumerate(kinds):
         if kind not in _KNOWN_LAYER_TYPES | _STATE_LAYER_TYPES:
-            raise ModelError(
-                f"the model's layer_types[{layer}] is {kind!r}, a kind of layer that the engine does not know"
-            )
+            raise ModelError(f"the model's layer_types[{layer}] is {kind!r}, which the engine does not support")
 
 
 def _refuse_chunks(size: int | None, max_model_len: int) -> None:
     if size is not None and size < max_model_len:
         raise ModelError(
-            f"the model's attention_chunk_size is {size}: tokens attend to their own chunk only, which the engine does "
-            f"not compute; with max_model_len={size} there is one chunk"
+            f"the model's attention_chunk_size is {size}: tokens attend only to their own chunk, which the engine does "
+            f"not support; max_model_len={size} makes it one chunk"
         )
 
 
-def _refuse_places(given: Mapping[str, Any]) -> None:
+def _refuse_query_scaling(given: Mapping[str, Any]) -> None:
     if given.get("attn_temperature_tuning") and 0 in (given.get("no_rope_layers") or ()):
         raise ModelError(
             f"the model's config has attn_temperature_tuning = {given['attn_temperature_tuning']!r}, and "
-            "no_rope_layers has a 0: those layers scale a query by its token's place in the row of a step, not by its "
-            "position"
+            "no_rope_layers has a 0: those layers scale a query by its token's index in the step, not by its position"
         )
 
 
@@ -310,6 +317,6 @@ def _refuse_moving_rope(parameters: Mapping[str, Any]) -> None:
     for entry in (parameters, *parameters.values()):
         if isinstance(entry, Mapping) and entry.get("rope_type") in _MOVING_ROPE_TYPES:
             raise ModelError(
-                f"the model's rotary embedding is of type '{entry['rope_type']}', which changes with the longest "
-                f"sequence of a batch, so that cached keys would go stale"
+                f"the model's rotary embedding has type '{entry['rope_type']}', which changes with the longest "
+                f"sequence of a batch, so cached keys would become stale"
             )

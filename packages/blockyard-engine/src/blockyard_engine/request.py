@@ -1,4 +1,4 @@
-"""A request on its way through the engine: one prompt, and a branch for each completion of it."""
+"""Requests in the engine: one prompt, and one branch for each completion."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ BranchMark = tuple[int, int, FinishReason | None, TextMark]
 
 @dataclass(slots=True, eq=False)
 class Branch:
-    """One completion while it is made: what the scheduler schedules. Only the scheduler writes `seq` and `is_swapped`.
+    """One completion in progress, the unit that the scheduler schedules.
 
-    token_ids: the prompt and what was chosen. seq: the cache's handle while it runs or is swapped out, else -1.
-    num_cpu_tokens: prompt tokens loaded from the CPU pool since it was admitted, until the request is counted.
+    Only the scheduler writes `seq` and `is_swapped`.
+
+    Attributes:
+        token_ids: the prompt and the tokens chosen so far.
+        seq: handle in the cache while it runs or is swapped out, else -1.
+        num_cpu_tokens: prompt tokens loaded from the CPU pool since its last admission, until `CpuHits` counts them.
     """
 
     request: Request
@@ -38,23 +42,23 @@ class Branch:
     finish_reason: FinishReason | None = None
 
     @property
-    def rank(self) -> tuple[int, int, int]:
-        """Lower goes first; no two are equal."""
+    def order_key(self) -> tuple[int, int, int]:
+        """Position in the schedule: lower is served first; no two are equal."""
         return (self.request.due, self.request.request_id, self.index)
 
     @property
     def num_generated(self) -> int:
-        """Count the tokens chosen so far."""
+        """Number of tokens chosen so far."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     def draft(self) -> list[int]:
-        """Tokens to try behind the known ones; the last token allowed is never drafted, its successor would be."""
+        """Return guesses for the next tokens. The last token allowed is never drafted: nothing would follow it."""
         if self.drafter is None:
             return []
         return self.drafter.propose(self.token_ids, self.request.sampling.max_tokens - self.num_generated - 1)
 
     def take(self, choice: Choice) -> NewToken:
-        """Take the next token; sets `finish_reason` if it is the last."""
+        """Append a token and return it with its text; set `finish_reason` if it is the last."""
         self.token_ids.append(choice.token_id)
         may_stop = self.num_generated > self.request.sampling.min_tokens
         piece = self.text.push(choice.token_id, may_stop)
@@ -75,11 +79,11 @@ class Branch:
         return NewToken(request_id, self.index, choice.token_id, piece, logprob, self.finish_reason)
 
     def mark(self) -> BranchMark:
-        """Return what it has now, for `reset`. O(1)."""
+        """Return a mark of the present end, for `reset`. O(1)."""
         return len(self.token_ids), len(self.logprobs or ()), self.finish_reason, self.text.mark()
 
     def reset(self, mark: BranchMark) -> None:
-        """Drop the tokens taken since."""
+        """Drop the tokens taken since `mark`."""
         num_tokens, num_logprobs, self.finish_reason, text = mark
         del self.token_ids[num_tokens:]
         if self.logprobs is not None:
@@ -87,20 +91,26 @@ class Branch:
         self.text.reset(text)
 
     def completion(self) -> Completion:
-        """Return what came of it; ABORT if it is not finished."""
+        """Return the completion so far; its finish reason is ABORT if it is not finished."""
         new = self.token_ids[len(self.request.prompt_token_ids) :]
         return Completion(self.index, self.text.text, new, self.finish_reason or FinishReason.ABORT, self.logprobs)
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A prompt, and its branches. Only the scheduler writes `due`, `tenant` and the counters.
+    """A prompt and its branches.
 
-    stop_token_ids: tokens that end a branch. extra_keys: canonical; it shares blocks only under the same ones. due: the
-    step at which it stands in line, its priority counted in. is_forked: whether the branches behind the first exist in
-    the cache. num_cached_tokens: prompt tokens that the cache had when the request first computed something; None
-    before. misses: why it had no more then. session: whose turn it is; None for none. tenant:
-    whose it is, as a `Roster` numbers them, which its keys say.
+    Only the scheduler writes `due`, `tenant` and the counters.
+
+    Attributes:
+        stop_token_ids: tokens that end a branch.
+        extra_keys: canonical extra keys; blocks are shared only between requests with equal keys.
+        due: queue position in steps: the step of arrival, adjusted by the priority.
+        is_forked: whether the branches after the first exist in the cache.
+        num_cached_tokens: prompt tokens found in the cache when the request was first computed; None before.
+        misses: causes of the missed prompt tokens; None without `track_misses`.
+        session: name of the conversation; None for none.
+        tenant: number of the tenant in the `Roster`, derived from extra_keys.
     """
 
     request_id: int
@@ -122,11 +132,11 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """Return whether all completions have ended."""
+        """True if all completions have ended."""
         return all(branch.finish_reason is not None for branch in self.branches)
 
     def result(self) -> GenerationResult:
-        """Return what came of it so far."""
+        """Return the result so far."""
         return GenerationResult(
             request_id=self.request_id,
             completions=[branch.completion() for branch in self.branches],
@@ -151,7 +161,7 @@ def make_request(
     tokenizer: Any = None,
     make_drafter: Callable[[], Drafter | None] | None = None,
 ) -> Request:
-    """Return a request with its branches. make_drafter: called for each branch; None for no speculation."""
+    """Return a request with its branches. `make_drafter` is called for each branch; None for no speculation."""
     request = Request(request_id, prompt_token_ids, sampling, stop_token_ids, priority, extra_keys, session=session)
     for index in range(sampling.n):
         drafter = None if make_drafter is None else make_drafter()

@@ -1,4 +1,4 @@
-"""What the engine hands back: tokens as they come, and what became of each request."""
+"""Results of the engine: new tokens, finished requests, and reports of steps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from blockyard.answers import MissCauses
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended: STOP at an end-of-sequence token, a stop token or a stop string, LENGTH at
-    `max_tokens`, ABORT because it was dropped."""
+    """Why a completion ended.
+
+    STOP: an end-of-sequence token, stop token or stop string. LENGTH: `max_tokens`. ABORT: the request was dropped.
+    """
 
     STOP = "stop"
     LENGTH = "length"
@@ -19,10 +21,13 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The natural logarithm of a token's probability, and of the likeliest ones' in its place, best first.
+    """Log probability of a chosen token, and of the most likely tokens at its position, best first.
 
-    The model's own distribution counts, before penalties, temperature and cuts. text_offset: characters of the
-    completion before the token; of one that is part of a character, those before the character.
+    They are those of the model's own distribution, before penalties, temperature and truncation.
+
+    Attributes:
+        text_offset: characters of the completion before the token; for a part of a character, those before the
+            character.
     """
 
     token_id: int
@@ -35,9 +40,11 @@ class TokenLogprob:
 class NewToken:
     """A token that a step chose.
 
-    index: which of the request's n completions. text: the piece of text that is certain now; "" while a stop string
-    or a character may be incomplete, or without a tokenizer. logprob: if the request asked for it. finish_reason: of
-    the completion, if this is its last token; then its text is whole.
+    Attributes:
+        index: number of the completion in its request.
+        text: text that became final; "" while a stop string or a character may be incomplete, or without a tokenizer.
+        logprob: set if the request asked for it.
+        finish_reason: set if this is the completion's last token; its text is complete then.
     """
 
     request_id: int
@@ -52,9 +59,11 @@ class NewToken:
 class Completion:
     """One answer to a prompt.
 
-    text: without special tokens, and up to the stop string that ended it ("" if the engine has no tokenizer).
-    token_ids: all new tokens; a stop token that ended it, or those of a stop string, are the last of them.
-    logprobs: one for each token, if asked for. score: of a beam, its penalized sum of log probabilities, else None.
+    Attributes:
+        text: text without special tokens, up to the stop string that ended it; "" without a tokenizer.
+        token_ids: all new tokens, including a final stop token or stop string.
+        logprobs: one for each token, if requested.
+        score: length-penalized sum of log probabilities of a beam; else None.
     """
 
     index: int
@@ -67,12 +76,14 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """What came of one request: its completions, and what the cache did for it.
+    """The completions of one request, and its use of the cache.
 
-    num_cached_tokens: prompt tokens whose keys and values the cache had, so that they were not computed again.
-    num_preemptions: how often a sequence of it was preempted to make room for others. No token depends on it.
-    num_cpu_cached_tokens: those of the cached tokens that lay in the CPU pool. num_tier_cached_tokens: those that a
-    tier brought. misses: its prompt's tokens by cause; None without `track_misses`, and before it has run.
+    Attributes:
+        num_cached_tokens: prompt tokens found in the cache, which were not computed again.
+        num_preemptions: how often one of its sequences was preempted; this changes no token.
+        num_cpu_cached_tokens: cached tokens that were in the CPU pool.
+        misses: prompt tokens by cause of the miss; None without `track_misses`, and before the request has run.
+        num_tier_cached_tokens: cached tokens that a tier supplied.
     """
 
     request_id: int
@@ -86,27 +97,34 @@ class GenerationResult:
 
     @property
     def text(self) -> str:
-        """Return the first completion's text."""
+        """Text of the first completion."""
         return self.completions[0].text
 
     @property
     def token_ids(self) -> list[int]:
-        """Return the first completion's tokens."""
+        """Tokens of the first completion."""
         return self.completions[0].token_ids
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Return why the first completion ended."""
+        """Finish reason of the first completion."""
         return self.completions[0].finish_reason
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step did.
+    """Report of one step.
 
-    num_tokens: tokens computed; num_seqs: sequences they belong to. num_preempted: sequences preempted to make room.
-    num_running, num_waiting: requests after the step. new_tokens: each token chosen. finished: the requests that
-    ended. num_drafted, num_accepted: tokens that speculation proposed, and those of them that the model confirmed.
+    Attributes:
+        num_tokens: tokens computed.
+        num_seqs: sequences in the step.
+        num_preempted: sequences preempted to make room.
+        num_running: running requests after the step.
+        num_waiting: waiting requests after the step.
+        new_tokens: all tokens chosen.
+        finished: results of the requests that ended.
+        num_drafted: tokens proposed by speculation.
+        num_accepted: proposed tokens that the model confirmed.
     """
 
     num_tokens: int

@@ -1,4 +1,4 @@
-"""What one request asks for, checked when it is written down."""
+"""Sampling parameters of one request, checked on construction."""
 
 from __future__ import annotations
 
@@ -20,29 +20,33 @@ _MAX_TOKEN_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What one request asks for.
-
-    max_tokens: new tokens at most, 1 or more.
-    min_tokens: nothing ends a completion before it has this many tokens: end-of-sequence and stop tokens cannot be
-        chosen, and stop strings in their text are not looked for; 0 to max_tokens.
-    temperature: 0 takes the likeliest token (greedy); above 0, tokens are drawn after dividing the logits by it.
-    top_k: draw among this many likeliest tokens only; 0 for all.
-    top_p: draw among the likeliest tokens that together reach this probability (Holtzman et al., 2020); 1 for all.
-    min_p: draw among tokens at least this share as likely as the likeliest (Nguyen et al., 2025); 0 for all.
-    repetition_penalty: logits of tokens that the prompt or the answer has already are divided by it, negative ones
-        multiplied (CTRL: Keskar et al., 2019); 1 for none. It counts in greedy decoding too, as the next three do.
-    presence_penalty: taken from the logit of each token that the answer has already; -2 to 2, 0 for none.
-    frequency_penalty: the same, once for each time that the answer has it.
-    logit_bias: added to the logits of these tokens, -100 to 100, before any penalty; {token id: bias}, at most 1024.
-    seed: the draws of a request depend on its seed and the number of the completion and nothing else: not on the
-        batch, the order, or preemptions. Two requests with the same prompt and seed give the same tokens.
-    n: completions of the one prompt, 1 to 64; they share the blocks of its keys and values.
-    stop: strings that end a completion; its text ends before the first of them.
-    stop_token_ids: further tokens that end a completion; they count even with `ignore_eos`.
-    ignore_eos: go on past the model's end-of-sequence tokens, to `max_tokens`.
-    logprobs: None, or 0 to 20: report the log probability of each chosen token, and of as many of the likeliest.
+    """Sampling parameters of one request.
 
     Raises `InvalidArgument` for a value outside its limits.
+
+    Args:
+        max_tokens: maximum number of new tokens, 1 or more.
+        min_tokens: until a completion has this many tokens, end-of-sequence and stop tokens cannot be chosen and stop
+            strings are ignored; 0 to max_tokens.
+        temperature: divides the logits before a draw; 0 takes the most likely token (greedy).
+        top_k: draw among this many most likely tokens; 0 for all.
+        top_p: draw among the most likely tokens that together reach this probability (Holtzman et al., 2020); 1 for
+            all.
+        min_p: draw among tokens at least this fraction as likely as the most likely one (Nguyen et al., 2025); 0 for
+            all.
+        repetition_penalty: divides the logits of tokens in the prompt or answer, and multiplies negative ones (CTRL:
+            Keskar et al., 2019); 1 for none. It affects greedy decoding too, as the next three do.
+        presence_penalty: subtracted from the logit of each token in the answer; -2 to 2, 0 for none.
+        frequency_penalty: subtracted once for each occurrence in the answer; -2 to 2, 0 for none.
+        logit_bias: {token id: bias}, added to logits before any penalty; biases from -100 to 100, at most 1024 of them.
+        seed: seed of the draws. They depend only on the seed and the completion's number, not on the batch, the order
+            or preemptions: equal prompts with equal seeds give equal tokens.
+        n: completions of the prompt, 1 to 64; they share the blocks of its keys and values.
+        stop: strings that end a completion; its text ends before the first of them.
+        stop_token_ids: further tokens that end a completion, also with `ignore_eos`.
+        ignore_eos: continue past the model's end-of-sequence tokens, up to `max_tokens`.
+        logprobs: report the log probability of each chosen token and of this many most likely ones, 0 to 20; None for
+            none.
     """
 
     max_tokens: int = 128
@@ -66,7 +70,7 @@ class SamplingParams:
         require_int("max_tokens", self.max_tokens, 1, _MAX_NEW_TOKENS)
         require_int("min_tokens", self.min_tokens, 0, _MAX_NEW_TOKENS)
         if self.min_tokens > self.max_tokens:
-            raise InvalidArgument(f"min_tokens is {self.min_tokens}; max_tokens is {self.max_tokens}")
+            raise InvalidArgument(f"min_tokens is {self.min_tokens}; it must be at most max_tokens, {self.max_tokens}")
         require_int("top_k", self.top_k, 0, _MAX_TOKEN_ID)
         require_int("seed", self.seed, 0, 2**63 - 1)
         require_int("n", self.n, 1, MAX_COMPLETIONS)
@@ -80,20 +84,22 @@ class SamplingParams:
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
-        """`logit_bias` as pairs, in the order of their tokens."""
+        """`logit_bias` as pairs, sorted by token."""
         assert isinstance(self.logit_bias, tuple)
         return self.logit_bias
 
     @property
     def adjusts_logits(self) -> bool:
-        """Return whether a token is chosen from other logits than the model's, whatever `min_tokens` says."""
+        """True if biases or penalties change the logits, apart from `min_tokens`."""
         penalties = self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
         return penalties or bool(self.logit_bias)
 
     def require_tokens_below(self, vocab_size: int) -> None:
-        """Raise `InvalidArgument` for a bias of a token that a vocabulary of this size does not have. O(1)."""
+        """Raise `InvalidArgument` if a biased token is outside a vocabulary of this size. O(1)."""
         if self.biases and self.biases[-1][0] >= vocab_size:
-            raise InvalidArgument(f"logit_bias holds token {self.biases[-1][0]}; the last token is {vocab_size - 1}")
+            raise InvalidArgument(
+                f"logit_bias has token {self.biases[-1][0]}; the model's last token is {vocab_size - 1}"
+            )
 
     def _check_numbers(self) -> None:
         _require_range("temperature", self.temperature, 0.0, math.inf)
@@ -117,16 +123,16 @@ def _require_range(name: str, value: object, low: float, high: float) -> None:
 def _stop_strings(stop: object) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, (tuple, list)):
-        raise InvalidArgument(f"stop is {stop!r}; it must be a string or a tuple of strings")
+        raise InvalidArgument(f"stop is {shown(stop)}; it must be a string or a tuple of strings")
     for string in strings:
         if not isinstance(string, str) or not string:
-            raise InvalidArgument(f"stop holds {string!r}; it must hold strings of at least 1 character")
+            raise InvalidArgument(f"stop has {shown(string)}; each entry must be a string of at least 1 character")
     return tuple(strings)
 
 
 def _stop_tokens(stops: object) -> tuple[int, ...]:
     if not isinstance(stops, (tuple, list)):
-        raise InvalidArgument(f"stop_token_ids is {stops!r}; it must be a tuple of token ids")
+        raise InvalidArgument(f"stop_token_ids is {shown(stops)}; it must be a tuple of token ids")
     return tuple(require_int("stop_token_ids", token, 0, _MAX_TOKEN_ID) for token in stops)
 
 

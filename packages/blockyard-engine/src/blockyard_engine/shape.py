@@ -1,4 +1,4 @@
-"""What an engine knows of its model: the sizes of its cache, its windows, and what its attention asks for."""
+"""The shape of a model's KV cache: layers, heads, windows, states, and special kinds of attention."""
 
 from __future__ import annotations
 
@@ -16,21 +16,28 @@ from .attention.indexed import IndexShape
 from .attention.latent import LATENT
 from .states.learning import StateShape
 
-#: Blocks of a config whose number is not found yet: the least that there can be.
-_FEWEST = 2
+#: Placeholder for a number of blocks that is not known yet: the smallest valid one.
+_MIN_BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """num_layers layers that each keep num_kv_heads keys and values a token, for max_model_len tokens.
+    """Shape of a model's KV cache, on one rank.
 
-    head_size, value_size: elements of a key and of a value. windows: how many tokens a token attends to in each layer,
-    its own included; 0 for all. extras: what its attention asks for beside scaled dot products (`Extras.names`); with
-    "latent", keys are latent vectors and values rotated keys, one head that serves all. shard: the rank whose part of
-    the heads is kept, where ranks share them; None for all of num_kv_heads. context: the rank whose part of the tokens
-    is kept, where ranks share those; None for all. states: what layers keep of a sequence beside keys and values; then
-    num_layers counts those that have attention. index: keys by which attention selects tokens; every layer has room for
-    one, also where it takes the selection of another.
+    Attributes:
+        num_layers: layers with attention.
+        num_kv_heads: heads of keys and values of the whole model.
+        head_size: elements of a key.
+        value_size: elements of a value.
+        max_model_len: tokens of the longest sequence.
+        windows: tokens that a token attends to in each layer, itself included; 0 for all.
+        extras: special features of its attention (`Extras.names`). With "latent", keys are latent vectors and values
+            rotated keys, of one head that serves all.
+        shard: tensor parallel rank, whose heads are kept; None for all heads.
+        context: context parallel rank, whose tokens are kept; None for all tokens.
+        states: states that layers keep besides keys and values; None for none.
+        index: index keys for selecting tokens; every layer has room for one, even if it reuses another layer's
+            selection.
     """
 
     num_layers: int
@@ -49,16 +56,16 @@ class KVShape:
 
     @property
     def kv_heads(self) -> range:
-        """Return the KV heads that are kept here."""
+        """KV heads kept on this rank."""
         return range(self.num_kv_heads) if self.shard is None else self.shard.kv_heads(self.num_kv_heads)
 
     @property
     def index_size(self) -> int:
-        """Return the elements of a token's index key in a layer; 0 for none."""
+        """Elements of a token's index key in a layer; 0 for none."""
         return 0 if self.index is None else self.index.size
 
     def spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
-        """Return bytes and layer groups of a cache for it (`blockyard.sizing`)."""
+        """Return bytes and layer groups of the cache (`blockyard.sizing`)."""
         is_latent = LATENT in self.extras
         sizes = (self.head_size + self.value_size, 0) if is_latent else (self.head_size, self.value_size)
         layers = tuple(
@@ -77,20 +84,20 @@ class KVShape:
         )
 
     def cache_config(self, spec: KVCacheSpec, num_blocks: int | None, **fields: Any) -> CacheConfig:
-        """Return the config of a manager for it; states have a group of their own.
+        """Return the config of a manager; states have their own layer group. Raises as `CacheConfig`.
 
-        spec: as `spec` describes it. num_blocks: the fewest that there can be if None. Raises as `CacheConfig`.
+        `num_blocks` None stands for the smallest valid number; `fields` are further fields of the config.
         """
-        needed = _FEWEST
+        needed = _MIN_BLOCKS
         if self.states is not None:
             size = spec.block_size * spec.context_parallel_size
             group = StateSpec(state_bytes=self.states.num_bytes, checkpoint_every=size, name="states")
             fields["groups"] = (*spec.groups, group)
-            needed = max(_FEWEST, 1 - (-self.states.num_bytes // spec.bytes_per_block))
+            needed = max(_MIN_BLOCKS, 1 - (-self.states.num_bytes // spec.bytes_per_block))
         return spec.cache_config(needed if num_blocks is None else num_blocks, **fields)
 
     def tensors(self, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-        """What `KVCache` takes beside numbers of blocks and their size; spec: the same cache as `spec` describes it."""
+        """Return the arguments of `KVCache` besides the numbers of blocks and the block size."""
         return {
             "num_layers": self.num_layers,
             "num_kv_heads": self.num_kv_heads,

@@ -1,4 +1,4 @@
-"""This binds tiers to an engine's cache, and says what their objects tell of its model.
+"""Connects tiers to an engine's cache, and computes the model's fingerprint for their objects.
 
 Needs the extra `tiers` beside `engine`.
 """
@@ -17,15 +17,15 @@ from blockyard.errors import MissingExtra
 if TYPE_CHECKING:
     from blockyard_tiers import Offload, Tier, TierUse
 
-    from .assembly import EngineParts
+    from .components import EngineComponents
     from .ranks.leader import Ranks
 
-#: What a config says of where it was read, and not of the model.
-_PLACES_IN_CONFIG = ("_name_or_path", "transformers_version")
+#: Fields of a config that depend on where it was loaded from.
+_LOADING_FIELDS = ("_name_or_path", "transformers_version")
 
 
-def fingerprint_of(model: Any) -> dict[str, str]:
-    """Return what tells a model from every other: digests of its config and of every bit of its weights. O(weights).
+def model_fingerprint(model: Any) -> dict[str, str]:
+    """Return digests of a model's config and of all its weights. O(weights).
 
     Needs xxhash; 540 MB take 0.1 s on a CPU.
     """
@@ -33,7 +33,7 @@ def fingerprint_of(model: Any) -> dict[str, str]:
         import xxhash
     except ImportError as error:
         raise MissingExtra("tiers need xxhash: pip install 'blockyard[tiers]'") from error
-    config = {name: value for name, value in model.config.to_dict().items() if name not in _PLACES_IN_CONFIG}
+    config = {name: value for name, value in model.config.to_dict().items() if name not in _LOADING_FIELDS}
     weights = xxhash.xxh3_128()
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
@@ -42,31 +42,31 @@ def fingerprint_of(model: Any) -> dict[str, str]:
     return {"config": xxhash.xxh3_128_hexdigest(text), "weights": weights.hexdigest()}
 
 
-def offload_of(
+def make_offload(
     tiers: Sequence[Tier | TierUse],
     buffer_bytes: int,
-    parts: EngineParts,
+    components: EngineComponents,
     ranks: Ranks,
     step_tokens: int,
     carry_out: Callable[[StepPlan], None],
     clock: Callable[[], float],
 ) -> Offload | None:
-    """Return what binds an engine to its tiers; None where there are none. O(weights).
+    """Return the connection of an engine to its tiers; None without tiers. O(weights).
 
-    Raises `InvalidArgument` for an engine that tiers cannot serve, `MissingExtra`, and `RankError` if a rank is lost.
+    Raises `InvalidArgument` for an engine that tiers cannot serve, `MissingExtra`, and `RankError` if a rank has ended.
     """
     if not tiers:
         return None
     from blockyard_tiers import Offload
 
-    model, cache = parts.borrowed.model, parts.cache
-    blocks, states, others = ranks.objects(parts.kv_cache, parts.shape, buffer_bytes)
+    model, cache = components.patched.model, components.cache
+    blocks, states, others = ranks.objects(components.kv_cache, components.shape, buffer_bytes)
 
-    first, first_generation = fingerprint_of(model), cache.generation
+    first, first_generation = model_fingerprint(model), cache.generation
 
     def model_now() -> dict[str, Any]:
-        """Return the fingerprint taken here, and a new one after the cache was reset: the weights may be others."""
-        own = first if cache.generation == first_generation else fingerprint_of(model)
+        """Return the fingerprint, computed again if the cache was reset: the weights may have changed."""
+        own = first if cache.generation == first_generation else model_fingerprint(model)
         return {**own, "ranks": others} if others else own
 
     return Offload(

@@ -1,4 +1,4 @@
-"""What several tests of the commands share."""
+"""Fixtures of the command tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def own_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a random Llama and a word tokenizer, which has no chat template."""
+    """A folder with a random Llama and a word tokenizer without a chat template."""
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers
 

@@ -1,4 +1,4 @@
-"""Wrong options are told before torch is imported: it takes seconds, and a model takes more."""
+"""Wrong options are reported before torch is imported, which takes seconds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OF_BOTH = {
     "--residency-sample -1": "residency_sample is -1",
     "--num-cpu-blocks 1": "num_cpu_blocks is 1; it must be from 2",
     "--swap-space 4": "--swap-space is '4'; it must be a number and a unit",
-    "--preemption swap": "preemption is 'swap', and num_cpu_blocks is 0",
+    "--preemption swap": "preemption is 'swap' and num_cpu_blocks is 0",
     "--speculate 99999": "--speculate is 99999",
     "--max-num-batched-tokens 0": "max_num_batched_tokens is 0",
     "--max-num-batched-tokens 2": "it must be at least max_num_seqs",
@@ -64,7 +64,7 @@ OF_GENERATE = {
     "--top-p 2": "top_p is 2",
     "--n 0": "n is 0",
     "--seed -1": "seed is -1",
-    "--system x": "--system goes with --chat",
+    "--system x": "--system is given without --chat",
 }
 OF_DEMO = {
     "--requests 0": "--requests is 0",
@@ -89,7 +89,7 @@ for line in json.load(sys.stdin):
 """
 
 
-def test_wrong_options_are_told_before_torch_is_imported() -> None:
+def test_wrong_options_are_reported_before_torch_is_imported() -> None:
     done = subprocess.run(
         [sys.executable, "-c", RUN],
         input=json.dumps(list(SAID)),
@@ -112,7 +112,7 @@ def test_wrong_options_are_told_before_torch_is_imported() -> None:
 def test_every_backend_stands_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     from blockyard.cli.main import parse
     from blockyard_engine.attention.backends import AUTO, BACKENDS
-    from blockyard_engine.options import BACKEND_NAMES
+    from blockyard_engine.engine_options import BACKEND_NAMES
 
     assert (AUTO, *(backend.name for backend in BACKENDS)) == BACKEND_NAMES
     with pytest.raises(SystemExit):
@@ -122,6 +122,6 @@ def test_every_backend_stands_in_the_help(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_options_of_the_cache_are_fields_of_its_config() -> None:
-    """Each is in one list: the field has the help and the limits, and says who may set it."""
+    """The field has the help, the limits, and the commands that may set it."""
     assert set(COMMAND_OPTIONS) < set(CACHE_OPTIONS) < set(CACHE_FIELDS)
     assert all(field.metadata["help"] for field in CACHE_FIELDS.values())

@@ -97,10 +97,10 @@ def test_prompts_come_from_standard_input(
         (["a", "--max-tokens", "0"], "max_tokens is 0"),
         (["a", "--temperature", "-1"], "temperature is -1"),
         (["a", "--speculate", "-1"], "--speculate is -1; it must be from 0 to 64"),
-        (["a", "--device", "meta"], "on device 'meta', which holds no numbers"),
+        (["a", "--device", "meta"], "on device 'meta', which has no weights"),
         (["a", "--attention-backend", "flash_attention_3"], "it needs tensors on CUDA; these are on cpu"),
         (["a", "--n", "17"], "max_num_seqs, 16"),
-        (["a", "--system", "Be kind."], "--system goes with --chat"),
+        (["a", "--system", "Be kind."], "--system is given without --chat"),
         (["a", "--max-tokens", "100000"], "max_model_len"),
     ],
 )
@@ -111,7 +111,7 @@ def test_errors_are_one_sentence(
     assert said in sentence(capsys.readouterr().err)
 
 
-def test_bytes_that_are_no_text_are_one_sentence(
+def test_undecodable_input_gives_one_sentence(
     own_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for errors, said in (

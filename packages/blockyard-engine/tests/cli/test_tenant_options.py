@@ -1,4 +1,4 @@
-"""`--tenant` and `--tenant-group`: what they make, and a sentence for what is none."""
+"""`--tenant` and `--tenant-group`: the tenants that they make, and errors for invalid values."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ import pytest
 
 from blockyard import InvalidArgument
 from blockyard.tenants import OTHERS, Tenant, TenantGroup
-from blockyard_engine.cli.tenants import tenants_asked
-from blockyard_serve.cli.tenant_keys import say_who_is_refused, tenant_keys
+from blockyard_engine.cli.tenant_options import tenant_factory
+from blockyard_serve.cli.serve import warn_about_access
+from blockyard_serve.cli.tenant_keys import tenant_keys
 
 
-def test_they_are_tenants_of_a_pool_of_any_size() -> None:
+def test_tenant_options_fit_a_pool_of_any_size() -> None:
     options = ("acme,weight=3,min=25%,max=500,max-idle=10%,max-retained=7,key-env=K", "ann,group=free", "*,max=10%")
-    asked = tenants_asked(options, ("free,weight=2,min=1%,max=90%",))
+    asked = tenant_factory(options, ("free,weight=2,min=1%,max=90%",))
     assert asked is not None
     for usable in (999, 1998):
         acme = Tenant("acme", 3, usable // 4, 500, usable // 10, 7)
         free = TenantGroup("free", (Tenant("ann"),), 2, usable // 100, usable * 9 // 10)
         assert asked(usable) == (acme, Tenant(OTHERS, max_held=usable // 10), free)
-    assert tenants_asked((), ()) is None
+    assert tenant_factory((), ()) is None
 
 
-def test_a_key_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_api_key_is_read_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fastapi")
     (tmp_path / "key").write_text("from the file\n")
     monkeypatch.setenv("KEY_OF_BOB", "from the environment")
     keys = tenant_keys((f"acme,key-file={tmp_path / 'key'}", "bob,weight=2,key-env=KEY_OF_BOB", "open"))
     assert keys == {"acme": "from the file", "bob": "from the environment"}
-    with pytest.raises(InvalidArgument, match="--tenant acme has key-env and key-file; give one of the two"):
+    with pytest.raises(InvalidArgument, match="--tenant acme has both key-env and key-file; give only one"):
         tenant_keys(("acme,key-env=KEY_OF_BOB,key-file=/nowhere",))
 
 
@@ -62,16 +63,18 @@ def test_a_key_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch:
         (tuple(f"t{number}" for number in range(10_001)), (), "--tenant is given 10001 times; the limit is 10000"),
     ],
 )
-def test_what_is_no_tenant(tenants: tuple[str, ...], groups: tuple[str, ...], message: str) -> None:
+def test_invalid_tenant_options_are_refused(tenants: tuple[str, ...], groups: tuple[str, ...], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        tenants_asked(tenants, groups)
+        tenant_factory(tenants, groups)
 
 
-def test_it_is_said_who_is_refused_where_the_server_has_no_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_tenants_are_printed_if_the_server_has_no_key(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fastapi")
+    access = {"host": "127.0.0.1", "cors_origins": ()}
     for api_key, keys in ((None, {}), ("ours", {"acme": "secret"})):
-        say_who_is_refused(api_key, keys)
+        warn_about_access({**access, "api_key": api_key, "tenant_keys": keys})
     assert capsys.readouterr().err == ""
-    say_who_is_refused(None, {"acme": "secret", "bob": "other"})
-    told = capsys.readouterr().err
-    assert "only requests with the API key of a tenant are taken (2 tenants have one)" in told
-    assert "secret" not in told
+    warn_about_access({**access, "api_key": None, "tenant_keys": {"acme": "secret", "bob": "other"}})
+    printed = capsys.readouterr().err
+    assert "only requests with the key of one of 2 tenants are accepted" in printed
+    assert "secret" not in printed

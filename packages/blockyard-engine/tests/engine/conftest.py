@@ -1,4 +1,4 @@
-"""The small model that most tests of the engine run: one for each file, because some of them change it."""
+"""The small model of most engine tests: one per file, because some tests change it."""
 
 from __future__ import annotations
 

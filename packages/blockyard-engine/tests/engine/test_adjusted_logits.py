@@ -1,4 +1,4 @@
-"""Penalties, biases and a least length: what they do to greedy tokens, told by a loop over the model's own logits."""
+"""Penalties, biases and min_tokens, compared with a loop over the model's own logits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from blockyard import InvalidArgument
 from blockyard_engine import Engine, FinishReason, PromptLookup, SamplingParams
-from blockyard_engine.decoding.sampler import Asked, StepSampler, adjusted
+from blockyard_engine.decoding.sampler import SamplingContext, StepSampler, adjusted
 from blockyard_testing.seeds import run_seed
 from blockyard_testing.tiny_models import (
     NUM_TOKENS,
@@ -26,7 +26,7 @@ from blockyard_testing.tiny_models import (
 
 
 def by_hand(model: Any, prompt: list[int], sampling: SamplingParams, stops: frozenset[int]) -> list[int]:
-    """The greedy tokens, each from a forward pass over everything before it and plain arithmetic."""
+    """Return the greedy tokens, each from a forward pass over everything before it and plain arithmetic."""
     answer: list[int] = []
     while len(answer) < sampling.max_tokens:
         with torch.inference_mode():
@@ -71,7 +71,7 @@ def test_greedy_tokens_are_those_of_a_loop(llama: Any, asked: dict[str, Any], sp
 
 
 def test_log_probabilities_are_the_models_own(llama: Any) -> None:
-    """A neighbour's row and what is reported stay as they are: the adjusted logits are a copy."""
+    """The adjusted logits are a copy: neighbouring rows and reported values do not change."""
     prompt = mixed_prompts((12,))[0]
     plain, biased = (
         SamplingParams(max_tokens=1, logprobs=3, logit_bias=bias, presence_penalty=1.0) for bias in ({}, {4: 100.0})
@@ -95,7 +95,7 @@ def test_a_draw_follows_a_bias(llama: Any) -> None:
 
 @pytest.mark.parametrize("number", range(40))
 def test_any_adjustment_leaves_something_to_choose(number: int) -> None:
-    """Half precision, extreme logits, everything banned, every field at its limit: a token comes, and a known one."""
+    """Half precision, extreme logits, everything banned, every field at its limit: a valid token is chosen."""
     rng = random.Random(f"{run_seed()} {number}")
     dtype = rng.choice([torch.float32, torch.float16, torch.bfloat16])
     scale = rng.choice([1.0, 100.0, float(torch.finfo(dtype).max)])
@@ -115,7 +115,7 @@ def test_any_adjustment_leaves_something_to_choose(number: int) -> None:
     )
     stops = frozenset(range(16)) if rng.random() < 0.2 else frozenset(params.stop_token_ids)
     tokens = [rng.randrange(16) for _ in range(rng.randrange(3, 8))]
-    choice = StepSampler(logits).choose(0, Asked(params, 0, 3, stops), tokens)
+    choice = StepSampler(logits).choose(0, SamplingContext(params, 0, 3, stops), tokens)
     assert 0 <= choice.token_id < 16
     if params.min_tokens and len(stops & set(range(16))) < 16:
         assert choice.token_id not in stops
@@ -124,7 +124,7 @@ def test_any_adjustment_leaves_something_to_choose(number: int) -> None:
 
 
 def test_no_completion_is_shorter_than_its_least_length(llama: Any) -> None:
-    """End-of-sequence tokens, stop tokens and stop strings: the first that may end it stands behind `min_tokens`."""
+    """End-of-sequence tokens, stop tokens and stop strings take effect only after `min_tokens`."""
     engine = Engine(tiny_model("llama-gqa", vocab_size=NUM_TOKENS), byte_tokenizer(), num_blocks=100)
     sampling = SamplingParams(max_tokens=40, temperature=2.0, seed=3, stop=tuple("abcdefghij0123"), n=4)
     plain = engine.generate(["Blocks"], sampling)[0].completions
@@ -139,7 +139,7 @@ def test_no_completion_is_shorter_than_its_least_length(llama: Any) -> None:
         assert each.text.startswith(behind.rstrip("\N{REPLACEMENT CHARACTER}"))
 
 
-def test_a_completion_may_be_all_least_length(llama: Any) -> None:
+def test_min_tokens_may_equal_max_tokens(llama: Any) -> None:
     stops = tuple(range(VOCAB_SIZE - 1))
     sampling = SamplingParams(max_tokens=9, min_tokens=9, stop_token_ids=stops)
     (result,) = Engine(llama, num_blocks=20).generate([[1, 2, 3]], sampling)
@@ -153,7 +153,7 @@ BAD = [
     ({"frequency_penalty": float("nan")}, "frequency_penalty is nan; it must be finite"),
     ({"presence_penalty": True}, "presence_penalty is True; it must be a number"),
     ({"min_tokens": -1}, "min_tokens is -1"),
-    ({"min_tokens": 129}, "min_tokens is 129; max_tokens is 128"),
+    ({"min_tokens": 129}, "min_tokens is 129; it must be at most max_tokens, 128"),
     ({"logit_bias": {1: 101}}, "logit_bias of token 1 is 101; it must be from -100 to 100"),
     ({"logit_bias": {-1: 1}}, "logit_bias is -1"),
     ({"logit_bias": {"1": 1}}, "logit_bias is '1'; it must be an integer"),
@@ -165,14 +165,14 @@ BAD = [
 
 
 @pytest.mark.parametrize(("options", "message"), BAD)
-def test_what_is_outside_its_limits_is_named(options: dict[str, Any], message: str) -> None:
+def test_values_outside_their_limits_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         SamplingParams(**options)
 
 
 def test_a_bias_for_a_token_that_the_model_does_not_have(llama: Any) -> None:
     with pytest.raises(
-        InvalidArgument, match=f"logit_bias holds token {VOCAB_SIZE}; the last token is {VOCAB_SIZE - 1}"
+        InvalidArgument, match=f"logit_bias has token {VOCAB_SIZE}; the model's last token is {VOCAB_SIZE - 1}"
     ):
         Engine(llama, num_blocks=20).generate([[1, 2]], SamplingParams(logit_bias={VOCAB_SIZE: 1}))
 

@@ -1,7 +1,7 @@
-"""Every architecture of transformers that can be made small: its tokens are those of `generate`, or it is refused.
+"""Every architecture of transformers that can be made small has the tokens of `generate`, or is refused.
 
-None is different. The trial that an engine makes of its model (`engine.checks`) is not believed here: whole engines run
-chunks, batches and prefix hits of prompts longer than windows.
+The trial that an engine makes of its model (`checks.trial`) is not trusted here: whole engines run chunks, batches and
+prefix hits of prompts longer than windows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def quiet() -> Any:
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_an_architecture_is_equal_or_refused(name: str) -> None:
+def test_every_architecture_is_equal_or_refused(name: str) -> None:
     model = small_architecture(name)
     if name not in SERVED:
         with pytest.raises(ModelError, match=r"^.+$"):  # a line
@@ -54,20 +54,20 @@ def _engine(model: Any) -> Engine:
 
 
 def _limit(model: Any) -> dict[str, int]:
-    """For models whose config does not say how long a sequence may be."""
+    """Set a maximum length for configs without one."""
     own = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     return {} if own else {"max_model_len": 256}
 
 
 def _prompts(vocab_size: int) -> list[list[int]]:
-    """Three prompts of 33 tokens; the second begins as the first does."""
+    """Return three prompts of 33 tokens; the first two share a prefix."""
     tokens = torch.randint(1, vocab_size, (3, 33), generator=torch.Generator().manual_seed(5))
     tokens[1, :23] = tokens[0, :23]
     return [row.tolist() for row in tokens]
 
 
 def _generated(model: Any, prompts: list[list[int]]) -> list[list[int]]:
-    """What `generate` answers by eager attention, transformers' definition: other kinds silently drop soft caps."""
+    """Return the answers of `generate` with eager attention: other kinds silently drop soft caps."""
     model.set_attn_implementation("eager")
     ids = torch.tensor(prompts)
     mask = torch.ones_like(ids)

@@ -1,4 +1,4 @@
-"""Beam search against transformers' own: the same hypotheses and scores, and every block back."""
+"""Beam search has the hypotheses and scores of transformers, and frees every block."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STOPPING: tuple[bool | str, ...] = (False, True, "never")
 
 
 def beams_of_generate(model: Any, prompt: list[int], num_beams: int, **options: Any) -> tuple[list[list[int]], Any]:
-    """Hypotheses of `generate`, cut behind their end tokens, and their scores."""
+    """Return the hypotheses of `generate`, cut after their end tokens, and their scores."""
     ids = torch.tensor([prompt])
     output = model.generate(
         ids,
@@ -81,7 +81,7 @@ def test_other_shapes_agree_too(shape: str) -> None:
     assert engine.cache.num_used_blocks == 0
 
 
-def test_beams_share_what_they_have_in_common() -> None:
+def test_beams_share_common_blocks() -> None:
     engine = Engine(tiny_model("llama-gqa", initializer_range=0.08), num_blocks=120, block_size=4)
     (prompt,) = mixed_prompts((33,))
     engine.beam_search(prompt, 6, 12)
@@ -101,7 +101,7 @@ def test_beams_share_what_they_have_in_common() -> None:
 )
 @pytest.mark.parametrize("shape", ["llama-gqa", "gemma3"])
 def test_searches_side_by_side_find_what_each_finds_alone(shape: str, num_blocks: int, options: dict[str, Any]) -> None:
-    """Equal prompts, prompts that begin alike, and others; the searches end at different steps."""
+    """Equal prompts, prompts with a common prefix, and others; the searches end at different steps."""
     free = tiny_model(shape, initializer_range=0.08)
     prompts = mixed_prompts((9, 17, 4, 22, 22, 13), shared=8)
     prompts.append(prompts[1])
@@ -116,7 +116,7 @@ def test_searches_side_by_side_find_what_each_finds_alone(shape: str, num_blocks
         require_same(beams, *beams_of_generate(model, prompt, 3, max_new_tokens=9))
 
 
-def test_side_by_side_takes_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searches_in_a_batch_take_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(tiny_model("llama-gqa"), num_blocks=400, block_size=4)
     prompts = mixed_prompts((9, 17, 4, 22))
     steps = []
@@ -179,11 +179,11 @@ def test_bad_searches_are_named() -> None:
     for changes, message in cases:
         with pytest.raises(InvalidArgument, match=message):
             engine.beam_search(**{"prompt": [1, 2], "num_beams": 2, "max_tokens": 4, **changes})
-    with pytest.raises(NeverFits, match="prompt: 4 beams of 62 tokens may take 16 blocks; 11 are usable"):
+    with pytest.raises(NeverFits, match="prompt: 4 beams of 62 tokens may need 16 blocks; 11 are usable"):
         engine.beam_search([1, 2], 4, 60)
     with pytest.raises(NeverFits, match="prompt: the beams may reach 513 tokens; max_model_len is 512"):
         engine.beam_search([1, 2], 1, 511)
-    with pytest.raises(NeverFits, match="prompt 1: 3 beams of 82 tokens may take 14 blocks"):
+    with pytest.raises(NeverFits, match="prompt 1: 3 beams of 82 tokens may need 14 blocks"):
         engine.beam_search_batch([[1, 2], list(range(42))], 3, 40)
     assert engine.cache.num_used_blocks == 0
     engine.add_request([1, 2])

@@ -1,4 +1,4 @@
-"""An answer that another engine began goes on as if it had not been cut: greedy and sampled, token for token."""
+"""An answer that another engine began continues as if uninterrupted, greedy and sampled, token for token."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ WAYS = {
 }
 
 
-def engine_of(model: Any, **options: Any) -> Engine:
+def load_engine(model: Any, **options: Any) -> Engine:
     return Engine(model, **({"num_blocks": 60, "block_size": 4} | options))
 
 
 def answered(
-    engine: Engine, sampling: SamplingParams, given: Any = (), prompt: list[int] = PROMPT
+    engine: Engine, sampling: SamplingParams, answer_prefix: Any = (), prompt: list[int] = PROMPT
 ) -> tuple[list[NewToken], Completion]:
-    """The tokens that steps reported, and what came of the request."""
-    number = engine.add_request(prompt, sampling, given=given)
+    """Return the tokens that steps reported, and the request's result."""
+    number = engine.add_request(prompt, sampling, answer_prefix=answer_prefix)
     told: list[NewToken] = []
     while engine.has_unfinished:
         report = engine.step()
@@ -60,18 +60,18 @@ def answered(
 @pytest.mark.parametrize(
     "options", [{}, {"speculation": PromptLookup()}, {"max_num_batched_tokens": 4, "max_num_seqs": 2}], ids=str
 )
-def test_an_answer_goes_on_as_if_it_had_not_been_cut(llama: Any, options: dict[str, Any]) -> None:
+def test_a_resumed_answer_equals_an_uninterrupted_one(llama: Any, options: dict[str, Any]) -> None:
     for way in WAYS.values():
-        whole = answered(engine_of(llama, **options), way)
+        whole = answered(load_engine(llama, **options), way)
         assert [token.token_id for token in whole[0]] == whole[1].token_ids
         assert len(whole[0]) > 2
         for cut in sorted({1, len(whole[0]) // 2, len(whole[0]) - 1}):
-            told, completion = answered(engine_of(llama, **options), way, whole[1].token_ids[:cut])
+            told, completion = answered(load_engine(llama, **options), way, whole[1].token_ids[:cut])
             assert (whole[0][:cut] + told, completion) == whole, "each token once"
 
 
 def any_sampling(draw: random.Random) -> SamplingParams:
-    """Each field is set or not, but those of several completions and of log probabilities."""
+    """Return random sampling parameters, without several completions and log probabilities."""
     fields = {
         "min_tokens": draw.randrange(1, 12),
         "top_k": draw.randrange(1, 30),
@@ -92,8 +92,8 @@ def any_sampling(draw: random.Random) -> SamplingParams:
     )
 
 
-def test_any_sampling_goes_on_behind_each_of_its_tokens() -> None:
-    """With the text of each piece. Where rounding decides about a draw, each token must be right but for that."""
+def test_any_sampling_resumes_after_each_of_its_tokens() -> None:
+    """Compares the text of each piece too. Tokens may differ only where rounding decides a draw."""
     draw = random.Random(run_seed())
     options = draw.choice([{}, {"speculation": PromptLookup()}, {"max_num_batched_tokens": 64}])
     model = tiny_model("llama-gqa", vocab_size=NUM_TOKENS)
@@ -117,8 +117,8 @@ def test_any_sampling_goes_on_behind_each_of_its_tokens() -> None:
                 assert max(far) < ROUNDING, (prompt, sampling, cut)
 
 
-def test_what_is_no_rounding_is_far_from_the_choice() -> None:
-    """The judge of such differences: other tokens, and those of another seed, are not the choice from exact logits."""
+def test_a_token_that_is_not_a_rounding_tie_is_far_from_the_choice() -> None:
+    """Checks the judge: other tokens, and those of another seed, are far from the choice by exact logits."""
     model = tiny_model("llama-gqa", vocab_size=NUM_TOKENS)
     exact_model = exact(model)
     for sampling in (WAYS["greedy"], WAYS["sampled"], WAYS["hot, penalties"]):
@@ -131,26 +131,26 @@ def test_what_is_no_rounding_is_far_from_the_choice() -> None:
             assert max(distances(exact_model, PROMPT, tokens, replace(sampling, seed=5))) > ROUNDING
 
 
-def test_an_answer_goes_on_where_its_prompt_is_cached_already(llama: Any) -> None:
-    engine = engine_of(llama)
+def test_a_resumed_answer_hits_its_cached_prompt(llama: Any) -> None:
+    engine = load_engine(llama)
     _, whole = answered(engine, WAYS["sampled"])
-    for given in (whole.token_ids[:7], np.array(whole.token_ids[:7])):
-        assert answered(engine, WAYS["sampled"], given)[1] == whole
+    for answer_prefix in (whole.token_ids[:7], np.array(whole.token_ids[:7])):
+        assert answered(engine, WAYS["sampled"], answer_prefix)[1] == whole
 
 
-def test_begun_answers_among_others_in_a_small_pool(llama: Any) -> None:
-    """Preempted, begun again, beside requests of the engine's own."""
+def test_resumed_answers_are_equal_in_a_small_pool(llama: Any) -> None:
+    """Preempted, resumed twice, beside other requests of the engine."""
     draw = random.Random(run_seed())
     prompts = mixed_prompts((9, 14, 5, 12, 8, 11), shared=4)
     for _ in range(draws(6, 2)):
         sampling = SamplingParams(
             max_tokens=16, ignore_eos=True, temperature=draw.choice([0.0, 1.0]), seed=draw.randrange(99)
         )
-        whole = [result.completions[0].token_ids for result in engine_of(llama).generate(prompts, sampling)]
-        engine = engine_of(llama, num_blocks=17)
+        whole = [result.completions[0].token_ids for result in load_engine(llama).generate(prompts, sampling)]
+        engine = load_engine(llama, num_blocks=17)
         cuts = [draw.randrange(16) for _ in prompts]
         ids = [
-            engine.add_request(prompt, sampling, given=answer[:cut])
+            engine.add_request(prompt, sampling, answer_prefix=answer[:cut])
             for prompt, answer, cut in zip(prompts, whole, cuts, strict=True)
         ]
         found = {}
@@ -162,26 +162,26 @@ def test_begun_answers_among_others_in_a_small_pool(llama: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "more", "message"),
+    ("answer_prefix", "more", "message"),
     [
-        ("text", {}, "given is a str"),
-        (7, {}, "given is a int"),
-        ([-1], {}, "given"),
-        ([10**6], {}, "given"),
-        ([1.5], {}, "given"),
-        ([[1]], {}, "given"),
-        ([1, 2, 3], {"max_tokens": 3}, r"given has 3 tokens; it must have fewer than max_tokens 3"),
+        ("text", {}, "answer_prefix is a str"),
+        (7, {}, "answer_prefix is a int"),
+        ([-1], {}, "answer_prefix"),
+        ([10**6], {}, "answer_prefix"),
+        ([1.5], {}, "answer_prefix"),
+        ([[1]], {}, "answer_prefix"),
+        ([1, 2, 3], {"max_tokens": 3}, r"answer_prefix has 3 tokens; it must have fewer than max_tokens, 3"),
         ([1], {"n": 2}, "n is 2"),
         ([1], {"logprobs": 1}, "logprobs is 1"),
-        ([1, 9, 2], {"stop_token_ids": (9,)}, "given has token 9 at 1, which ends the answer"),
+        ([1, 9, 2], {"stop_token_ids": (9,)}, "answer_prefix has token 9 at position 1, which ends the answer"),
     ],
 )
-def test_what_cannot_have_begun_an_answer_is_refused(
-    llama: Any, given: Any, more: dict[str, Any], message: str
+def test_invalid_answer_prefixes_are_refused(
+    llama: Any, answer_prefix: Any, more: dict[str, Any], message: str
 ) -> None:
-    engine = engine_of(llama)
+    engine = load_engine(llama)
     with pytest.raises(InvalidArgument, match=message):
-        engine.add_request(PROMPT, SamplingParams(**({"max_tokens": 8} | more)), given=given)
+        engine.add_request(PROMPT, SamplingParams(**({"max_tokens": 8} | more)), answer_prefix=answer_prefix)
     assert (engine.num_waiting, engine.num_running, engine.cache.num_used_blocks) == (0, 0, 0)
     assert not engine.has_unfinished
     assert answered(engine, SamplingParams(max_tokens=3, ignore_eos=True))[1].finish_reason is FinishReason.LENGTH

@@ -1,4 +1,4 @@
-"""What callers may set of an engine's cache, and the time that the cache is told."""
+"""Options of an engine's cache, and the time that the engine passes to it."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_the_tokens_are_the_same_with_all_of_them(caching: bool) -> None:
         engine.cache.check()
 
 
-def test_a_policy_of_ones_own() -> None:
-    """A name or a callable, as for `CacheConfig`; an unknown name lists those there are."""
+def test_a_custom_policy_runs_in_the_engine() -> None:
+    """A name or a callable, as for `CacheConfig`; the error for an unknown name lists the known ones."""
     assert engine_with({"eviction_policy": "density"}).generate([[5, 6, 7]])[0].completions
     with pytest.raises(InvalidArgument, match=r"fife.*must be one of"):
         engine_with({"eviction_policy": "fife"})
@@ -101,7 +101,7 @@ def test_other_options_are_refused(options: Any, message: str) -> None:
 
 
 def ticks() -> Iterator[float]:
-    """A second a step."""
+    """A clock that advances one second per step."""
     number = 100.0
     while True:
         yield number
@@ -124,13 +124,13 @@ def test_each_step_tells_the_cache_the_time() -> None:
     assert residency.idle_before_evict.mean < residency.lifetime.mean
 
 
-def test_beam_searches_tell_it_too() -> None:
+def test_beam_searches_pass_the_time_too() -> None:
     engine = engine_with({"history_size": 20}, clock=ticks().__next__)
     engine.beam_search([5, 6, 7, 8], num_beams=2, max_tokens=4)
     assert {event.time for event in engine.cache.history()} == {100.0}
 
 
-def test_a_wish_to_retain_ends_by_the_clock() -> None:
+def test_retention_expires_by_the_clock() -> None:
     now = [10.0]
     engine = engine_with({"retention_blocks": 8}, clock=lambda: now[0])
     prompt = list(range(1, 34))

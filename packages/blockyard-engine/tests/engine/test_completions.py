@@ -1,4 +1,4 @@
-"""Several completions of a prompt: what they share, what they cost, and how they end."""
+"""Several completions of a prompt: shared blocks, their number, and their ends."""
 
 from __future__ import annotations
 

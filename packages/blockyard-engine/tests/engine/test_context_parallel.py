@@ -1,4 +1,4 @@
-"""Context parallel: the tokens of one rank, each token's keys and values on one rank, in its slot."""
+"""Context parallelism: the tokens of one rank, and each token's keys and values in one slot of one rank."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_shape_agrees_with_generate(shape: str, size: int, interleave: int
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_each_rank_keeps_its_tokens_of_what_one_rank_keeps(size: int) -> None:
-    """Forks, swaps, preemption, a CPU pool, drafts: every slot of every rank has the bytes of the token it is for."""
+    """With forks, swaps, preemption, a CPU pool and drafts, every slot of every rank has the bytes of its token."""
     model = tiny_model("llama-gqa")
     prompts = mixed_prompts((33, 37, 31, 42, 29), shared=16)
     options: dict[str, Any] = {
@@ -104,9 +104,9 @@ def test_each_rank_keeps_its_tokens_of_what_one_rank_keeps(size: int) -> None:
                 torch.testing.assert_close(part.flatten(0, 1)[local], whole.flatten(0, 1)[own], atol=2e-3, rtol=1e-3)
 
 
-def test_what_does_not_go_together_is_refused() -> None:
+def test_contradicting_options_are_refused() -> None:
     model = tiny_model("llama-gqa")
-    with pytest.raises(InvalidArgument, match="tensor_parallel is 2 and context_parallel is 3; ranks share heads or"):
+    with pytest.raises(InvalidArgument, match="tensor_parallel is 2 and context_parallel is 3; one of them must be 1"):
         Engine(model, tensor_parallel=2, context_parallel=3)
     with pytest.raises(InvalidArgument, match="context_parallel is 0"):
         Engine(model, context_parallel=0)

@@ -1,4 +1,4 @@
-"""Context parallel's arithmetic: every token in one slot of one rank, and the parts' attention merged."""
+"""Arithmetic of context parallelism: every token in one slot of one rank, and the merge of partial attention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES = [(1, 1, 4), (2, 1, 2), (2, 4, 8), (3, 1, 1), (3, 2, 4), (4, 16, 16), (5
 
 @pytest.mark.parametrize(("size", "interleave", "local"), SHAPES)
 def test_slots_are_a_bijection(size: int, interleave: int, local: int) -> None:
-    """Over random block tables: each of the manager's slots is one slot of one rank, and all of these are used."""
+    """Over random block tables, each of the manager's slots is one slot of one rank, and no slot is unused."""
     group = LayerGroup(local * size, shards=size, interleave=interleave)
     slots = np.arange(10 * group.block_size)
     seen = []
@@ -75,7 +75,7 @@ def test_a_group_that_cannot_be_shared_is_refused(options: dict[str, int], messa
         LayerGroup(**options)
 
 
-def test_sizes_of_a_rank() -> None:
+def test_a_ranks_sizes_are_those_of_its_shard() -> None:
     whole = KVCacheSpec.uniform(4, 2, 8, block_size=16)
     shared = KVCacheSpec(whole.layers, 16, whole.dtype, context_parallel_size=4, interleave=2)
     assert shared.bytes_per_block == whole.bytes_per_block, "of a rank"

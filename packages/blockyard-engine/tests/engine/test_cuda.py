@@ -1,4 +1,4 @@
-"""What needs a GPU: the real paged kernels against SDPA, block moves on their stream, and engines over both."""
+"""Tests that need a GPU: real paged kernels compared with SDPA, block moves on their stream, and whole engines."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def skip_unless_it_serves(backend: Any, head_size: int) -> None:
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (8, 1)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_kernel_equals_sdpa(backend: Any, num_heads: int, num_kv_heads: int, dtype: torch.dtype) -> None:
-    """Against SDPA in float32 on the CPU, from keys and values rounded alike."""
+    """Compared with SDPA in float32 on the CPU, with keys and values rounded alike."""
     skip_unless_it_serves(backend, 64)
     rng = np.random.default_rng(run_seed())
     for _ in range(5):
@@ -56,7 +56,7 @@ def test_sdpa_on_cuda_equals_sdpa_on_the_cpu() -> None:
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("shape", ["llama-gqa", "mistral-window", "gemma3"])
 def test_an_engine_on_cuda_gives_transformers_tokens(shape: str, preemption: str) -> None:
-    """In float32, squeezed until it preempts: with swap, keys and values go to the CPU pool and back."""
+    """In float32, with so few blocks that it preempts; with swap, keys and values move to the CPU pool and back."""
     model = tiny_model(shape).to("cuda")
     prompts = mixed_prompts((33, 5, 40, 1, 64, 50), shared=24)
     expected = [tokens_of([result]) for result in _roomy(model, prompts)]
@@ -73,7 +73,7 @@ def _roomy(model: Any, prompts: list[list[int]]) -> list[Any]:
 
 @pytest.mark.parametrize("backend", PAGED, ids=lambda backend: backend.name)
 def test_an_engine_on_a_paged_kernel_agrees_with_sdpa(backend: Any) -> None:
-    """In half precision a token may differ where two are about as likely; nearly all must not."""
+    """In half precision a token may differ if two are nearly equally likely; almost all must agree."""
     skip_unless_it_serves(backend, 64)
     sizes = {"hidden_size": 384, "num_attention_heads": 6, "num_key_value_heads": 2}
     model = tiny_model("llama-gqa", **sizes).to("cuda", torch.bfloat16)
@@ -89,7 +89,7 @@ def test_an_engine_on_a_paged_kernel_agrees_with_sdpa(backend: Any) -> None:
 
 
 def test_moves_on_the_stream_are_done_before_a_layer_writes() -> None:
-    """Blocks swapped out, overwritten, and swapped in elsewhere hold what they held; nothing waits on the host."""
+    """Blocks swapped out, overwritten, and swapped in elsewhere keep their contents; nothing waits on the host."""
     cache = KVCache(600, 16, 4, 2, 64, dtype=torch.bfloat16, device="cuda", layer_groups=GROUPS, num_cpu_blocks=600)
     cache.data[:, 1:300] = torch.randn_like(cache.data[:, 1:300])
     before = cache.data[:, 1:300].clone()
@@ -114,8 +114,8 @@ def test_greedy_tokens_on_cuda_are_transformers() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_engine_takes_its_share_of_the_device_and_no_more(dtype: torch.dtype) -> None:
-    """What it said it would take, it takes: weights, blocks, and the largest step; then full batches run within it."""
+def test_an_engine_takes_at_most_its_share_of_the_device(dtype: torch.dtype) -> None:
+    """It takes the weights, blocks and largest step that it reported; full batches then run within them."""
     model = tiny_model("llama-gqa", head_dim=64, max_position_embeddings=4096).to("cuda", dtype)
     total = torch.cuda.mem_get_info()[1]
     before = torch.cuda.memory_allocated()

@@ -1,4 +1,4 @@
-"""The engine against transformers' own `generate`: the same tokens, whatever is batched, cached, cut or preempted."""
+"""The engine has the tokens of transformers' `generate`, however it batches, caches, chunks or preempts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from blockyard_engine import Engine, FinishReason, ModelError, SamplingParams, S
 from blockyard_engine.attention import backends
 from blockyard_engine.attention.sdpa import SdpaBackend
 from blockyard_engine.model import load_model
-from blockyard_engine.prompts import encode_prompt
+from blockyard_engine.prompt_encoding import encode_prompt
 from blockyard_testing.places import ROOT
 from blockyard_testing.tiny_models import (
     SHAPES,
@@ -167,7 +167,7 @@ def test_smollm_answers_a_mixed_batch_as_generate_does(smollm: Any, caching: boo
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_runs(dtype: Any) -> None:
-    """No equality here: in half precision not even a padded batch of transformers equals its single runs."""
+    """Tokens are not compared: in half precision not even transformers' padded batch equals its single runs."""
     engine = Engine(tiny_model("llama-gqa").to(dtype), num_blocks=40, max_num_seqs=3, max_num_batched_tokens=20)
     assert engine.kv_cache.dtype is dtype
     results = engine.generate(mixed_prompts((5, 40, 17)), SamplingParams(max_tokens=8))
@@ -211,11 +211,11 @@ def test_stop_tokens_count_even_when_end_tokens_do_not(llama: Any) -> None:
 
 
 class Broken(RuntimeError):
-    """What the tests raise inside a model."""
+    """The error that tests raise inside a model."""
 
 
 def break_at_call(model: Any, layer: int, call: int) -> Any:
-    """Let one layer raise at its n-th call: the layers before it have then written their keys and values."""
+    """Let one layer raise at its n-th call, after earlier layers have written their keys and values."""
     calls = 0
 
     def hook(*_: Any) -> None:
@@ -244,7 +244,7 @@ def test_a_model_that_raises_leaves_the_cache_whole(llama: Any, call: int) -> No
     require_empty(engine)
 
 
-def test_a_callback_that_raises_leaves_the_cache_whole(llama: Any) -> None:
+def test_a_callback_that_raises_leaves_the_cache_consistent(llama: Any) -> None:
     engine = Engine(llama, num_blocks=60)
 
     def interrupt(step: StepReport) -> None:
@@ -307,7 +307,7 @@ def test_requests_can_be_added_and_aborted_between_steps(llama: Any) -> None:
     assert streamed[first] == expected[0][2:]
     assert dropped not in finished
     for request_id in (dropped, 99):
-        with pytest.raises(InvalidArgument, match=f"request_id is {request_id}; no such request"):
+        with pytest.raises(InvalidArgument, match=f"request_id is {request_id}; no request with this id"):
             engine.abort_request(request_id)
     waiting = [engine.add_request(prompt) for prompt in prompts]
     with pytest.raises(InvalidArgument, match="3 requests of add_request are unfinished"):
@@ -321,7 +321,7 @@ def test_requests_can_be_added_and_aborted_between_steps(llama: Any) -> None:
 
 def test_the_first_backend_that_fits_computes_attention(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Counting(SdpaBackend):
-        """Takes float32 only, and counts steps. The trial of a new engine's model asks for "sdpa" by name."""
+        """Backend for float32 that counts steps. The trial of a new engine's model uses "sdpa" by name."""
 
         name = "counting"
         num_steps = 0
@@ -350,7 +350,7 @@ def test_no_prompts_no_results(llama: Any) -> None:
 # ---------------------------------------------------------------- bad input
 
 
-def test_what_can_never_fit_is_refused_at_once_with_the_numbers(llama: Any) -> None:
+def test_requests_that_can_never_fit_are_refused_at_once_with_the_numbers(llama: Any) -> None:
     engine = Engine(llama, num_blocks=11, block_size=8, max_num_seqs=4)
     (good, long) = mixed_prompts((10, 70))
     with pytest.raises(
@@ -395,7 +395,7 @@ def test_bad_prompts_are_named_and_nothing_is_begun(llama: Any, prompts: Any, me
 
 
 def test_text_that_is_no_unicode_is_named(smollm: Any) -> None:
-    """As Python reads the bytes of a shell that are no UTF-8; a tokenizer would raise a TypeError."""
+    """A shell's bytes that are not UTF-8, as Python reads them; a tokenizer would raise a TypeError."""
     engine = Engine(*smollm, num_blocks=80)
     with pytest.raises(InvalidArgument, match=r"prompt 1 holds '\\udcff' at position 2; it must be valid Unicode"):
         engine.generate(["a", "ab\udcff"])
@@ -439,9 +439,9 @@ def test_without_num_blocks_the_pool_takes_a_gibibyte(llama: Any) -> None:
     assert 2**30 - engine.kv_cache.bytes_per_block < engine.kv_cache.num_bytes <= 2**30
 
 
-def test_what_the_docs_show_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_snippets_of_the_docs_run(capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs" / "engine.md").read_text()
-    requests, wiring, _, watched, ranks, tokens = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    requests, wiring, watched, ranks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
     exec(requests, names)
     assert names["engine"].cache.num_used_blocks == 0
@@ -454,8 +454,7 @@ def test_what_the_docs_show_runs(capsys: pytest.CaptureFixture[str]) -> None:
     said = re.findall(r"print\(.*\)  # (.*)", watched)
     assert capsys.readouterr().out.splitlines() == said
     exec(ranks, names)
-    exec(tokens, names)
-    said = re.findall(r"print\(.*\)  # (.*)", ranks) + re.findall(r"^# (.*)", tokens, re.MULTILINE)
+    said = re.findall(r"print\(.*\)  # (.*)", ranks)
     assert capsys.readouterr().out.splitlines() == said
 
 
@@ -468,7 +467,7 @@ def test_what_the_docs_show_runs(capsys: pytest.CaptureFixture[str]) -> None:
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{{ raise_exception('no' * 999) }}", "TemplateError: nono"),
         ("{% if %}", "TemplateSyntaxError"),
-        ("{{ 'a' * 2**21 }}", r"makes 2,097,152 characters of messages of 6; at most 1,048,588 are taken"),
+        ("{{ 'a' * 2**21 }}", r"makes 2,097,152 characters from messages of 6; the limit is 1,048,588"),
     ],
 )
 def test_a_chat_template_that_fails_or_makes_too_much_is_named(smollm: Any, template: str, said: str) -> None:

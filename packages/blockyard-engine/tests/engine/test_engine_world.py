@@ -1,4 +1,4 @@
-"""Random traffic over all features at once: whatever comes, every request gets the tokens it gets alone."""
+"""Random traffic over all features at once: every request gets the tokens that it gets alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_REQUESTS = 40
 
 
 def random_request(rng: np.random.Generator, beginnings: list[list[int]]) -> tuple[list[int], SamplingParams]:
-    """A prompt that often begins or goes on like others, or is one of them, and anything that may be asked for it."""
+    """Return a random request, whose prompt often shares a prefix with others, extends one or equals one."""
     prompt = list(beginnings[rng.integers(len(beginnings))][: rng.integers(0, 24)])
     if rng.random() < 0.2:
         prompt = list(beginnings[0])

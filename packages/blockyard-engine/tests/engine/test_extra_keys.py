@@ -1,4 +1,4 @@
-"""Requests share blocks only under equal extra keys; the tokens are the same with and without."""
+"""Requests share blocks only under equal extra keys; their tokens do not depend on them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS: list[tuple[Any, ...]] = [
 
 
 def run(engine: Engine, *keys: tuple[Any, ...]) -> list[tuple[int, list[int]]]:
-    """Cached tokens and tokens of a request under each of the keys, all at once."""
+    """Return cached tokens and tokens of a request under each of the keys, all at once."""
     ids = [engine.add_request(PROMPT, SAMPLING, extra_keys=each) for each in keys]
     found = {}
     while engine.has_unfinished:
@@ -59,7 +59,7 @@ def test_only_equal_keys_share(llama: Any, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"num_cpu_blocks": 64}], ids=["joins", "waits"])
 def test_prompts_in_progress_are_shared_under_equal_keys_alone(llama: Any, options: dict[str, Any]) -> None:
-    """In one step: a prompt joins, or waits for, what another is computing only if their keys are the same."""
+    """Within one step, a prompt joins or waits for another's blocks only if their keys are equal."""
     engine = Engine(llama, num_blocks=100, block_size=8, **options)
     found = run(engine, *KEYS, *KEYS)
     assert [cached for cached, _ in found] == [0] * len(KEYS) + [32] * len(KEYS)
@@ -67,7 +67,7 @@ def test_prompts_in_progress_are_shared_under_equal_keys_alone(llama: Any, optio
 
 
 def test_a_prompt_waits_for_no_prompt_under_other_keys(llama: Any) -> None:
-    """Where blocks are shared only when computed, equal prompts wait for one another; under other keys in vain."""
+    """If blocks are shared only once computed, equal prompts wait for each other, but not under other keys."""
     engine = Engine(llama, num_blocks=100, block_size=8, num_cpu_blocks=64)
     for keys in (*KEYS, *KEYS):
         engine.add_request(PROMPT, SAMPLING, extra_keys=keys)
@@ -78,7 +78,7 @@ def test_a_prompt_waits_for_no_prompt_under_other_keys(llama: Any) -> None:
 
 
 def test_a_preempted_request_keeps_its_keys(llama: Any) -> None:
-    """What it computed under a salt it finds again under the salt, and nobody else does."""
+    """Blocks computed under a salt are hit again under that salt, and by no one else."""
     engine = Engine(llama, num_blocks=14, block_size=8, max_num_seqs=4)
     sampling = SamplingParams(max_tokens=40)
     for keys in KEYS[:3]:

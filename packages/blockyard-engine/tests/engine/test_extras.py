@@ -1,4 +1,4 @@
-"""Attention that asks for more than scaled dot products: soft caps, sinks, latent vectors for keys and values."""
+"""Attention beyond scaled dot products: soft caps, sinks, latent vectors for keys and values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_latent_attention_keeps_the_bytes_that_sizing_counts() -> None:
 
 
 def test_an_expansion_that_cannot_be_read_is_left_to_the_model() -> None:
-    """A quantized one, or one with an adapter: keys and values of all heads are cached, in their two widths."""
+    """If it is quantized or has an adapter, keys and values of all heads are cached, in their two widths."""
 
     class Adapted(torch.nn.Linear):
         pass
@@ -91,6 +91,6 @@ def test_a_model_computes_as_before_between_the_steps_of_an_engine() -> None:
 @pytest.mark.parametrize(("shape", "name"), [("gemma2", "softcap"), ("gpt-oss", "s_aux"), ("deepseek-v3", "latent")])
 def test_a_kernel_that_lacks_it_is_refused_by_name(shape: str, name: str) -> None:
     with pytest.raises(
-        InvalidArgument, match=f"'flash_attention_3'; it needs attention without {name}, which this model asks"
+        InvalidArgument, match=f"'flash_attention_3'; it does not support {name}, which this model needs"
     ):
         Engine(tiny_model(shape), num_blocks=20, attention_backend="flash_attention_3")

@@ -1,4 +1,4 @@
-"""No request starves: not behind shorter requests, not behind more urgent ones, not for want of blocks."""
+"""No request starves behind shorter or more urgent ones, or for lack of blocks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def add(scheduler: Scheduler, number: int, length: int, max_tokens: int, priorit
 
 
 def arrive(scheduler: Scheduler, step: int, priority: int = 0) -> None:
-    """Two short requests, of lengths that differ, so that they do not end together."""
+    """Add two short requests of different lengths, so that they do not end together."""
     for other in range(2):
         max_tokens = 4 + (2 * step + other) * 7 % 11
         add(scheduler, 10 * step + 10_000 + other, length=6, max_tokens=max_tokens, priority=priority)
 
 
 def steps_until_done(scheduler: Scheduler, waited_for: Branch, priority_of_others: int) -> int:
-    """Steps until a branch ends, while two short requests arrive in every step, more than the blocks can carry."""
+    """Return the steps until a branch ends, while two short requests arrive in every step, more than fit."""
     for number in itertools.count(1):
         arrive(scheduler, number, priority_of_others)
         finish(scheduler, scheduler.schedule())
@@ -44,7 +44,7 @@ def steps_until_done(scheduler: Scheduler, waited_for: Branch, priority_of_other
     raise AssertionError
 
 
-def test_a_long_request_is_not_held_up_by_a_stream_of_short_ones() -> None:
+def test_a_stream_of_short_requests_does_not_starve_a_long_one() -> None:
     scheduler = make(budget=16, num_blocks=21)  # the long one takes 15 of 20 blocks of 4 tokens, and all in the end
     for step in range(20):
         arrive(scheduler, 5000 + step)
@@ -56,7 +56,7 @@ def test_a_long_request_is_not_held_up_by_a_stream_of_short_ones() -> None:
     assert long.request.num_preemptions == 0
 
 
-def test_urgent_requests_hold_a_patient_one_up_for_so_long_and_no_longer() -> None:
+def test_urgent_requests_delay_a_patient_one_for_a_bounded_time() -> None:
     scheduler = make(budget=16, num_blocks=21)
     patient = add(scheduler, 1, length=40, max_tokens=30, priority=1)
     steps = steps_until_done(scheduler, patient, priority_of_others=0)
@@ -64,7 +64,7 @@ def test_urgent_requests_hold_a_patient_one_up_for_so_long_and_no_longer() -> No
     assert STEPS_PER_PRIORITY < steps < 6 * STEPS_PER_PRIORITY
 
 
-def test_the_more_urgent_goes_first_then_who_came_first() -> None:
+def test_requests_are_served_by_priority_then_arrival() -> None:
     scheduler = make(budget=16, max_num_seqs=1)
     late = [
         add(scheduler, number, length=5, max_tokens=1, priority=priority)
@@ -78,7 +78,7 @@ def test_the_more_urgent_goes_first_then_who_came_first() -> None:
     assert [late.index(branch) + 1 for branch in order] == [3, 5, 1, 4, 2]
 
 
-def test_only_those_who_go_later_are_preempted_and_they_return_to_their_place() -> None:
+def test_only_later_branches_are_preempted_and_return_to_their_position() -> None:
     scheduler = make(budget=32, num_blocks=7)  # 6 blocks of 4 tokens
     patient = add(scheduler, 1, length=8, max_tokens=8, priority=3)
     finish(scheduler, scheduler.schedule())
@@ -94,7 +94,7 @@ def test_only_those_who_go_later_are_preempted_and_they_return_to_their_place() 
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_everybody_ends_when_all_want_more_than_there_is(preemption: str) -> None:
+def test_all_requests_finish_when_all_need_more_blocks_than_exist(preemption: str) -> None:
     model = tiny_model("llama-gqa")
     prompts = mixed_prompts((40, 5, 5, 30, 5, 5, 5, 20))
     engine = Engine(
@@ -122,7 +122,7 @@ def test_everybody_ends_when_all_want_more_than_there_is(preemption: str) -> Non
 # ---------------------------------------------------------------- what can never be served
 
 
-def test_what_never_fits_is_known_in_advance() -> None:
+def test_never_fits_is_known_before_the_prompt_is_queued() -> None:
     config = CacheConfig(num_blocks=21, block_size=4, max_num_seqs=4, max_model_len=64, watermark=0.0)
     limits = Scheduler(KVCacheManager(config), 16).limits
     assert limits.max_new_tokens(10) == 54  # max_model_len

@@ -1,4 +1,4 @@
-"""Sessions and hints through the engine: what it tells the cache, and that no token depends on it."""
+"""Sessions and hints: the engine passes them to the cache, and no token depends on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPTS = mixed_prompts((65, 65, 65, 65))
 
 
 class Clock:
-    """Seconds, as the test says."""
+    """A clock set by the test."""
 
     now = 100.0
 
@@ -28,8 +28,8 @@ class Clock:
         return self.now
 
 
-def engine_of(llama: Any, clock: Clock | None = None, **options: Any) -> Engine:
-    """Room for three prompts and not for four."""
+def load_engine(llama: Any, clock: Clock | None = None, **options: Any) -> Engine:
+    """Return an engine with room for three prompts but not four."""
     return Engine(llama, **{"num_blocks": 31, "block_size": 8, "clock": clock or Clock(), **options})
 
 
@@ -47,8 +47,8 @@ def run(engine: Engine, prompt: list[int], session: str | None = None, **samplin
     return finish(engine)[number]
 
 
-def test_a_session_that_is_over_goes_first(llama: Any) -> None:
-    engine = engine_of(llama)
+def test_an_ended_session_is_evicted_first(llama: Any) -> None:
+    engine = load_engine(llama)
     for number, prompt in enumerate(PROMPTS[:3]):
         run(engine, prompt, f"s{number}")
     assert engine.hint("s2", over=True) is HintOutcome.ACCEPTED
@@ -59,15 +59,15 @@ def test_a_session_that_is_over_goes_first(llama: Any) -> None:
 
 
 def test_without_a_hint_the_oldest_goes(llama: Any) -> None:
-    engine = engine_of(llama)
+    engine = load_engine(llama)
     for number, prompt in enumerate(PROMPTS):
         run(engine, prompt, f"s{number}")
     assert run(engine, PROMPTS[2]).num_cached_tokens == 64
     assert run(engine, PROMPTS[0]).num_cached_tokens < 64
 
 
-def test_a_hint_that_is_taken_back_and_one_that_a_new_turn_ends(llama: Any) -> None:
-    engine = engine_of(llama)
+def test_a_hint_ends_when_withdrawn_or_at_the_next_turn(llama: Any) -> None:
+    engine = load_engine(llama)
     for number, prompt in enumerate(PROMPTS[:3]):
         run(engine, prompt, f"s{number}")
     engine.hint("s1", over=True)
@@ -80,7 +80,7 @@ def test_a_hint_that_is_taken_back_and_one_that_a_new_turn_ends(llama: Any) -> N
 
 
 def test_completions_of_a_request_are_all_its_sessions(llama: Any) -> None:
-    engine = engine_of(llama, num_blocks=60)
+    engine = load_engine(llama, num_blocks=60)
     run(engine, PROMPTS[1], "older")
     run(engine, PROMPTS[0], "n", n=3, temperature=1.0, seed=1, max_tokens=20)
     assert engine.hint("n", over=True) is HintOutcome.ACCEPTED
@@ -90,8 +90,8 @@ def test_completions_of_a_request_are_all_its_sessions(llama: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"num_cpu_blocks": 64, "preemption": "swap"}], ids=["recompute", "swap"])
-def test_a_request_that_is_preempted_stays_its_sessions(llama: Any, options: dict[str, Any]) -> None:
-    engine = engine_of(llama, num_blocks=24, **options)
+def test_a_preempted_request_stays_in_its_session(llama: Any, options: dict[str, Any]) -> None:
+    engine = load_engine(llama, num_blocks=24, **options)
     numbers = [
         engine.add_request(prompt, SamplingParams(max_tokens=40), session=f"s{number}")
         for number, prompt in enumerate(PROMPTS[:2])
@@ -103,8 +103,8 @@ def test_a_request_that_is_preempted_stays_its_sessions(llama: Any, options: dic
 
 
 def test_no_token_depends_on_hints(llama: Any) -> None:
-    plain = engine_of(llama).generate(PROMPTS, SAMPLING)
-    engine = engine_of(llama)
+    plain = load_engine(llama).generate(PROMPTS, SAMPLING)
+    engine = load_engine(llama)
     numbers = [engine.add_request(prompt, SAMPLING, session=f"s{n % 2}") for n, prompt in enumerate(PROMPTS)]
     found: dict[int, list[int]] = {}
     while engine.has_unfinished:
@@ -116,8 +116,8 @@ def test_no_token_depends_on_hints(llama: Any) -> None:
     assert [found[number] for number in numbers] == [result.token_ids for result in plain]
 
 
-def test_what_is_unknown_or_waits(llama: Any) -> None:
-    engine = engine_of(llama)
+def test_hints_for_unknown_and_waiting_sessions_return_unknown(llama: Any) -> None:
+    engine = load_engine(llama)
     assert engine.hint("nobody", over=True) is HintOutcome.UNKNOWN
     number = engine.add_request(PROMPTS[0], SAMPLING, session="waits")
     assert engine.hint("waits", over=True) is HintOutcome.UNKNOWN  # no step has admitted it
@@ -130,7 +130,7 @@ def test_what_is_unknown_or_waits(llama: Any) -> None:
 
 @pytest.mark.parametrize("bad", ["", "x" * 201, 5, b"name"])
 def test_bad_sessions_change_nothing(llama: Any, bad: Any) -> None:
-    engine = engine_of(llama)
+    engine = load_engine(llama)
     with pytest.raises(InvalidArgument, match="session"):
         engine.add_request(PROMPTS[0], session=bad)
     assert not engine.has_unfinished
@@ -140,7 +140,7 @@ def test_bad_sessions_change_nothing(llama: Any, bad: Any) -> None:
 
 @pytest.mark.parametrize("bad", [{"over": 1}, {"over": None}, {"over": "yes"}])
 def test_bad_hints(llama: Any, bad: dict[str, Any]) -> None:
-    engine = engine_of(llama)
+    engine = load_engine(llama)
     run(engine, PROMPTS[0], "s")
     with pytest.raises(InvalidArgument):
         engine.hint("s", **bad)

@@ -1,4 +1,4 @@
-"""Sparse attention with an index (DeepSeek V3.2, GLM 5): tokens are those of `generate`, beyond what it selects."""
+"""Sparse attention with an index (DeepSeek V3.2, GLM 5): tokens of `generate`, beyond the selected number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from blockyard.sizing import KVCacheSpec
 from blockyard.storage import KVCache
 from blockyard_engine import Engine, ModelError, PromptLookup, SamplingParams
 from blockyard_engine.checks import trial
-from blockyard_engine.handoff import peer_of
+from blockyard_engine.handoff import peer_info
 from blockyard_engine.model import quiet_transformers
 from blockyard_testing.thread_ranks import ThreadPeers
 from blockyard_testing.tiny_models import mixed_prompts, reference_tokens, tokens_of
@@ -74,7 +74,7 @@ def model(request: pytest.FixtureRequest) -> Any:
     return indexed_model(request.param)
 
 
-def engine_of(model: Any, **options: Any) -> Engine:
+def load_engine(model: Any, **options: Any) -> Engine:
     given = {"num_blocks": 800, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 24, **options}
     engine = Engine(model, **given)
     with torch.inference_mode():
@@ -84,7 +84,7 @@ def engine_of(model: Any, **options: Any) -> Engine:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_an_index_decides_what_is_computed(name: str) -> None:
-    """With the same weights and all tokens selected the answers differ: else the other tests would show nothing."""
+    """With the same weights and all tokens selected the answers differ, so the other tests can fail."""
     models = indexed_model(name), indexed_model(name, index_topk=1000)
     selected, all_of_them = (reference_tokens(model, few_prompts(), NUM_TOKENS) for model in models)
     assert all(one != other for one, other in zip(selected, all_of_them, strict=True))
@@ -96,7 +96,7 @@ def test_an_index_decides_what_is_computed(name: str) -> None:
 def test_tokens_are_those_of_generate_in_chunks_of_any_size_and_behind_hits(model: Any, sizes: dict[str, int]) -> None:
     prompts = few_prompts()
     expected = reference_tokens(model, prompts, NUM_TOKENS)
-    engine = engine_of(model, **sizes)
+    engine = load_engine(model, **sizes)
     assert answer(engine, prompts) == expected
     results = engine.generate(prompts, GREEDY)
     assert tokens_of(results) == expected
@@ -106,11 +106,11 @@ def test_tokens_are_those_of_generate_in_chunks_of_any_size_and_behind_hits(mode
 @pytest.mark.parametrize("way", ["recompute", "swap"])
 def test_preempted_sequences_get_the_same_tokens(model: Any, way: str) -> None:
     options = {"num_cpu_blocks": 60} if way == "swap" else {}
-    require_preempted_alike(model, engine_of(model, num_blocks=38, preemption=way, **options))
+    require_preempted_alike(model, load_engine(model, num_blocks=38, preemption=way, **options))
 
 
 def test_forks_beams_and_drafts(model: Any) -> None:
-    engine = engine_of(model, max_num_seqs=9, speculation=PromptLookup())
+    engine = load_engine(model, max_num_seqs=9, speculation=PromptLookup())
     prompts = mixed_prompts((21, 34), shared=9)
     greedy = SamplingParams(max_tokens=12, n=2, ignore_eos=True)
     results = engine.generate(prompts, greedy)
@@ -127,7 +127,7 @@ def test_forks_beams_and_drafts(model: Any) -> None:
 def test_the_model_is_its_owners_again_afterwards(model: Any) -> None:
     prompts = few_prompts()[:1]
     expected = reference_tokens(model, prompts, NUM_TOKENS)
-    assert answer(engine_of(model), prompts) == expected
+    assert answer(load_engine(model), prompts) == expected
     ids = torch.tensor(prompts)
     output = model.generate(ids, max_new_tokens=NUM_TOKENS, do_sample=False, attention_mask=torch.ones_like(ids))
     assert output[0, len(prompts[0]) :].tolist() == expected[0]
@@ -137,12 +137,12 @@ def test_the_model_is_its_owners_again_afterwards(model: Any) -> None:
 
 
 def test_sizing_counts_index_keys_as_the_engine_keeps_them() -> None:
-    """4 layers of 24 + 8 elements a token, and 16 of an index key, of 4 bytes."""
+    """4 layers of 24 + 8 elements per token, and 16 of an index key, 4 bytes each."""
     model = indexed_model("deepseek_v32")
     spec = KVCacheSpec.from_config(model.config, block_size=4, dtype="float32")
     assert spec.bytes_per_token == 4 * (24 + 8 + 16) * 4
     assert spec.num_layers_by_kind == {"latent indexed": 4}
-    engine = engine_of(model, num_blocks=None, kv_cache_memory_bytes=2**20)
+    engine = load_engine(model, num_blocks=None, kv_cache_memory_bytes=2**20)
     assert engine.kv_cache.bytes_per_block == spec.bytes_per_block == engine.cache.config.block_bytes
     assert engine.cache.config.num_blocks == 2**20 // spec.bytes_per_block
 
@@ -151,7 +151,7 @@ def test_layers_that_share_a_selection_keep_no_key_by_their_config() -> None:
     shared = indexed_model("glm_moe_dsa, shared")
     spec = KVCacheSpec.from_config(shared.config, block_size=4, dtype="float32")
     assert spec.bytes_per_token == (4 * (24 + 8) + 2 * 16) * 4
-    assert engine_of(shared).kv_cache.bytes_per_token == 4 * (24 + 8 + 16) * 4, "the engine has room in all layers"
+    assert load_engine(shared).kv_cache.bytes_per_token == 4 * (24 + 8 + 16) * 4, "the engine has room in all layers"
 
 
 def test_published_bytes() -> None:
@@ -174,7 +174,7 @@ def test_published_bytes() -> None:
         ({"index_head_dim": 0}, "index_head_dim is 0; it must be from 1"),
     ],
 )
-def test_what_cannot_be_counted_is_refused_by_its_field(fields: dict[str, Any], message: str) -> None:
+def test_invalid_index_sizes_are_refused_by_field(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         KVCacheSpec.from_config({"model_type": "deepseek_v32", **SIZES, **fields}, dtype="float32")
 
@@ -184,16 +184,16 @@ def test_what_cannot_be_counted_is_refused_by_its_field(fields: dict[str, Any], 
 
 def test_ranks_and_hand_over_are_refused() -> None:
     model = indexed_model("deepseek_v32")
-    with pytest.raises(InvalidArgument, match="tensor_parallel is 2 for a model whose layers keep index keys"):
-        engine_of(model, tensor_parallel=ThreadPeers(2))
-    with pytest.raises(InvalidArgument, match="keeps index keys, which are not handed over"):
-        peer_of(engine_of(model), "a", 1)
+    with pytest.raises(InvalidArgument, match="tensor_parallel is 2 for a model with index keys"):
+        load_engine(model, tensor_parallel=ThreadPeers(2))
+    with pytest.raises(InvalidArgument, match="has index keys, which cannot be handed over"):
+        peer_info(load_engine(model), "a", 1)
     with pytest.raises(InvalidArgument, match="attention without indices, latent"):
-        engine_of(model, attention_backend="flash_attention_3")
+        load_engine(model, attention_backend="flash_attention_3")
 
 
 def test_an_index_that_selects_otherwise_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trial sees it: an engine that attended to the first tokens in place of the best."""
+    """The trial detects an engine that attends to the first tokens instead of the best."""
     from blockyard_engine.attention import indexed
 
     own = indexed.IndexStep.select
@@ -204,7 +204,7 @@ def test_an_index_that_selects_otherwise_is_not_served(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(indexed.IndexStep, "select", select)
     with pytest.raises(ModelError, match="computes other logits in the engine's steps"):
-        engine_of(indexed_model("deepseek_v32", index_topk=12, index_n_heads=31))
+        load_engine(indexed_model("deepseek_v32", index_topk=12, index_n_heads=31))
 
 
 def test_index_keys_lie_in_blocks_behind_keys_and_values() -> None:

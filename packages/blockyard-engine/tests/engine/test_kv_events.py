@@ -1,4 +1,4 @@
-"""An engine that publishes what its cache holds, and a consumer that follows it over real sockets."""
+"""An engine that publishes its cache's contents, and a consumer that follows it over real sockets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ ENDPOINTS = {"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.
 
 
 @pytest.mark.parametrize(("num_blocks", "num_cpu_blocks", "has_states"), [(30, 0, 0), (30, 40, 0), (400, 0, 1)])
-def test_a_consumer_has_what_the_cache_has(num_blocks: int, num_cpu_blocks: int, has_states: bool) -> None:
+def test_a_consumer_of_events_has_the_contents_of_the_cache(
+    num_blocks: int, num_cpu_blocks: int, has_states: bool
+) -> None:
     prompts = mixed_prompts((30, 45, 61, 17), shared=16)
     model = hybrid_model("lfm2") if has_states else tiny_model("llama-gqa")
     engine = Engine(model, num_blocks=num_blocks, block_size=4, num_cpu_blocks=num_cpu_blocks, kv_events=ENDPOINTS)
@@ -54,7 +56,7 @@ def test_a_consumer_has_what_the_cache_has(num_blocks: int, num_cpu_blocks: int,
 
 
 @pytest.mark.parametrize("in_use", ["endpoint", "replay_endpoint"])
-def test_a_port_in_use_is_told_before_the_model_is_loaded(in_use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_reported_before_the_model_is_loaded(in_use: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blockyard_engine.engine.load_model", lambda *_: pytest.fail("the model is loaded"))
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"tcp://127.0.0.1:{other.getsockname()[1]}"
@@ -68,7 +70,7 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded(in_use: str, monkeypat
                 Engine.from_pretrained("no model", kv_events=taken)
 
 
-def test_what_was_tried_before_the_load_can_be_bound_after_it() -> None:
+def test_endpoints_checked_before_the_load_can_be_bound_after_it() -> None:
     for _ in range(3):
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
@@ -111,7 +113,7 @@ def router_of(engine: Engine) -> tuple[Mirror, Subscriber]:
 
 
 def believed(mirror: Mirror, subscriber: Subscriber, prompt: list[int], wanted: int) -> int:
-    """Return the tokens of a prompt that the router believes, as soon as they are `wanted`."""
+    """Return the tokens of a prompt that the router trusts, once they are `wanted`."""
 
     def found() -> int:
         match = mirror.match(prompt).get("engine")
@@ -124,7 +126,7 @@ def believed(mirror: Mirror, subscriber: Subscriber, prompt: list[int], wanted: 
 
 
 @pytest.mark.parametrize("change", ["reset", "resize"])
-def test_an_idle_engine_publishes_what_it_lost(change: str) -> None:
+def test_an_idle_engine_publishes_evictions(change: str) -> None:
     engine = Engine(tiny_model("llama-gqa"), num_blocks=30, block_size=4, kv_events=ENDPOINTS)
     mirror, subscriber = router_of(engine)
     with contextlib.closing(engine), subscriber:
@@ -140,7 +142,7 @@ def test_an_idle_engine_publishes_what_it_lost(change: str) -> None:
         assert believed(mirror, subscriber, prompt, left) == left
 
 
-def test_an_idle_engine_publishes_what_a_snapshot_brought(tmp_path: Path) -> None:
+def test_an_idle_engine_publishes_blocks_of_a_snapshot(tmp_path: Path) -> None:
     prompt = list(range(1, 62))
     for is_second in (False, True):
         tiers = [FileTier(tmp_path / "tier", 2**30)]

@@ -1,4 +1,4 @@
-"""How many blocks an engine takes that is not told, on a device of a given size whose use is measured on the CPU."""
+"""The default number of blocks, on a device of a given size whose use is measured on the CPU."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import torch
 
 from blockyard import InvalidArgument
 from blockyard.sizing import KVCacheSpec
-from blockyard_engine import Engine, PromptLookup, SamplingParams, assembly
-from blockyard_engine.memory import account, finding
+from blockyard_engine import Engine, PromptLookup, SamplingParams, components
+from blockyard_engine.memory import account, pool_sizing
 from blockyard_engine.memory.account import CPU_KV_BYTES, EngineMemory, weights_bytes
-from blockyard_engine.memory.finding import DeviceUse, meter_of
+from blockyard_engine.memory.pool_sizing import DeviceUse, meter_of
 from blockyard_testing.tiny_models import mixed_prompts, reference_tokens, tiny_model, tokens_of
 
 from ..support.memory_meter import CpuMeter, peak_of
@@ -30,18 +30,18 @@ MIB = 2**20
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes engines find a device of a given size."""
+    """Let engines find a device of a given size."""
 
     def use(total_bytes: int, model: Any, outside_bytes: int = 0) -> Any:
         meter = CpuMeter(total_bytes, weights_bytes(model), outside_bytes)
-        monkeypatch.setattr(assembly, "meter_of", lambda _: meter)
+        monkeypatch.setattr(components, "meter_of", lambda _: meter)
         return model
 
     return use
 
 
 def rest_of(memory: EngineMemory) -> int:
-    """What may go to blocks at a share of 1."""
+    """Return the memory available for blocks at a utilization of 1."""
     assert memory.total_bytes is not None
     assert memory.step_bytes is not None
     assert memory.outside_bytes is not None
@@ -68,7 +68,7 @@ def test_the_blocks_are_what_the_step_leaves(shape: str, device: Any) -> None:
 
 @pytest.mark.parametrize("shape", ["llama-gqa", "gemma3"])
 def test_no_step_takes_more_than_the_largest(shape: str, device: Any) -> None:
-    """Full batches, long prompts in chunks behind cached ones, and drafts, on an engine that is measured as it runs."""
+    """Full batches, long prompts in chunks after hits, and drafts, on an engine that is measured while it runs."""
     sizes: dict[str, Any] = {"max_num_seqs": 6, "max_num_batched_tokens": 96, "speculation": PromptLookup()}
     model = device(256 * MIB, tiny_model(shape))
     found = Engine(model, **sizes).memory.step_bytes
@@ -132,19 +132,19 @@ def test_a_step_that_the_device_cannot_hold_names_what_makes_it_smaller(monkeypa
     def meter(work: Any) -> Any:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(assembly, "meter_of", lambda _: meter)
+    monkeypatch.setattr(components, "meter_of", lambda _: meter)
     with pytest.raises(InvalidArgument, match=r"64 tokens \(max_num_batched_tokens\) of 4 sequences \(max_num_seqs\)"):
         Engine(tiny_model("llama-gqa"), max_num_seqs=4, max_num_batched_tokens=64)
 
 
 @pytest.mark.parametrize("share", [0, -0.1, 1.1, "half", None, True])
-def test_a_share_is_above_0_and_at_most_1(share: Any) -> None:
+def test_gpu_memory_utilization_is_above_0_and_at_most_1(share: Any) -> None:
     with pytest.raises(InvalidArgument, match="gpu_memory_utilization"):
         Engine(tiny_model("llama-gqa"), gpu_memory_utilization=share)
 
 
 def test_the_counters_of_cuda_are_read_around_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its arithmetic, on counters made up; `test_cuda` has the real ones."""
+    """Its arithmetic, with made-up counters; `test_cuda` has the real ones."""
     calls: list[str] = []
     counters = {"memory_allocated": 300, "max_memory_allocated": 750, "memory_reserved": 320}
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", *counters):
@@ -181,10 +181,10 @@ def test_a_cpu_takes_at_most_one_gib_for_a_short_context() -> None:
     assert str(engine.memory) == "memory of cpu, GiB: weights 0.00, keys and values 1.00"
 
 
-def test_a_cpu_takes_what_the_context_needs_beyond_one_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_takes_more_than_one_gib_for_a_long_context(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama-gqa")
     monkeypatch.setattr(account, "CPU_KV_BYTES", 20_000)
-    monkeypatch.setattr(finding, "available_bytes", lambda: 2**30)
+    monkeypatch.setattr(pool_sizing, "available_bytes", lambda: 2**30)
     engine = Engine(model)
     config = engine.cache.config
     assert config.max_servable_tokens == config.max_model_len
@@ -196,7 +196,7 @@ def test_a_cpu_takes_what_the_context_needs_beyond_one_gib(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_cpu_takes_half_of_what_is_left_and_says_what_does_not_fit(ranks: int) -> None:
+def test_a_cpu_takes_half_of_the_available_memory_and_warns_of_a_short_pool(ranks: int) -> None:
     spec = replace(KVCacheSpec.uniform(4, 8, 64, block_size=16), tensor_parallel_size=ranks)
     config = spec.cache_config(2, max_model_len=131_072)
     num_blocks = account.cpu_blocks(config, spec, 100 * MIB)
@@ -208,32 +208,34 @@ def test_a_cpu_takes_half_of_what_is_left_and_says_what_does_not_fit(ranks: int)
 
 
 def test_an_engine_warns_of_a_pool_that_its_context_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "available_bytes", lambda: 100_000)
+    monkeypatch.setattr(pool_sizing, "available_bytes", lambda: 100_000)
     with pytest.warns(RuntimeWarning, match=r"the pool of 8 blocks holds a sequence of \d+ tokens at most"):
         Engine(tiny_model("llama-gqa"))
     with pytest.warns(RuntimeWarning, match=r"the pool of 8 blocks holds a sequence of \d+ tokens at most"):
         Engine(tiny_model("llama-gqa"), kv_cache_memory_bytes=50_000)
 
 
-def test_a_machine_that_does_not_say_what_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_available_memory_is_none_if_the_system_does_not_report_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     limit = tmp_path / "limit"
-    monkeypatch.setattr(finding, "_CONTAINER_LIMITS", (limit,))
-    found = finding.available_bytes()
+    monkeypatch.setattr(pool_sizing, "_CONTAINER_LIMITS", (limit,))
+    found = pool_sizing.available_bytes()
     if sys.platform == "linux":
         assert found is not None
         assert found > MIB
         limit.write_text("max\n")
-        assert finding.available_bytes() is not None
+        assert pool_sizing.available_bytes() is not None
         limit.write_text("4096\n")
-        assert finding.available_bytes() == 4096
-    monkeypatch.setattr(finding, "_MEMINFO", tmp_path / "nothing")
-    assert finding.available_bytes() is None
+        assert pool_sizing.available_bytes() == 4096
+    monkeypatch.setattr(pool_sizing, "_MEMINFO", tmp_path / "nothing")
+    assert pool_sizing.available_bytes() is None
     spec = KVCacheSpec.uniform(4, 8, 64, block_size=16)
     config = spec.cache_config(2, max_model_len=131_072)
     assert account.cpu_blocks(config, spec, None) == CPU_KV_BYTES // spec.bytes_per_block
 
 
-def test_a_pool_of_bytes() -> None:
+def test_a_pool_can_be_sized_in_bytes() -> None:
     engine = Engine(tiny_model("llama-gqa"), kv_cache_memory_bytes=MIB, max_model_len=64)
     assert engine.cache.config.num_blocks == MIB // engine.kv_cache.bytes_per_block
     assert engine.memory.kv_bytes == engine.kv_cache.num_bytes <= MIB
@@ -249,13 +251,13 @@ def test_a_pool_of_bytes() -> None:
         ({"kv_cache_memory_bytes": MIB, "num_blocks": 9}, "is 1048576 and num_blocks is 9; both size the same pool"),
     ],
 )
-def test_a_pool_of_bytes_that_is_none(options: dict[str, Any], message: str) -> None:
+def test_invalid_pool_sizes_in_bytes_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         Engine(tiny_model("llama-gqa"), **options)
 
 
 def test_given_blocks_are_taken_and_no_step_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "meter_of", lambda _: pytest.fail("the device was asked"))
+    monkeypatch.setattr(components, "meter_of", lambda _: pytest.fail("the device was asked"))
     engine = Engine(tiny_model("llama-gqa"), num_blocks=50)
     assert engine.cache.config.num_blocks == 50
     assert engine.memory.kv_bytes == engine.kv_cache.num_bytes

@@ -1,4 +1,4 @@
-"""What an engine finds out about a model before it serves it: wrong models do not pass, whatever is wrong with them."""
+"""Checks of a model before it is served: models that the engine cannot serve are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import transformers
 from blockyard_engine import Engine, ModelError, SamplingParams
 from blockyard_engine import probe as probe_module
 from blockyard_engine.attention import sdpa
-from blockyard_engine.borrowing import BorrowedModel
 from blockyard_engine.checks import masks
 from blockyard_engine.checks.trial import (
     SMALL_LENGTH,
@@ -25,6 +24,7 @@ from blockyard_engine.checks.trial import (
     small_config,
     small_model,
 )
+from blockyard_engine.patching import PatchedModel
 from blockyard_engine.probe import learn_shape, probe_model
 from blockyard_testing.tiny_models import (
     SHAPES,
@@ -39,9 +39,9 @@ from ..support.architectures import small_architecture
 
 
 def tried(model: Any, length: int = SMALL_LENGTH) -> None:
-    """The trial alone."""
-    borrowed = BorrowedModel(model)
-    require_equal_logits(borrowed, learn_shape(borrowed), length)
+    """Run only the trial."""
+    patched = PatchedModel(model)
+    require_equal_logits(patched, learn_shape(patched), length)
 
 
 # ---------------------------------------------------------------- the trial
@@ -55,7 +55,7 @@ def test_models_that_are_served_pass_at_any_length(shape: str) -> None:
 
 @pytest.mark.parametrize("name", ["zaya", "doge"])
 def test_a_state_and_a_learned_mask_fail_the_trial(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every refusal by name or by structure left out, and states unknown."""
+    """With all refusals by name or structure disabled, and states unknown."""
     names = (
         "refuse_unknown_fields",
         "require_known_cache",
@@ -71,22 +71,20 @@ def test_a_state_and_a_learned_mask_fail_the_trial(name: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("error", [-1, 1], ids=["a token less", "a token more"])
 def test_a_window_that_is_wrong_by_a_token_fails_the_trial(error: int) -> None:
-    wrong = learn_shape(BorrowedModel(tiny_model("mistral-window", sliding_window=21 + error)))
+    wrong = learn_shape(PatchedModel(tiny_model("mistral-window", sliding_window=21 + error)))
     with pytest.raises(ModelError, match="computes other logits"):
-        require_equal_logits(BorrowedModel(tiny_model("mistral-window")), wrong, 64)
+        require_equal_logits(PatchedModel(tiny_model("mistral-window")), wrong, 64)
 
 
 @pytest.mark.parametrize(("shape", "asked"), [("gemma2", "softcap"), ("gpt-oss", "s_aux")])
-def test_a_cap_or_a_sink_that_is_left_out_fails_the_trial(
-    shape: str, asked: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    borrowed = BorrowedModel(tiny_model(shape))
-    learned = learn_shape(borrowed)
+def test_a_missing_cap_or_sink_fails_the_trial(shape: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    patched = PatchedModel(tiny_model(shape))
+    learned = learn_shape(patched)
     assert learned.extras == {asked}
     without = staticmethod(lambda others: sdpa.Extras())
     monkeypatch.setattr(sdpa.Extras, "of", without)
     with pytest.raises(ModelError, match="computes other logits"):
-        require_equal_logits(borrowed, learned, 64)
+        require_equal_logits(patched, learned, 64)
 
 
 def test_attention_that_cannot_tell_sequences_apart_fails_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +94,7 @@ def test_attention_that_cannot_tell_sequences_apart_fails_the_trial(monkeypatch:
 
 
 def _all_as_one_sequence(step: Any, layer: int, query: Any, key: Any, value: Any, scaling: Any, others: Any) -> Any:
-    """Causal attention over the tokens of a step, whatever sequences they belong to, and no cache."""
+    """Compute causal attention over all tokens of a step, ignoring sequences, without a cache."""
     output = torch.nn.functional.scaled_dot_product_attention(
         query[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None], is_causal=True, enable_gqa=True
     )
@@ -112,37 +110,37 @@ def test_half_precision_is_tried_within_its_rounding() -> None:
 # ---------------------------------------------------------------- what is tried, and when
 
 
-def test_a_model_is_tried_once_and_again_when_its_shape_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_tried_once_until_its_shape_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = []
-    monkeypatch.setattr(probe_module, "require_equal_logits", lambda borrowed, shape, length: trials.append(length))
+    monkeypatch.setattr(probe_module, "require_equal_logits", lambda patched, shape, length: trials.append(length))
     model = tiny_model("mistral-window", rms_norm_eps=1.5e-6)  # a config of its own: copies of it are tried once too
     for _ in range(3):
-        probe_model(BorrowedModel(model))
+        probe_model(PatchedModel(model))
     assert trials == [SMALL_LENGTH, 16]
-    probe_model(BorrowedModel(model), 20)
+    probe_model(PatchedModel(model), 20)
     assert trials == [SMALL_LENGTH, 16, 16]
 
 
 def test_a_model_without_a_small_copy_is_tried_beyond_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = []
-    monkeypatch.setattr(probe_module, "require_equal_logits", lambda borrowed, shape, length: trials.append(length))
+    monkeypatch.setattr(probe_module, "require_equal_logits", lambda patched, shape, length: trials.append(length))
     monkeypatch.setattr(probe_module, "small_config", lambda config: 1 / 0)
-    probe_model(BorrowedModel(tiny_model("mistral-window", rms_norm_eps=1.6e-6)))
+    probe_model(PatchedModel(tiny_model("mistral-window", rms_norm_eps=1.6e-6)))
     assert trials == [16 + 21]
-    monkeypatch.setattr(probe_module, "can_afford", lambda borrowed, length: False)
+    monkeypatch.setattr(probe_module, "can_afford", lambda patched, length: False)
     with pytest.raises(ModelError, match="could not be tried: no small copy of it can be made, and 37 tokens"):
-        probe_model(BorrowedModel(tiny_model("mistral-window", rms_norm_eps=1.7e-6)))
+        probe_model(PatchedModel(tiny_model("mistral-window", rms_norm_eps=1.7e-6)))
 
 
-def test_what_takes_seconds_is_tried_and_what_takes_minutes_is_not() -> None:
+def test_a_trial_runs_if_it_takes_seconds_and_not_minutes() -> None:
     model = tiny_model("llama-gqa")
-    assert can_afford(BorrowedModel(model), 16)
+    assert can_afford(PatchedModel(model), 16)
     with torch.device("meta"):
         config = transformers.LlamaConfig(hidden_size=4096, num_hidden_layers=32)
         large = transformers.LlamaForCausalLM(config)
-    borrowed = BorrowedModel(model)
-    borrowed.model = large
-    assert not can_afford(borrowed, 16)
+    patched = PatchedModel(model)
+    patched.model = large
+    assert not can_afford(patched, 16)
 
 
 def test_a_trial_leaves_the_model_and_random_numbers_as_they_were() -> None:
@@ -151,7 +149,7 @@ def test_a_trial_leaves_the_model_and_random_numbers_as_they_were() -> None:
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
-    probe_model(BorrowedModel(model))
+    probe_model(PatchedModel(model))
     assert torch.equal(torch.rand(4), expected)
     assert model.config._attn_implementation == before
 
@@ -167,7 +165,7 @@ def test_a_small_copy_keeps_what_decides_who_attends_to_whom() -> None:
     assert (copy.num_hidden_layers, copy.sliding_window, copy.num_key_value_heads) == (6, 13, 1)
     model = small_model(transformers.Gemma3ForCausalLM, copy)
     assert model.num_parameters() < 300_000
-    assert learn_shape(BorrowedModel(model)).windows == (13,) * 5 + (0,)
+    assert learn_shape(PatchedModel(model)).windows == (13,) * 5 + (0,)
 
 
 # ---------------------------------------------------------------- masks, by their functions
@@ -175,7 +173,7 @@ def test_a_small_copy_keeps_what_decides_who_attends_to_whom() -> None:
 
 @pytest.mark.parametrize("max_model_len", [15, 64, 4096, 131072])
 @pytest.mark.parametrize("window", [0, 1, 13, 64])
-def test_masks_are_told_from_each_other_at_any_size(window: int, max_model_len: int) -> None:
+def test_masks_are_distinguished_at_any_size(window: int, max_model_len: int) -> None:
     window = window if window < max_model_len else 0
 
     def mask(function: Any) -> torch.Tensor:
@@ -196,7 +194,7 @@ def test_masks_are_told_from_each_other_at_any_size(window: int, max_model_len: 
             continue
         with pytest.raises(ModelError, match="in layer 0 token"):
             masks.require_plain_mask(0, mask(function), window, max_model_len)
-    with pytest.raises(ModelError, match="layer 7 asks for 'attention_mask'"):
+    with pytest.raises(ModelError, match="layer 7 passes its own 'attention_mask'"):
         masks.require_plain_mask(7, torch.ones(1, 1, 3, 3), window, max_model_len)
 
 
@@ -205,7 +203,7 @@ def test_masks_are_told_from_each_other_at_any_size(window: int, max_model_len: 
 
 def test_one_chunk_is_served_and_two_are_refused() -> None:
     model = _llama4(attention_chunk_size=16)
-    with pytest.raises(ModelError, match=r"attention_chunk_size is 16.*with max_model_len=16 there is one chunk"):
+    with pytest.raises(ModelError, match=r"attention_chunk_size is 16.*max_model_len=16 makes it one chunk"):
         Engine(model, num_blocks=40)
     engine = Engine(model, num_blocks=40, max_model_len=16, block_size=4)
     prompts = [[token % 128 for token in prompt] for prompt in mixed_prompts((5, 11))]
@@ -214,7 +212,7 @@ def test_one_chunk_is_served_and_two_are_refused() -> None:
 
 @pytest.mark.parametrize("max_model_len", [8, 64, 512])
 def test_queries_scaled_by_a_place_in_the_row_are_refused(max_model_len: int) -> None:
-    """No trial of the model as it is finds them: no prompt of it reaches the 8,192nd place."""
+    """A trial of the model itself cannot find them: its prompts do not reach index 8,192."""
     model = _llama4(attn_temperature_tuning=True, floor_scale=8192)
     with pytest.raises(ModelError, match=r"attn_temperature_tuning = True, and no_rope_layers has a 0"):
         Engine(model, num_blocks=40, block_size=4, max_model_len=max_model_len)
@@ -230,7 +228,7 @@ def test_a_llama_4_without_scaled_queries_is_served() -> None:
 
 
 def test_the_trial_finds_queries_scaled_by_a_place_in_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prompts of the trial of a small copy are longer than every number that says where a scale begins."""
+    """The prompts of a small copy's trial exceed every length at which a scale begins."""
     monkeypatch.setattr(probe_module, "refuse_unknown_fields", lambda *_: None)
     model = _llama4(attn_temperature_tuning=True, floor_scale=8192, max_position_embeddings=256)
     with pytest.raises(ModelError, match="Llama4ForCausalLM computes other logits in the engine's steps"):
@@ -238,7 +236,7 @@ def test_the_trial_finds_queries_scaled_by_a_place_in_the_row(monkeypatch: pytes
 
 
 def _ministral3(original_max_position_embeddings: int) -> Any:
-    """A small Ministral 3, whose queries are scaled by the logarithm of how often its first context is exceeded."""
+    """Return a small Ministral 3, whose queries are scaled by the logarithm of position over original context."""
     rope = {
         "type": "yarn",
         "rope_type": "yarn",
@@ -271,7 +269,7 @@ def test_queries_scaled_by_a_position_beyond_the_first_context_are_served() -> N
 
 
 def test_the_trial_goes_beyond_the_first_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A class that scaled by the place in the row, and not by the position, from the 8,192nd on, would be found."""
+    """A class that scales by the index in the row instead of the position, from 8,192 on, would be found."""
     modeling = sys.modules[transformers.Ministral3ForCausalLM.__module__]
     scale = modeling.get_llama_4_attn_scale
 
@@ -284,7 +282,7 @@ def test_the_trial_goes_beyond_the_first_context(monkeypatch: pytest.MonkeyPatch
 
 
 def _llama4(**fields: Any) -> Any:
-    """A small Llama 4 in one chunk of all its positions, whose second layer has no positions."""
+    """Return a small Llama 4 with all positions in one chunk, whose second layer has no positions."""
     given = {"attention_chunk_size": 512, "attn_temperature_tuning": False, "no_rope_layers": [1, 0], **fields}
     config = transformers.Llama4TextConfig(
         vocab_size=128,
@@ -309,20 +307,20 @@ def _require_reference_tokens(model: Any) -> None:
 
 
 def test_layers_that_call_attention_twice_are_refused() -> None:
-    with pytest.raises(ModelError, match="layer 0 calls attention more than once a token"):
+    with pytest.raises(ModelError, match="layer 0 calls attention more than once per token"):
         Engine(small_architecture("diffllama"), num_blocks=8)
 
 
 def test_a_state_that_transformers_cache_does_not_keep_is_refused_by_its_field() -> None:
     with pytest.raises(
-        ModelError, match=r"config has \w*(conv|rnn|lru)\w* = .*: its layers keep a state, and transformers"
+        ModelError, match=r"config has \w*(conv|rnn|lru)\w* = .*: its layers keep a state that transformers"
     ):
         Engine(small_architecture("recurrent_gemma"), num_blocks=8, max_model_len=64)
 
 
-def test_what_transformers_own_cache_keeps_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_own_cache_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_module, "refuse_unknown_fields", lambda *_: None)
     with pytest.raises(ModelError, match=r"generate\(\) keeps a DeepseekV4HCACache for layer 0"):
-        learn_shape(BorrowedModel(small_architecture("deepseek_v4")))
+        learn_shape(PatchedModel(small_architecture("deepseek_v4")))
     with pytest.raises(ModelError, match="not causal attention over the last 13 tokens"):
-        learn_shape(BorrowedModel(small_architecture("moshi")))
+        learn_shape(PatchedModel(small_architecture("moshi")))

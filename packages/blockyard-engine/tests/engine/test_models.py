@@ -1,4 +1,4 @@
-"""Which models the engine takes, from where, and what it says of the others."""
+"""Which models the engine loads, from where, and its errors for others."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ UNFIT = [
         lambda: transformers.LlamaConfig(
             **SMALL, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
         ),
-        "rotary embedding is of type 'dynamic'",
+        "rotary embedding has type 'dynamic'",
     ),
     (
         lambda: transformers.Lfm2Config(**SMALL, layer_types=["conv", "conv"]),
-        "Lfm2ForCausalLM has states alone, and no layer with keys and values",
+        "Lfm2ForCausalLM has only states and no layer with keys and values",
     ),
     (
         lambda: transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4),
@@ -66,7 +66,7 @@ def test_a_model_whose_attention_is_not_plain_is_refused(config: Any, message: s
         Engine(from_config(config()), num_blocks=8)
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_objects_that_are_not_models_are_refused() -> None:
     for model in (None, "path/to/model", torch.nn.Linear(2, 2)):
         with pytest.raises(InvalidArgument, match=r"model is a \w+; it must be a model of transformers"):
             Engine(model)
@@ -82,7 +82,7 @@ def test_a_window_longer_than_any_sequence_is_plain_attention() -> None:
 
 
 def test_more_context_than_the_model_was_made_for_is_refused(llama: Any) -> None:
-    with pytest.raises(ModelError, match="max_model_len is 513; the model was made for 512 tokens"):
+    with pytest.raises(ModelError, match="max_model_len is 513; the model supports 512 tokens"):
         Engine(llama, max_model_len=513)
 
 
@@ -170,7 +170,7 @@ torch.distributed.destroy_process_group()
 
 @pytest.mark.parametrize("asks_first", ["1", "neither"])
 def test_two_ranks_with_an_empty_cache_make_one_whole_folder(tmp_path: Path, asks_first: str) -> None:
-    """Transformers lets no rank but the first write a model: the other's folder had a tokenizer alone."""
+    """Transformers lets only the first rank write a model: the other's folder had only a tokenizer."""
     source, cache, rendezvous = tmp_path / "tiny.gguf", tmp_path / "cache", tmp_path / "rendezvous"
     write_gguf(source, seed=4)
     command = [sys.executable, "-c", _RANK, str(rendezvous)]
@@ -200,8 +200,8 @@ def test_a_folder_without_config_or_weights_is_made_again(tmp_path: Path) -> Non
         assert is_whole(folder)
 
 
-def test_a_converted_model_is_what_was_written(tmp_path: Path) -> None:
-    """Its weights, a quantized one among them, its words, and what it answers."""
+def test_a_converted_model_equals_the_source(tmp_path: Path) -> None:
+    """Its weights, one of them quantized, its vocabulary, and its answers."""
     written = write_gguf(tmp_path / "tiny.gguf", seed=3)
     folder = converted_folder(tmp_path / "tiny.gguf", tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)

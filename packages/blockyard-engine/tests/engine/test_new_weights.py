@@ -1,4 +1,4 @@
-"""New weights while requests run: no key, value or state of the old ones is read again, wherever it was."""
+"""New weights while requests run: no key, value or state of the old ones is read again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from blockyard import InvalidArgument
 from blockyard.errors import StaleOffer
 from blockyard_engine import Engine, PromptLookup, SamplingParams
-from blockyard_engine.handoff import DecodeDoor
+from blockyard_engine.handoff import DecodeConnector
 from blockyard_engine.parallel import Transfer
 from blockyard_testing.hybrid_models import HYBRIDS, hybrid_model, poisoned
 from blockyard_testing.patience import PATIENCE_SECONDS
@@ -43,15 +43,15 @@ def model_of(name: str) -> Any:
 
 
 def change_weights(model: Any) -> None:
-    """Put other weights into the model, in place."""
+    """Replace the model's weights in place."""
     torch.manual_seed(12)
     other = type(model)(model.config).float().eval()
     model.load_state_dict(other.state_dict())
 
 
 def check_answers(engine: Engine, prompts: list[list[int]], how: Any, is_full: Any = None) -> None:
-    """Run prompts, change the weights on the way and compare the rest of each answer with the new model's own."""
-    model = engine._borrowed.model
+    """Run prompts, change the weights meanwhile, and compare the rest of each answer with the new model's own."""
+    model = engine._patched.model
     sampling = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     numbers = [engine.add_request(prompt, sampling) for prompt in prompts]
     answers: dict[int, list[int]] = {number: [] for number in numbers}
@@ -103,7 +103,7 @@ def test_nothing_of_old_weights_is_read_again(place: str, how: Any) -> None:
 
 
 @pytest.mark.parametrize("write", ["through", "back"])
-def test_tiers_bring_nothing_of_old_weights(tmp_path: Path, write: Any) -> None:
+def test_tiers_supply_nothing_of_old_weights(tmp_path: Path, write: Any) -> None:
     from blockyard_tiers import FileTier, TierUse
 
     def stored() -> int:
@@ -145,7 +145,7 @@ def test_weights_that_change_before_the_first_request_name_what_is_stored(tmp_pa
     engine.close()
 
 
-def test_answers_to_one_prompt_go_on_with_new_weights() -> None:
+def test_answers_to_one_prompt_continue_with_new_weights() -> None:
     model = tiny_model("llama-gqa")
     engine = Engine(model, num_blocks=60, block_size=4)
     (prompt,) = mixed_prompts((14,))
@@ -179,15 +179,15 @@ def test_hand_overs_on_their_way_are_refused_after_new_weights() -> None:
     transfer = decode.accept(offers[1], sampling, 0)
     assert isinstance(transfer, Transfer)
 
-    change_weights(decode.engine._borrowed.model)
+    change_weights(decode.engine._patched.model)
     decode.engine.forget_computed()
     with pytest.raises(StaleOffer):
         decode.finish(transfer, 0)
     rest = run(decode)
-    model = decode.engine._borrowed.model
+    model = decode.engine._patched.model
     assert rest == reference_tokens(model, [[*prompts[0], token.token_id]], 5)[0]
 
-    change_weights(prefill.engine._borrowed.model)
+    change_weights(prefill.engine._patched.model)
     prefill.engine.forget_computed()
     for offer in offers[1:]:
         with pytest.raises(StaleOffer):
@@ -196,11 +196,11 @@ def test_hand_overs_on_their_way_are_refused_after_new_weights() -> None:
     ends.require_empty()
 
 
-def run(door: DecodeDoor) -> list[int]:
-    """Step to the end; returns the new tokens."""
+def run(connector: DecodeConnector) -> list[int]:
+    """Run to the end and return the new tokens."""
     found = []
-    while door.engine.has_unfinished:
-        found += [token.token_id for token in door.step(0).new_tokens]
+    while connector.engine.has_unfinished:
+        found += [token.token_id for token in connector.step(0).new_tokens]
     return found
 
 

@@ -1,6 +1,6 @@
-"""The backend for a kernel that reads block tables: what it hands over, checked against SDPA and transformers.
+"""The backend for a kernel that reads block tables, compared with SDPA and transformers.
 
-Here the kernel is its package's promise written out (`paged_kernels`), on the CPU; `test_cuda` runs the real one.
+The kernel is its package's documentation written out (`paged_kernels`), on the CPU; `test_cuda` runs the real one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from blockyard import InvalidArgument
 from blockyard.storage import KVCache
-from blockyard_engine import Engine, SamplingParams, assembly
+from blockyard_engine import Engine, SamplingParams, components
 from blockyard_engine.attention import backends
 from blockyard_engine.attention.flash_attention import FlashAttention3
 from blockyard_engine.attention.sdpa import SdpaBackend
@@ -34,7 +34,7 @@ from ..support.memory_meter import CpuMeter
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel by definition, where the backend looks for the real one."""
+    """Put the written-out kernel where the backend looks for the real one."""
     for name, module in paged_kernels.MODULES.items():
         monkeypatch.setitem(sys.modules, name, module)
 
@@ -44,7 +44,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (5, 1)])
 def test_a_step_equals_sdpa(num_heads: int, num_kv_heads: int) -> None:
-    """Decodes, whole prompts, chunks behind a cached prefix, drafts; a group of all tokens and one with a window."""
+    """Decodes, whole prompts, chunks after a cached prefix, drafts; one group with all tokens, one with a window."""
     rng = np.random.default_rng(run_seed())
     for _ in range(5):
         step = random_step(rng, num_heads, num_kv_heads, block_size=8)
@@ -81,10 +81,10 @@ def test_an_engine_gives_transformers_tokens(shape: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("shape", ["llama-gqa", "gemma3"])
 def test_the_largest_step_runs_through_it(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The profile of an engine that finds its memory: tables of one block, as wide as the longest sequence's."""
+    """The memory profile of an engine: tables of one block, as wide as the longest sequence's."""
     monkeypatch.setattr(FlashAttention3, "refusal", classmethod(lambda cls, kv_cache: None))
     meter = CpuMeter(512 * 2**20)
-    monkeypatch.setattr(assembly, "meter_of", lambda _: meter)
+    monkeypatch.setattr(components, "meter_of", lambda _: meter)
     options = {"block_size": 8, "max_num_seqs": 3, "attention_backend": FlashAttention3.name}
     engine = Engine(tiny_model(shape), max_num_batched_tokens=40, **options)
     assert engine.attention_backend == FlashAttention3.name
@@ -99,7 +99,7 @@ def test_on_a_cpu_the_choice_is_sdpa() -> None:
     assert Engine(tiny_model("llama-gqa"), num_blocks=20).attention_backend == "sdpa"
 
 
-def test_a_backend_that_cannot_serve_says_why() -> None:
+def test_a_backend_reports_why_it_cannot_serve() -> None:
     with pytest.raises(InvalidArgument, match=r"is 'flash_attention_3'; it needs tensors on CUDA; .* on cpu"):
         Engine(tiny_model("llama-gqa"), num_blocks=20, attention_backend="flash_attention_3")
 
@@ -110,7 +110,7 @@ def test_an_unknown_backend_is_refused_with_the_names() -> None:
 
 
 class OnCuda:
-    """A cache as `refusal` sees it: what it would be on a GPU."""
+    """A cache that looks to `refusal` as if it were on a GPU."""
 
     def __init__(self, **changes: Any) -> None:
         sizes = {"num_blocks": 3, "block_size": 16, "num_layers": 1, "num_kv_heads": 2, "head_size": 64}
@@ -142,14 +142,14 @@ def test_each_refusal_says_what_is_needed_and_what_there_is(
     assert re.search(reason, refusal)
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blockyard_engine.attention.flash_attention.find_spec", lambda name: None)
     cache: Any = OnCuda()
     assert (FlashAttention3.refusal(cache) or "").endswith("flash_attn_interface), which is not installed")
 
 
-def test_a_package_that_cannot_be_imported_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its compiled part was built for another torch, say."""
+def test_a_package_that_cannot_be_imported_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example, because its compiled part was built for another torch."""
     (tmp_path / "flash_attn_interface.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
     monkeypatch.delitem(sys.modules, "flash_attn_interface")
     monkeypatch.syspath_prepend(tmp_path)

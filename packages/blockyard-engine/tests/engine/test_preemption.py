@@ -1,4 +1,4 @@
-"""Too few blocks, broken steps, requests dropped at any moment: the tokens stay the same and no block is lost."""
+"""Too few blocks, failed steps, and requests dropped at any time: tokens stay the same and no block leaks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ pytest.importorskip("transformers")
 
 from blockyard import CacheConfig, InvalidArgument, KVCacheManager
 from blockyard_engine import Engine, FinishReason, PromptLookup, SamplingParams, StepReport
+from blockyard_engine.engine_options import Preemption
 from blockyard_engine.moves import MoveQueue
-from blockyard_engine.options import Preemption
 from blockyard_engine.request import Branch, make_request
 from blockyard_engine.scheduling.preemption import Preemptor
 from blockyard_testing.tiny_models import mixed_prompts, reference_tokens, tokens_of
@@ -35,7 +35,7 @@ def require_empty(engine: Engine) -> None:
 
 
 def all_tokens(engine: Engine, prompts: list[list[int]], sampling: SamplingParams) -> list[list[list[int]]]:
-    """The tokens of every completion of every prompt; the laws are checked after each step."""
+    """Return the tokens of every completion of every prompt; check all invariants after each step."""
 
     def watch(_: StepReport) -> None:
         engine.cache.check()
@@ -71,7 +71,7 @@ def test_fifty_preemptions_change_no_token(llama: Any, way: str, caching: bool) 
 
 @pytest.mark.parametrize("num_cpu_blocks", [3, 8, 40])
 def test_equal_requests_that_are_swapped_out_all_end(llama: Any, num_cpu_blocks: int) -> None:
-    """Their blocks are merged in the CPU pool, but each keeps its row and its pages."""
+    """Their blocks are merged in the CPU pool, but each keeps its row and its blocks in the pool."""
     (prompt,) = mixed_prompts((21,))
     engine = Engine(
         llama,
@@ -88,8 +88,8 @@ def test_equal_requests_that_are_swapped_out_all_end(llama: Any, num_cpu_blocks:
     require_empty(engine)
 
 
-def test_what_the_cpu_pool_kept_of_evicted_blocks_is_hit(llama: Any) -> None:
-    """With a CPU pool, plans move evicted blocks out and hits back in, also without any preemption."""
+def test_evicted_blocks_in_the_cpu_pool_are_hit(llama: Any) -> None:
+    """With a CPU pool, plans move evicted blocks out and hits back in, also without preemption."""
     first, *others = mixed_prompts((40, 40, 40, 40))
     engine = Engine(llama, num_blocks=13, block_size=4, num_cpu_blocks=60)
     for prompt in (first, *others):
@@ -118,7 +118,7 @@ def test_resumed_requests_find_their_own_blocks(llama: Any) -> None:
 
 
 def running(cache: KVCacheManager, *sizes: tuple[int, int]) -> list[Branch]:
-    """Branches of (priority, tokens) that run and are computed, in order of arrival."""
+    """Return running, computed branches of (priority, tokens), in order of arrival."""
     branches = []
     for number, (priority, num_tokens) in enumerate(sizes):
         prompt = list(range(100 * number, 100 * number + num_tokens))
@@ -130,7 +130,7 @@ def running(cache: KVCacheManager, *sizes: tuple[int, int]) -> list[Branch]:
     return branches
 
 
-def test_the_victim_goes_later_matters_less_frees_blocks_and_loses_little() -> None:
+def test_the_victim_is_later_less_urgent_frees_blocks_and_loses_little() -> None:
     cache = KVCacheManager(CacheConfig(num_blocks=60, block_size=4, max_num_seqs=8, max_model_len=64))
     preemptor = Preemptor(cache, Preemption.RECOMPUTE, MoveQueue())
     branches = running(cache, (0, 8), (0, 16), (0, 5), (0, 8))
@@ -184,7 +184,7 @@ def test_a_request_dropped_at_any_point_leaves_nothing_behind(llama: Any) -> Non
     assert num_aborted > num_points // 3
 
 
-def test_a_callback_may_abort_what_it_likes(llama: Any) -> None:
+def test_a_callback_may_abort_any_request(llama: Any) -> None:
     engine = Engine(llama, num_blocks=60)
     prompts = mixed_prompts((9, 12))
 
@@ -204,11 +204,11 @@ def test_a_callback_may_abort_what_it_likes(llama: Any) -> None:
 
 
 class Broken(RuntimeError):
-    """What the tests raise inside a model."""
+    """The error that tests raise inside a model."""
 
 
 def break_at_call(model: Any, call: int) -> Any:
-    """Let the second layer raise at its n-th call: the first has then written its keys and values."""
+    """Let the second layer raise at its n-th call, after the first has written its keys and values."""
     calls = 0
 
     def hook(*_: Any) -> None:
@@ -278,7 +278,7 @@ def test_moves_that_cannot_be_carried_out_leave_nothing_to_be_hit(llama: Any) ->
     assert again.token_ids == reference_tokens(llama, prompts[:1], 4)[0]
 
 
-def test_what_was_to_be_moved_is_moved_though_the_step_broke(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_moves_are_carried_out_after_a_failed_step(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = mixed_prompts((40, 40))
     engine = Engine(llama, num_blocks=13, block_size=4, num_cpu_blocks=60)
     engine.generate(prompts[:1], SamplingParams(max_tokens=4))
@@ -300,10 +300,10 @@ def test_what_was_to_be_moved_is_moved_though_the_step_broke(llama: Any, monkeyp
 
 
 @pytest.mark.parametrize("is_moved", [False, True])
-def test_moves_that_broke_half_way_are_not_done_twice(
+def test_moves_that_failed_halfway_are_not_repeated(
     llama: Any, is_moved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What stands in the blocks is not known then, so nothing of it may be found."""
+    """The blocks' contents are unknown then, so none of them may be hit."""
     prompts = mixed_prompts((40, 40))
     engine = Engine(llama, num_blocks=13, block_size=4, num_cpu_blocks=60)
     engine.generate(prompts[:1], SamplingParams(max_tokens=4))
@@ -344,7 +344,7 @@ def test_moves_that_broke_in_a_beam_search_do_not_break_the_next_step(
     assert again.token_ids == reference_tokens(llama, prompts[:1], 4)[0]
 
 
-def test_a_step_of_some_leaves_the_others_alone(llama: Any) -> None:
+def test_a_step_with_only_leaves_other_requests_unchanged(llama: Any) -> None:
     engine = Engine(llama, num_blocks=60)
     prompts = mixed_prompts((9, 12, 15))
     first, second, third = (engine.add_request(prompt, SamplingParams(max_tokens=5)) for prompt in prompts)
@@ -368,7 +368,7 @@ def test_a_step_of_some_leaves_the_others_alone(llama: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"preemption": "swap"}, "preemption is 'swap', and num_cpu_blocks is 0"),
+        ({"preemption": "swap"}, "preemption is 'swap' and num_cpu_blocks is 0"),
         ({"preemption": "forget"}, "preemption is 'forget'; it must be 'recompute' or 'swap'"),
         ({"preemption": 3}, "preemption is 3"),
         ({"num_cpu_blocks": 1}, "num_cpu_blocks is 1"),

@@ -1,4 +1,4 @@
-"""Ranks as processes: the real model's tokens, kill -9 of any of them, and that nothing of them is left."""
+"""Ranks as processes: the real model's tokens, kill -9 of each of them, and no leftovers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it
 
 
 def own_children(others: list[int]) -> list[int]:
-    """This process's, but for those that earlier tests left (pools, trackers)."""
+    """Return this process's children, except those that earlier tests left (pools, trackers)."""
     return [child for child in children(os.getpid()) if child not in others]
 
 
@@ -89,7 +89,7 @@ def test_three_ranks_and_the_end_of_one(others: list[int]) -> None:
 
 @pytest.mark.drawn
 def test_a_stopped_rank_is_named(others: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was a sum that broke off, of no rank; or another rank, whose sum broke off first."""
+    """The error used to be that of the failed collective, without the rank."""
     monkeypatch.setattr(group, "STEP_SECONDS", 3)
     monkeypatch.setattr(watch, "_ANSWER_SECONDS", 1.0)
     model = tiny_model("smollm2")
@@ -101,8 +101,8 @@ def test_a_stopped_rank_is_named(others: list[int], monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(RankError) as caught:
         engine.generate(mixed_prompts((5, 17, 33)), SamplingParams(max_tokens=100), on_step=stop)
-    expected = f"rank 2 (process {pids[1]}) does not answer any more: it is stopped, or cut off"
-    assert str(caught.value) == engine.lost == expected
+    expected = f"rank 2 (process {pids[1]}) does not answer: it is stopped or cut off"
+    assert str(caught.value) == engine.rank_failure == expected
     engine.cache.check()
     engine.close()
     assert own_children(others) == [], "a stopped process is ended too"
@@ -118,10 +118,10 @@ def test_a_model_in_memory_and_an_interruption_in_a_step(others: list[int]) -> N
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    engine._borrowed.model.model.layers[1].register_forward_pre_hook(interrupt)
+    engine._patched.model.model.layers[1].register_forward_pre_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
         engine.generate(prompts)
-    assert engine.lost == "a step broke off on rank 0: KeyboardInterrupt: KeyboardInterrupt"
+    assert engine.rank_failure == "a step failed on rank 0: KeyboardInterrupt: KeyboardInterrupt"
     engine.cache.check()
     assert engine.cache.num_used_blocks == 0
     require_gone(pids)
@@ -140,7 +140,7 @@ def test_two_processes_share_tokens(others: list[int]) -> None:
 
 
 @pytest.mark.drawn
-def test_what_another_rank_cannot_load_is_said_and_a_refused_model_leaves_no_process(
+def test_another_ranks_load_error_is_reported_and_a_refused_model_leaves_no_process(
     others: list[int], tmp_path: Path
 ) -> None:
     peers = StartedPeers(2, tmp_path)
@@ -152,8 +152,8 @@ def test_what_another_rank_cannot_load_is_said_and_a_refused_model_leaves_no_pro
     assert own_children(others) == []
 
 
-def test_a_rank_that_is_killed_before_it_was_told_anything(others: list[int]) -> None:
-    """kill -9 while it imports: what it was to be told finds nobody, and that is said as any other end is."""
+def test_a_rank_killed_before_its_start_message_is_named(others: list[int]) -> None:
+    """kill -9 while it imports: sending the start message fails, and the error is that of any other death."""
 
     class Killing(StartedPeers):
         @property
@@ -174,7 +174,7 @@ def test_a_rank_that_is_killed_before_it_was_told_anything(others: list[int]) ->
 def test_a_rank_that_fails_before_it_meets_the_others(
     others: list[int], monkeypatch: pytest.MonkeyPatch, size: int, is_killed: bool
 ) -> None:
-    """Killed, or without descriptors for sockets: rank 0 was in torch's rendezvous for all of `STEP_SECONDS`."""
+    """Killed, or without descriptors for sockets: rank 0 used to wait in torch's rendezvous for `STEP_SECONDS`."""
 
     def stop(_: Any) -> bool:  # when all have said hello, and before they are welcome
         pid = own_children(others)[-1]
@@ -225,7 +225,7 @@ def test_torchrun_starts_the_ranks_of_a_command() -> None:
 
 
 def test_the_last_sentence_of_a_rank_is_one_write() -> None:
-    """Where nothing is buffered too: so the sentences of ranks that end at once stay lines of their own."""
+    """Also without buffering, so the sentences of ranks that end at once stay on separate lines."""
     program = "from blockyard_engine.ranks.follower import end_process\nend_process('rank 1 ends')"
     environment = {**child_environment(), "PYTHONUNBUFFERED": "1"}
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps writes apart

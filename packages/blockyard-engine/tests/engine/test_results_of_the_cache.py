@@ -1,4 +1,4 @@
-"""What a request is told of its hits: which lay in the CPU pool, and why it had no more."""
+"""Hits in a request's result: tokens from the CPU pool, and the causes of misses."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def result_of(engine: Engine, first: int, num_tokens: int = 33) -> GenerationRes
 
 
 def serve(engine: Engine, first: int, num_tokens: int = 33) -> int:
-    """Prompt tokens that the cache had."""
+    """Return the cached prompt tokens."""
     before = engine.num_cpu_hit_tokens
     result = result_of(engine, first, num_tokens)
     assert result.num_cpu_cached_tokens == engine.num_cpu_hit_tokens - before
     return result.num_cached_tokens
 
 
-def test_hits_in_the_cpu_pool_are_told_apart() -> None:
+def test_hits_in_the_cpu_pool_are_counted_separately() -> None:
     engine = Engine(tiny_model("llama-gqa"), num_blocks=14, block_size=4, max_num_seqs=2, num_cpu_blocks=60)
     assert serve(engine, 0) == 0
     assert serve(engine, 40) == 0
@@ -59,7 +59,7 @@ def test_a_cache_without_a_cpu_pool_has_none() -> None:
     assert engine.num_cpu_hit_tokens == 0
 
 
-def test_a_result_says_why_its_prompt_missed() -> None:
+def test_a_result_has_the_causes_of_its_misses() -> None:
     engine = Engine(tiny_model("llama-gqa"), num_blocks=14, block_size=4, cache_options={"track_misses": True})
     first, again = result_of(engine, 0).misses, result_of(engine, 0).misses
     result_of(engine, 40)
@@ -75,7 +75,7 @@ def test_a_result_says_why_its_prompt_missed() -> None:
 
 
 def test_a_preempted_request_keeps_the_causes_it_began_with() -> None:
-    """Two that grow until one must make room: it comes back with hits of its own, which explain nothing."""
+    """Of two growing requests one is preempted: it later hits its own blocks, which do not count."""
     options = {"track_misses": True, "watermark": 0.0}
     engine = Engine(tiny_model("llama-gqa"), num_blocks=10, block_size=4, max_num_seqs=2, cache_options=options)
     prompts = [list(range(first, first + 13)) for first in (0, 40)]

@@ -111,9 +111,9 @@ BAD_SAMPLING = [
     ({"logprobs": 21}, "logprobs is 21; it must be from 0 to 20"),
     ({"logprobs": -1}, "logprobs is -1"),
     ({"logprobs": True}, "logprobs is True; it must be an integer"),
-    ({"stop": ""}, "stop holds ''; it must hold strings of at least 1 character"),
-    ({"stop": ("a", "")}, "stop holds ''"),
-    ({"stop": ("a", 3)}, "stop holds 3"),
+    ({"stop": ""}, "stop has ''; each entry must be a string of at least 1 character"),
+    ({"stop": ("a", "")}, "stop has ''"),
+    ({"stop": ("a", 3)}, "stop has 3"),
     ({"stop": 3}, "stop is 3; it must be a string or a tuple of strings"),
     ({"max_tokens": 0}, "max_tokens is 0; it must be from 1"),
     ({"temperature": -0.1}, r"temperature is -0\.1; it must be 0 or more"),
@@ -131,8 +131,8 @@ BAD_SAMPLING = [
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_penalty_that_overflows_is_one_that_is_large(llama: Any, temperature: float) -> None:
-    """Infinite logits would leave nothing to draw from, and the last token of the vocabulary would always come."""
+def test_an_overflowing_penalty_acts_like_a_large_one(llama: Any, temperature: float) -> None:
+    """With infinite logits, every draw would return the last token of the vocabulary."""
     engine = Engine(llama, num_blocks=60, block_size=4)
     for penalty in (1e-30, 1e-39, 1e-45, 5e-324):
         sampling = SamplingParams(max_tokens=4, temperature=temperature, repetition_penalty=penalty, seed=1)

@@ -1,4 +1,4 @@
-"""Who computes what in a step, without a model: order, chunks, sharing, preemption, and that nothing ever stalls."""
+"""The scheduler without a model: order, chunks, sharing, preemption, and that nothing ever stalls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add(scheduler: Scheduler, number: int, prompt: list[int], max_tokens: int = 
 
 
 def finish(scheduler: Scheduler, step: ScheduledStep) -> None:
-    """End a step as the engine does, with a token that tells the request and its length."""
+    """End a step as the engine does, with a token made of the request and its length."""
     known, ended = [], []
     for row in step.rows:
         known.append([])
@@ -48,7 +48,7 @@ def finish(scheduler: Scheduler, step: ScheduledStep) -> None:
 
 
 def served(step: ScheduledStep) -> list[tuple[int, int]]:
-    """(request, tokens) of each row."""
+    """Return (request, tokens) of each row."""
     return [(row.branch.request.request_id, row.num_tokens) for row in step.rows]
 
 
@@ -103,7 +103,7 @@ WITHOUT_JOINING: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", WITHOUT_JOINING, ids=["cpu pool", "groups"])
-def test_where_blocks_are_shared_only_when_computed_the_others_wait_for_them(changes: dict[str, Any]) -> None:
+def test_equal_prompts_wait_if_blocks_are_shared_only_once_computed(changes: dict[str, Any]) -> None:
     scheduler = make(budget=8, num_blocks=60, **changes)
     requests = [add(scheduler, number, [*range(14), 50 + number]) for number in range(3)]
     other = add(scheduler, 3, prompt_of(300, 6))
@@ -119,7 +119,7 @@ def test_where_blocks_are_shared_only_when_computed_the_others_wait_for_them(cha
 
 
 @pytest.mark.parametrize("changes", WITHOUT_JOINING, ids=["cpu pool", "groups"])
-def test_none_waits_for_a_prefix_that_none_computes_any_more(changes: dict[str, Any]) -> None:
+def test_no_request_waits_for_an_abandoned_prefix(changes: dict[str, Any]) -> None:
     scheduler = make(budget=4, num_blocks=60, **changes)
     first = add(scheduler, 0, [*range(14), 50])
     second = add(scheduler, 1, [*range(14), 51])
@@ -132,7 +132,7 @@ def test_none_waits_for_a_prefix_that_none_computes_any_more(changes: dict[str, 
     assert second.request.num_cached_tokens == 4
 
 
-def test_a_step_of_some_waits_for_none_but_them() -> None:
+def test_a_step_with_only_waits_for_no_other_request() -> None:
     scheduler = make(budget=8, num_cpu_blocks=20)
     for number in range(2):
         add(scheduler, number, [*range(14), 50 + number])
@@ -140,7 +140,7 @@ def test_a_step_of_some_waits_for_none_but_them() -> None:
     assert served(scheduler.schedule(only={1})) == [(1, 7)]
 
 
-def test_who_waits_for_a_prefix_gives_its_budget_away() -> None:
+def test_a_sequence_that_waits_for_a_prefix_leaves_its_budget_to_others() -> None:
     scheduler = make(budget=8)
     first = add(scheduler, 1, prompt_of(0, 21))
     add(scheduler, 2, [*prompt_of(0, 20), 99, 98, 97])
@@ -156,7 +156,7 @@ def test_who_waits_for_a_prefix_gives_its_budget_away() -> None:
     assert first.num_generated == 2
 
 
-def test_when_the_owner_of_a_shared_prefix_goes_another_one_computes_it() -> None:
+def test_if_the_producer_of_a_shared_prefix_is_freed_a_waiter_computes_it() -> None:
     scheduler = make(budget=8)
     first = add(scheduler, 1, prompt_of(0, 21))
     finish(scheduler, scheduler.schedule())
@@ -202,8 +202,8 @@ def test_a_request_that_an_empty_cache_could_not_carry_is_refused() -> None:
 
 
 @pytest.mark.parametrize("round_", range(6))
-def test_whatever_comes_no_step_is_idle_while_there_is_work(round_: int) -> None:
-    """Random prompts with shared prefixes, tiny budgets and pools, aborts and broken steps."""
+def test_no_step_is_idle_while_there_is_work(round_: int) -> None:
+    """Random prompts with shared prefixes, tiny budgets and pools, aborts and failed steps."""
     seed = run_seed() + round_
     rng = np.random.default_rng(seed)
     caching = bool(round_ % 3)

@@ -1,4 +1,4 @@
-"""Requests of tenants that share the pool: who starts, who makes room, and a floor beside a flood, token for token."""
+"""Tenants that share the pool: who starts, who makes room, and a guarantee during a flood, token for token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blockyard import CacheSalt, InvalidArgument, KVCacheManager, LayerGroup, Lo
 from blockyard.config import cache_config
 from blockyard.tenants import OTHERS, Roster, Tenant, TenantGroup, tenant_groups
 from blockyard_engine import Engine, SamplingParams
-from blockyard_engine.options import Preemption
+from blockyard_engine.engine_options import Preemption
 from blockyard_engine.request import Branch, make_request
 from blockyard_engine.scheduling.scheduler import Scheduler
 from blockyard_testing.seeds import draws, run_seed
@@ -38,14 +38,14 @@ def add(scheduler: Scheduler, number: int, tenant: str, length: int, max_tokens:
 
 
 def step(scheduler: Scheduler) -> list[Branch]:
-    """Make a step; return who was preempted in it."""
+    """Run a step and return the branches preempted in it."""
     scheduled = scheduler.schedule()
     if scheduled.rows:
         finish(scheduler, scheduled)
     return scheduled.preempted
 
 
-def test_who_is_furthest_above_its_share_makes_room_and_not_the_last_that_came() -> None:
+def test_the_tenant_with_the_largest_overuse_makes_room() -> None:
     scheduler = make((Tenant("a"), Tenant("b")))
     many = [add(scheduler, number, "a", 39) for number in (1, 2, 3)]  # 30 of 40 blocks
     last = add(scheduler, 4, "b", 36)  # the other 10, soon
@@ -56,7 +56,7 @@ def test_who_is_furthest_above_its_share_makes_room_and_not_the_last_that_came()
     assert last in scheduler.running
 
 
-def test_a_tenant_keeps_its_floor_when_room_is_made_for_another() -> None:
+def test_a_tenant_keeps_its_guarantee_when_it_makes_room() -> None:
     scheduler = make((Tenant("a", 1, 12), Tenant("b", 10)))
     one = add(scheduler, 1, "a", 50, 20)  # 13 blocks, soon more: no block of it is to be had without its floor
     others = [add(scheduler, number, "b", 50, 20) for number in (2, 3)]
@@ -66,7 +66,7 @@ def test_a_tenant_keeps_its_floor_when_room_is_made_for_another() -> None:
     assert preempted == [others[1]]
 
 
-def test_who_has_least_of_its_share_starts_first_and_who_came_first_of_one_tenant() -> None:
+def test_the_tenant_with_the_least_overuse_starts_first_in_order_of_arrival() -> None:
     scheduler = make((Tenant("a"), Tenant("b", 3)), rows=3)
     first = [add(scheduler, number, "a", 30, 4) for number in range(1, 6)]
     late = [add(scheduler, number, "b", 30, 4) for number in (6, 7)]
@@ -78,7 +78,7 @@ def test_who_has_least_of_its_share_starts_first_and_who_came_first_of_one_tenan
     assert first[1] in scheduler.running
 
 
-def test_a_tenant_at_its_own_limit_holds_nobody_up_and_makes_room_by_itself() -> None:
+def test_a_tenant_at_its_limit_delays_no_other_and_preempts_its_own() -> None:
     scheduler = make((Tenant("a", max_held=12), Tenant("b")))
     few = [add(scheduler, number, "a", 22, 20) for number in (1, 2, 3)]
     other = add(scheduler, 4, "b", 40, 20)
@@ -91,7 +91,7 @@ def test_a_tenant_at_its_own_limit_holds_nobody_up_and_makes_room_by_itself() ->
     assert other not in preempted
 
 
-def test_rows_are_given_up_for_a_floor() -> None:
+def test_a_tenant_above_its_guarantee_gives_up_rows() -> None:
     scheduler = make((Tenant("a"), Tenant("b", min_blocks=6)), rows=4)
     flood = [add(scheduler, number, "a", 10, 30, n) for number, n in ((1, 1), (2, 1), (3, 2), (4, 1))]
     step(scheduler)
@@ -131,7 +131,7 @@ def test_a_tenant_by_name_and_a_salt_of_a_client_make_one_salt() -> None:
         Tenant("a", keys=(CacheSalt("b\x1fc"),))
 
 
-def test_what_no_share_can_carry_is_refused_with_the_tenant(llama: Any) -> None:
+def test_requests_beyond_a_tenants_limit_are_refused_with_its_name(llama: Any) -> None:
     tenants = (Tenant("small", max_held=5), Tenant("sure", min_blocks=10))
     engine = Engine(llama, num_blocks=33, block_size=4, max_num_seqs=8, cache_options={"tenants": tenants})
     before = engine.cache.stats()
@@ -156,7 +156,7 @@ def test_what_no_share_can_carry_is_refused_with_the_tenant(llama: Any) -> None:
 
 
 class Flood:
-    """It is a tenant that asks for all it may: many and long prompts, four answers each, wishes to keep all of it."""
+    """A tenant that uses all it may: many long prompts with four answers each, all retained."""
 
     def __init__(self, engine: Engine, draw: random.Random) -> None:
         self.engine = engine
@@ -176,8 +176,8 @@ class Flood:
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_a_floor_holds_beside_a_flood_token_for_token(llama: Any, preemption: str) -> None:
-    """Each request within the floor runs at once, is never preempted, and has the tokens that it has alone."""
+def test_a_guarantee_holds_during_a_flood_token_for_token(llama: Any, preemption: str) -> None:
+    """Each request within the guarantee runs at once, is never preempted, and has the tokens that it has alone."""
     draw, num_preemptions, num_floods = random.Random(f"{run_seed()} {preemption}"), 0, 0
     while num_floods < draws(9, 3) or num_preemptions == 0:  # some floods make room without a preemption
         num_floods += 1
@@ -222,7 +222,7 @@ def test_a_floor_holds_beside_a_flood_token_for_token(llama: Any, preemption: st
 
 
 def watch_lenders(scheduler: Scheduler, pair: TenantGroup) -> None:
-    """Whoever makes room for another tenant keeps its floor, and its group too, as the cache counts them."""
+    """Check that tenants that make room for others keep their guarantees, and their groups', as the cache counts."""
     cache, choose = scheduler._cache, scheduler._preemptor.choose_lender
 
     def watched(running: list[Branch], needy: Branch, *rest: Any) -> Branch | None:
@@ -241,7 +241,7 @@ def watch_lenders(scheduler: Scheduler, pair: TenantGroup) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "windows", "swap"])
-def test_all_end_whatever_the_shares_and_nobody_falls_below_a_floor_for_another(kind: str) -> None:
+def test_all_requests_finish_and_no_tenant_falls_below_its_guarantee(kind: str) -> None:
     draw, num_preemptions = random.Random(f"{run_seed()} {kind}"), 0
     for _ in range(draws(24, 8)):
         floors = [draw.choice((0, draw.randint(1, 8))) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""Drafts change how many steps it takes, and nothing else."""
+"""Drafts change only the number of steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from blockyard_testing.tiny_models import mixed_prompts, reference_tokens, tiny_
 
 @pytest.fixture(scope="module")
 def looping() -> Any:
-    """A model that mostly goes by the last token, and so runs into circles: drafts are often right."""
+    """A model that mostly follows the last token and so repeats itself: drafts are often right."""
     model = tiny_model("llama-gqa")
     with torch.no_grad():
         for layer in model.model.layers:
@@ -96,7 +96,7 @@ def test_drafts_never_pass_the_end_nor_the_budget(looping: Any) -> None:
     assert largest <= 7
 
 
-def test_none_is_preempted_for_a_guess(looping: Any) -> None:
+def test_no_sequence_is_preempted_for_drafts(looping: Any) -> None:
     begun = mixed_prompts((9, 9))
     answers = reference_tokens(looping, begun, 30)
     prompts = [prompt + answer for prompt, answer in zip(begun, answers, strict=True)]

@@ -1,4 +1,4 @@
-"""Hybrid models: layers with states beside attention. Tokens are those of `generate`, whatever became of the states."""
+"""Hybrid models, with states beside attention: the tokens are those of `generate`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blockyard import InvalidArgument, NeverFits
 from blockyard.storage import StateSlots
 from blockyard_engine import Engine, ModelError, PromptLookup, SamplingParams
 from blockyard_engine import probe as probe_module
-from blockyard_engine.decoding.sampler import Asked, StepSampler
+from blockyard_engine.decoding.sampler import SamplingContext, StepSampler
 from blockyard_engine.model import quiet_transformers
 from blockyard_engine.states import learning
 from blockyard_testing.hybrid_models import HYBRIDS, hybrid_model, poisoned
@@ -33,7 +33,7 @@ def quiet() -> Any:
         yield
 
 
-def engine_of(model: Any, **options: Any) -> Engine:
+def load_engine(model: Any, **options: Any) -> Engine:
     given = {"num_blocks": 800, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 24, **options}
     return poisoned(Engine(model, **given))
 
@@ -47,7 +47,7 @@ def test_tokens_are_those_of_generate_in_chunks_of_any_size_and_behind_hits(name
     prompts = few_prompts()
     expected = reference_tokens(model, prompts, NUM_TOKENS)
     for sizes in ({}, {"max_num_batched_tokens": 512}, {"max_num_seqs": 1, "max_num_batched_tokens": 1}):
-        engine = engine_of(model, **sizes)
+        engine = load_engine(model, **sizes)
         assert answer(engine, prompts) == expected  # cold, and hits of what the first one keeps where others part
         assert answer(engine, prompts) == expected  # each hits its own last boundary
         hits = [result.num_cached_tokens for result in engine.generate(prompts, GREEDY)]
@@ -58,7 +58,7 @@ def test_tokens_are_those_of_generate_in_chunks_of_any_size_and_behind_hits(name
 def test_hits_at_every_kind_of_boundary(name: str) -> None:
     model = hybrid_model(name)
     first, other = mixed_prompts((300, 20))
-    engine = engine_of(model, max_num_batched_tokens=100)
+    engine = load_engine(model, max_num_batched_tokens=100)
     seen = []
     turns = [first[:290], first[:289] + other, first[:270] + other, first[:270] + other[:9] + first[:5]]
     turns.append([*first[:290], *reference_tokens(model, [first[:290]], NUM_TOKENS)[0], 5, 6])
@@ -78,13 +78,13 @@ def test_hits_at_every_kind_of_boundary(name: str) -> None:
 def test_preempted_sequences_get_the_same_tokens(name: str, way: str) -> None:
     model = hybrid_model(name)
     options = {"num_cpu_blocks": 60} if way == "swap" else {}
-    require_preempted_alike(model, engine_of(model, num_blocks=38, preemption=way, **options))
+    require_preempted_alike(model, load_engine(model, num_blocks=38, preemption=way, **options))
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_forks_go_on_from_one_state(name: str) -> None:
+def test_forks_continue_from_one_state(name: str) -> None:
     model = hybrid_model(name)
-    engine = engine_of(model, max_num_seqs=8)
+    engine = load_engine(model, max_num_seqs=8)
     prompts = mixed_prompts((21, 34), shared=9)
     drawn = SamplingParams(max_tokens=12, n=3, temperature=1.0, seed=4, ignore_eos=True)
     greedy = SamplingParams(max_tokens=12, n=2, ignore_eos=True)
@@ -98,19 +98,19 @@ def test_forks_go_on_from_one_state(name: str) -> None:
 
 
 def drawn_alone(model: Any, prompt: list[int], sampling: SamplingParams, index: int) -> list[int]:
-    """What a completion draws from the model's own forward, without a cache."""
+    """Return a completion's draws from the model's own forward, without a cache."""
     tokens = list(prompt)
     for _ in range(sampling.max_tokens):
         with torch.inference_mode():
             logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1:]
-        tokens.append(StepSampler(logits).choose(0, Asked(sampling, index, len(prompt)), tokens).token_id)
+        tokens.append(StepSampler(logits).choose(0, SamplingContext(sampling, index, len(prompt)), tokens).token_id)
     return tokens[len(prompt) :]
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_beams_are_those_of_generate(name: str) -> None:
     model = hybrid_model(name)
-    engine = engine_of(model, max_num_seqs=9)
+    engine = load_engine(model, max_num_seqs=9)
     prompts = mixed_prompts((37, 21))
     beams = engine.beam_search_batch(prompts, num_beams=3, max_tokens=9)
     for prompt, found in zip(prompts, beams, strict=True):
@@ -129,11 +129,11 @@ def test_beams_are_those_of_generate(name: str) -> None:
 
 
 def test_states_go_between_slots_and_blocks_while_requests_come_and_go() -> None:
-    """Slots change hands at every step, and nobody sees the state of another."""
+    """Slots change owners at every step, and no sequence gets another's state."""
     model = hybrid_model("falcon_h1")
     prompts = mixed_prompts((9, 30, 17, 41, 22, 28, 35, 11, 26), shared=8)
     lengths = (3, 20, 7, 11, 16, 2, 9, 24, 5)
-    engine = engine_of(model, num_blocks=90, max_num_seqs=3)
+    engine = load_engine(model, num_blocks=90, max_num_seqs=3)
     numbers = {}
     for prompt, length in zip(prompts, lengths, strict=True):
         request = engine.add_request(prompt, SamplingParams(max_tokens=length, ignore_eos=True), priority=-len(numbers))
@@ -152,7 +152,7 @@ def test_states_go_between_slots_and_blocks_while_requests_come_and_go() -> None
 
 def test_a_step_that_breaks_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     model = hybrid_model("qwen3_next")
-    engine = engine_of(model)
+    engine = load_engine(model)
     prompts = few_prompts()
     expected = reference_tokens(model, prompts, NUM_TOKENS)
     number = [0]
@@ -180,27 +180,27 @@ def test_a_step_that_breaks_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> 
 # ---------------------------------------------------------------- what vllm#45238 asks
 
 
-def test_what_prompts_share_is_hit_from_the_second_on_where_they_wait() -> None:
+def test_waiting_prompts_hit_their_shared_prefix_from_the_second_on() -> None:
     model = hybrid_model("lfm2")
     prompts = [prompt[:330] for prompt in mixed_prompts((330,) * 4, shared=270)]
-    engine = engine_of(model, max_num_batched_tokens=512, cache_options={"track_misses": True})
+    engine = load_engine(model, max_num_batched_tokens=512, cache_options={"track_misses": True})
     results = engine.generate(prompts, GREEDY)
     assert [result.num_cached_tokens for result in results] == [0, 268, 268, 268]
     assert tokens_of(results) == reference_tokens(model, prompts, NUM_TOKENS)
     assert engine.cache.miss_totals().num_no_state == 0
 
 
-def test_one_after_another_half_is_hit_and_then_all() -> None:
+def test_successive_prompts_hit_half_and_then_all() -> None:
     model = hybrid_model("lfm2")
     prompts = [prompt[:330] for prompt in mixed_prompts((330,) * 3, shared=310)]
-    engine = engine_of(model, max_num_batched_tokens=512, cache_options={"track_misses": True})
+    engine = load_engine(model, max_num_batched_tokens=512, cache_options={"track_misses": True})
     hits = [engine.generate([prompt], GREEDY)[0].num_cached_tokens for prompt in prompts]
     assert hits == [0, 256, 308]
     assert engine.cache.miss_totals().num_no_state == 308 - 256
 
 
-def test_where_states_are_kept_can_be_chosen() -> None:
-    engine = engine_of(hybrid_model("lfm2"), cache_options={"state_checkpoints": ("every:8",)})
+def test_checkpoint_positions_can_be_chosen() -> None:
+    engine = load_engine(hybrid_model("lfm2"), cache_options={"state_checkpoints": ("every:8",)})
     (prompt,) = mixed_prompts((40,))
     engine.generate([prompt], GREEDY)
     assert engine.generate([[*prompt[:27], 5, 6, 7]], GREEDY)[0].num_cached_tokens == 24
@@ -229,7 +229,7 @@ def test_an_engine_that_finds_its_size_takes_states() -> None:
 
 def test_half_precision_runs() -> None:
     model = hybrid_model("qwen3_next").to(torch.bfloat16)
-    engine = engine_of(model)
+    engine = load_engine(model)
     states = engine.shape.states
     assert states is not None
     assert {tensor.dtype for tensor in states.tensors} == {torch.bfloat16, torch.float32}
@@ -244,7 +244,7 @@ def test_between_steps_the_model_is_its_owners() -> None:
     model = hybrid_model("falcon_h1")
     prompts = few_prompts()[:2]
     expected = reference_tokens(model, prompts, 4)
-    one, other = engine_of(model), engine_of(model)
+    one, other = load_engine(model), load_engine(model)
     numbers = [engine.add_request(prompts[0], GREEDY) for engine in (one, other)]
     while one.has_unfinished:
         one.step()
@@ -256,10 +256,10 @@ def test_between_steps_the_model_is_its_owners() -> None:
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
-def test_a_step_inside_anothers_step_is_its_own() -> None:
-    """An engine that is called while another one's model is borrowed, as a callback may."""
+def test_a_step_inside_another_engines_step_keeps_its_own_attention() -> None:
+    """An engine is called while another one's model is patched, as from a callback."""
     model = hybrid_model("falcon_h1")
-    one, other = engine_of(model), engine_of(model)
+    one, other = load_engine(model), load_engine(model)
     prompts = few_prompts()[:2]
     inner = []
 
@@ -274,10 +274,10 @@ def test_a_step_inside_anothers_step_is_its_own() -> None:
 # ---------------------------------------------------------------- what is refused
 
 
-def test_what_cannot_be_done_with_states_is_refused_in_a_sentence() -> None:
+def test_unsupported_options_with_states_are_refused() -> None:
     model = hybrid_model("lfm2")
     for options, words in (
-        ({"speculation": PromptLookup()}, "speculation is given for a model whose layers keep a state"),
+        ({"speculation": PromptLookup()}, "speculation is given for a model with states"),
         ({"num_blocks": 2}, r"state_bytes is \d+, \d blocks"),
         ({"kv_cache_memory_bytes": 1100, "num_blocks": None}, r"bytes is 1100; a block has \d+ bytes"),
     ):
@@ -286,12 +286,12 @@ def test_what_cannot_be_done_with_states_is_refused_in_a_sentence() -> None:
 
 
 def test_states_alone_are_refused() -> None:
-    with pytest.raises(ModelError, match="has states alone, and no layer with keys and values"):
+    with pytest.raises(ModelError, match="has only states and no layer with keys and values"):
         Engine(hybrid_model("lfm2", layer_types=["conv"] * 4), num_blocks=100)
 
 
 def test_a_prompt_that_never_fits_is_refused() -> None:
-    engine = engine_of(hybrid_model("lfm2"), num_blocks=20)
+    engine = load_engine(hybrid_model("lfm2"), num_blocks=20)
     with pytest.raises(NeverFits, match="the cache can give one sequence"):
         engine.add_request(mixed_prompts((90,))[0])
 
@@ -328,6 +328,6 @@ def test_a_module_that_forgets_its_state_in_chunks_is_seen_and_fails_the_trial_i
     model = hybrid_model("jamba")
     shape = Engine(model, num_blocks=100, block_size=4).shape
     assert shape.states is not None
-    assert not any(mixer.goes_on for mixer in shape.states.mixers)
-    monkeypatch.setattr(learning._Watch, "_heeds", lambda *_: True)
+    assert not any(mixer.takes_chunks for mixer in shape.states.mixers)
+    monkeypatch.setattr(learning._Watch, "_uses_state", lambda *_: True)
     fails(model)

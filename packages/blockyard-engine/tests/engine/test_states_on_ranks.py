@@ -1,4 +1,4 @@
-"""Hybrid models on several ranks: keys and values are shared out, and every rank has the whole of each state."""
+"""Hybrid models on several ranks: keys and values are divided, and every rank has every state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from blockyard import InvalidArgument
 from blockyard_engine import Engine, ModelError, SamplingParams
-from blockyard_engine.handoff import PrefillDoor
+from blockyard_engine.handoff import PrefillConnector
 from blockyard_engine.model import quiet_transformers
 from blockyard_engine.ranks import group
 from blockyard_testing.hybrid_models import hybrid_model
@@ -32,7 +32,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def require_answers(name: str, way: str, size: int, **options: Any) -> Engine:
-    """Cold and from kept states, beside preemption; every rank has the same states."""
+    """Compare answers, cold and from checkpoints, beside preemption; every rank must have the same states."""
     model = hybrid_model(name)
     first, other = mixed_prompts((75, 40))
     prompts = [first, first[:41] + other[:20], first[:62] + other[:3], other]
@@ -85,8 +85,8 @@ def test_preempted_and_swapped_sequences_get_the_same_tokens(way: str) -> None:
     engine = Engine(model, num_blocks=blocks, num_cpu_blocks=60, **options)
     assert tokens_of(engine.generate(prompts, sampling)) == reference_tokens(model, prompts, 20)
     assert engine.num_preemptions > 0
-    with pytest.raises(InvalidArgument, match="the engine has 2 ranks; a door serves an engine of one"):
-        PrefillDoor(engine, "prefill", 1, 10)
+    with pytest.raises(InvalidArgument, match="engine has 2 ranks; a connector needs an engine with 1"):
+        PrefillConnector(engine, "prefill", 1, 10)
     forked = SamplingParams(max_tokens=12, n=2, ignore_eos=True)
     (result,) = engine.generate(prompts[:1], forked)
     assert [each.token_ids for each in result.completions] == reference_tokens(model, prompts[:1], 12) * 2
@@ -95,7 +95,7 @@ def test_preempted_and_swapped_sequences_get_the_same_tokens(way: str) -> None:
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:
-    """A state would take more blocks on the rank that has fewer heads: its first step was refused there."""
+    """A state would take more blocks on the rank with fewer heads; its first step used to be refused."""
     peers = ThreadPeers(2)
     model = hybrid_model("qwen3_next", num_attention_heads=6, num_key_value_heads=3)
     with pytest.raises(InvalidArgument, match="tensor_parallel is 2 for a hybrid model of 3 KV heads; it must divide"):

@@ -1,6 +1,6 @@
-"""Tensor parallel: the tokens of one rank, the same blocks on every rank, and ranks that disagree or break.
+"""Tensor parallelism: the tokens of one rank, the same blocks on all, and ranks that disagree or fail.
 
-The ranks are threads here (`support.thread_ranks`); `test_rank_processes.py` has processes.
+The ranks are threads here (`thread_ranks`); `test_rank_processes.py` has processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from blockyard.storage import KVCache, Shard
 from blockyard.wire.connection import SocketConnection
 from blockyard.wire.message import Message, pack
 from blockyard_engine import Engine, ModelError, PromptLookup, RankError, SamplingParams
-from blockyard_engine.moves import lists_of
+from blockyard_engine.moves import move_lists
 from blockyard_engine.parallel import PeerMismatch
 from blockyard_engine.ranks import group, joining
 from blockyard_engine.ranks import peers as peers_module
@@ -85,7 +85,7 @@ def test_every_shape_agrees_with_generate_on_several_ranks(shape: str, size: int
     assert (
         model.generate(torch.tensor([prompts[5]]), max_new_tokens=NUM_TOKENS, do_sample=False)[0, -1]
         == (expected[5][-1])
-    ), "the model that was borrowed computes as before"
+    ), "the model that was patched computes as before"
 
 
 #: num_kv_heads of 6 query heads, and which a rank keeps.
@@ -101,7 +101,7 @@ KEPT = {
 
 @pytest.mark.parametrize(("shape", "size"), KEPT)
 def test_each_rank_keeps_its_own_heads_of_what_one_rank_keeps(shape: str, size: int) -> None:
-    """Forks, a CPU pool, swaps, preemption and prefix hits included: the bytes of every block are those of one rank."""
+    """With forks, a CPU pool, swaps, preemption and prefix hits, every block has the bytes of one rank's."""
     model = tiny_model(shape)
     prompts = mixed_prompts((33, 37, 31, 42, 29), shared=16)
     options: dict[str, Any] = {"num_blocks": 18, "block_size": 8, "num_cpu_blocks": 14, "preemption": "swap"}
@@ -204,7 +204,7 @@ def test_the_pool_of_an_engine_that_is_not_told_fits_every_rank() -> None:
 def test_a_model_that_cannot_be_split_is_refused(
     shape: str, size: int, error: type[BlockyardError], message: str
 ) -> None:
-    """By rank 0's own error, or by what another rank said before it: all of them look at the same model."""
+    """By rank 0's own error, or another rank's if that comes first: all of them check the same model."""
     peers = ThreadPeers(size)
     with pytest.raises((error, RankError), match=message), engine_on(peers, tiny_model(shape)):
         pass
@@ -218,7 +218,7 @@ def test_a_layer_that_is_not_plain_is_refused() -> None:
     model = tiny_model("llama-gqa")
     model.model.layers[1].mlp.up_proj.__class__ = OwnLinear
     peers = ThreadPeers(2)
-    message = "layers.1.mlp.up_proj is a OwnLinear; only plain linear layers are split"
+    message = "layers.1.mlp.up_proj is a OwnLinear; only plain linear layers can be split"
     with pytest.raises((ModelError, RankError), match=message), engine_on(peers, model):
         pass
     peers.require_ended()
@@ -272,7 +272,7 @@ def other_model(change: str) -> Any:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("layers", "rank 2 has num_layers 2; rank 0 has 3, and all ranks need the same"),
+        ("layers", "rank 2 has num_layers 2; rank 0 has 3, and they must be equal"),
         ("dtype", "rank 2 has dtype 'bfloat16'; rank 0 has 'float32'"),
         ("weights", r"rank 2 has weights \(a sample's digest\) '[0-9a-f]+'; rank 0 has"),
         ("config", "rank 2 has config.rms_norm_eps 0.5; rank 0 has 1e-06"),
@@ -291,7 +291,7 @@ def test_ranks_that_disagree_are_refused_with_both_values(change: str, message: 
 def test_another_version_is_refused_with_both_values() -> None:
     own = {"blockyard": "0.1.0", "config": {"a": 1}}
     joining.require_same(1, own, own)
-    with pytest.raises(RankError, match=r"blockyard '0\.2\.0'; rank 0 has '0\.1\.0', and all ranks need the"):
+    with pytest.raises(RankError, match=r"blockyard '0\.2\.0'; rank 0 has '0\.1\.0', and they must be equal"):
         joining.require_same(1, own | {"blockyard": "0.2.0"}, own)
     with pytest.raises(RankError, match=r"rank 1 has config\.b 2; rank 0 has None"):
         joining.require_same(1, own | {"config": {"a": 1, "b": 2}}, own)
@@ -302,14 +302,14 @@ def test_another_version_is_refused_with_both_values() -> None:
 
 def run_until_lost(peers: ThreadPeers, engine: Engine) -> str:
     told: list[str] = []
-    engine.on_lost(told.append)
+    engine.on_rank_failure(told.append)
     with pytest.raises(RankError) as caught:
         engine.generate(mixed_prompts(LENGTHS), SamplingParams(max_tokens=NUM_TOKENS))
     peers.require_ended()
-    assert engine.lost == str(caught.value)
-    assert told == [engine.lost]
-    engine.on_lost(told.append)
-    assert told == [engine.lost] * 2, "who asks later is told at once"
+    assert engine.rank_failure == str(caught.value)
+    assert told == [engine.rank_failure]
+    engine.on_rank_failure(told.append)
+    assert told == [engine.rank_failure] * 2, "who asks later is told at once"
     engine.cache.check()
     assert engine.cache.num_used_blocks == 0
     with pytest.raises(RankError, match=str(caught.value)[:20]):
@@ -332,16 +332,16 @@ def test_a_rank_that_fails_ends_all_with_its_sentence(step: int) -> None:
     assert why == "rank 2 failed: RuntimeError: the device is on fire"
 
 
-def test_a_rank_that_fails_and_does_not_say_why_ends_all_too() -> None:
+def test_a_rank_that_fails_without_a_reason_ends_all() -> None:
     peers = ThreadPeers(3)
     with engine_on(peers, tiny_model("llama-gqa")) as engine:
         follower = peers.followers[1]
         follower.before_step = lambda _: follower._connection.send_bytes(pack("failed"))
         why = run_until_lost(peers, engine)
-    assert why == "rank 2 failed, and did not say why"
+    assert why == "rank 2 failed without a reason"
 
 
-def test_a_close_without_a_reason_ends_a_rank_in_order() -> None:
+def test_a_close_without_a_reason_ends_a_rank_normally() -> None:
     ends = [SocketConnection(each) for each in socket.socketpair()]
     told: list[str] = []
     inbox = Inbox(ends[1], told.append)
@@ -353,10 +353,10 @@ def test_a_close_without_a_reason_ends_a_rank_in_order() -> None:
         end.close()
 
 
-def test_strangers_keep_no_rank_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections that say nothing, half of a secret or a wrong one, before and between the ranks."""
+def test_unidentified_connections_delay_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that send nothing, half of a secret or a wrong one, before and between the ranks."""
     monkeypatch.setattr(peers_module, "_GREETING_SECONDS", 1000.0)
-    monkeypatch.setattr(peers_module, "_MOST_STRANGERS", 3)
+    monkeypatch.setattr(peers_module, "_MAX_UNIDENTIFIED", 3)
     token = bytes(range(peers_module._TOKEN_BYTES))
     met: list[Peer] = []
     strangers: list[socket.socket] = []
@@ -417,23 +417,23 @@ def test_a_step_that_was_damaged_on_its_way_ends_all_with_the_rank_s_sentence() 
         connection.recv_bytes = receive_another  # type: ignore[method-assign]
         why = run_until_lost(peers, engine)
     assert re.fullmatch(
-        "rank 2 got what cannot be read: message has digest [0-9a-f]{32}, its bytes have [0-9a-f]{32}: it was changed "
-        "on its way",
+        "rank 2 got a message that cannot be read: message has digest [0-9a-f]{32}, but its bytes have "
+        "[0-9a-f]{32}: it was damaged",
         why,
     )
 
 
 def test_logits_that_are_not_finite_end_no_rank() -> None:
-    """What fails behind the forward pass concerns rank 0 alone."""
+    """Failures after the forward pass concern only rank 0."""
     peers = ThreadPeers(2)
     model = tiny_model("llama-gqa")
     with engine_on(peers, model) as engine:
-        head = engine._borrowed.model.lm_head
+        head = engine._patched.model.lm_head
         spoiling = head.register_forward_hook(lambda *call: call[2] * float("nan"))
         with pytest.raises(ModelError):
             engine.generate([[1, 2, 3]])
         spoiling.remove()
-        assert engine.lost is None
+        assert engine.rank_failure is None
         expected = reference_tokens(model, [[1, 2, 3]], NUM_TOKENS)
         assert tokens_of(engine.generate([[1, 2, 3]], SamplingParams(max_tokens=NUM_TOKENS))) == expected
 
@@ -444,7 +444,7 @@ CONFIG = CacheConfig(20, 4, max_num_seqs=4, max_model_len=32, cpu=CPUPoolConfig(
 
 
 def messages() -> list[tuple[bytes, Any, ForwardBatch | None]]:
-    """Steps of a cache as rank 0 sends them, with what a rank is to read: a fork that copies, swaps, drafts."""
+    """Return a cache's steps as rank 0 sends them, and the expected plans: a fork that copies, swaps, drafts."""
     cache, sender = KVCacheManager(CONFIG), PlanSender(CONFIG, b"start")
     sent: list[tuple[bytes, Any, ForwardBatch | None]] = []
 
@@ -480,14 +480,14 @@ def test_a_message_reads_as_it_was_written() -> None:
     num_moves = 0
     for message, expected_moves, expected in messages():
         plan = read(receiver, message)
-        assert [_pairs(lists) for lists in lists_of(plan)] == [expected_moves] * any(expected_moves)
+        assert [_pairs(lists) for lists in move_lists(plan)] == [expected_moves] * any(expected_moves)
         num_moves += sum(map(len, expected_moves))
         assert (isinstance(plan, StepPlan) and len(plan.rows) > 0) == (expected is not None)
         if expected is None:
             continue
         batch = ForwardBatch.of(plan, CONFIG.layer_groups, [0] * len(plan.rows))
         assert batch.token_ids.tolist() == expected.token_ids.tolist()
-        assert batch.kept.tolist() == []
+        assert batch.logits_indices.tolist() == []
         assert batch.positions.tolist() == expected.positions.tolist()
         assert batch.shape.num_scheduled.tolist() == expected.shape.num_scheduled.tolist()
         for rows, others in zip(batch.shape.groups, expected.shape.groups, strict=True):
@@ -507,7 +507,7 @@ def test_any_changed_byte_is_found() -> None:
         read(PlanReceiver(CONFIG, "it", b"another start"), message)
 
 
-def test_a_message_that_is_missed_or_doubled_is_found() -> None:
+def test_missed_and_repeated_messages_are_detected() -> None:
     sent = [message for message, _, _ in messages()]
     receiver = PlanReceiver(CONFIG, "it", b"start")
     read(receiver, sent[0])
@@ -530,10 +530,10 @@ def test_a_cache_of_a_shard() -> None:
         KVCache(4, 16, 2, 3, 8, shard=(0, 2))  # type: ignore[arg-type]
 
 
-def test_a_copied_model_shares_what_is_not_split() -> None:
+def test_a_copied_model_shares_unsplit_weights() -> None:
     model = tiny_model("llama-gqa")
     with engine_on(ThreadPeers(2), model) as engine:
-        own = engine._borrowed.model
+        own = engine._patched.model
         assert own is not model
         assert own.lm_head.weight is model.lm_head.weight
         assert own.model.layers[0].mlp.up_proj.weight.shape == (48, 48)

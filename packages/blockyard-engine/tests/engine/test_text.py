@@ -1,4 +1,4 @@
-"""Text in pieces: joined it is the whole, and no piece has half a character or a part of a stop string."""
+"""Text in pieces: joined it is complete, and no piece has half a character or a part of a stop string."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = ["Hello, wörld!", "日本語のテキスト", "emoji 👩‍👩‍👧
 
 
 def byte_tokenizer(*special: str) -> Any:
-    """Every byte is a token: the hardest case, because most characters of these texts are then several tokens."""
+    """A tokenizer whose tokens are bytes: the hardest case, since most characters of these texts are several tokens."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     model = tokenizers.models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[])
     backend = tokenizers.Tokenizer(model)
@@ -34,7 +34,7 @@ def byte_tokenizer(*special: str) -> Any:
 
 
 def fallback_tokenizer() -> Any:
-    """As Llama's: words marked with their space, and bytes for what is in no word."""
+    """A tokenizer as Llama's: words marked with their space, and bytes for the rest."""
     words = ["▁", "▁Hello", "▁world", "o", "w", "rld", ",", "!", "▁and", "é", "ï"]
     vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
     vocab |= {word: 256 + number for number, word in enumerate(words)}
@@ -75,7 +75,7 @@ def test_words_keep_their_spaces_and_bytes_their_characters() -> None:
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_nonsense_is_shown_in_the_end_and_not_held_for_ever() -> None:
+def test_undecodable_tokens_are_shown_eventually() -> None:
     tokenizer = byte_tokenizer()
     ids = tokenizer("ok", add_special_tokens=False).input_ids + [tokenizer("é").input_ids[0]] * 40
     pieces = pieces_of(tokenizer, ids)
@@ -125,7 +125,7 @@ def test_without_a_tokenizer_there_is_no_text() -> None:
 
 @pytest.fixture(scope="module")
 def talking() -> tuple[Any, Any]:
-    """A model of random weights whose tokens are bytes."""
+    """A model with random weights whose tokens are bytes."""
     tokenizer = byte_tokenizer("<end>")
     return tiny_model("llama-gqa", vocab_size=len(tokenizer)), tokenizer
 

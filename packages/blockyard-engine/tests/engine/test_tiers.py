@@ -1,4 +1,4 @@
-"""An engine with tiers: the tokens are those without, whatever the tiers do, and prompts of an earlier process hit."""
+"""An engine with tiers: its tokens do not depend on them, and prompts of an earlier process hit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def engine_on(model: Any, folder: Path, **options: Any) -> Engine:
 
 
 def served(model: Any, folder: Path, prompt: list[int] = PROMPT, *keys: CacheSalt, **options: Any) -> GenerationResult:
-    """The answer of an engine that ends with it."""
+    """Return the answer of an engine that then closes."""
     engine = engine_on(model, folder, **options)
     try:
         return answer(engine, prompt, *keys)
@@ -87,7 +87,7 @@ def test_a_prompt_hits_in_an_engine_whose_tier_is_a_peer(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1", "lfm2"])
-def test_a_hybrid_model_goes_on_from_a_state_of_the_engine_before(name: str, tmp_path: Path) -> None:
+def test_a_hybrid_model_continues_from_a_checkpoint_of_an_earlier_engine(name: str, tmp_path: Path) -> None:
     model = hybrid_model(name)
     options = {"num_blocks": 600, "cache_options": {"state_checkpoints": ("every:16", "ends")}}
     alone = answer(poisoned(Engine(model, block_size=4, **options)))
@@ -156,7 +156,7 @@ def test_buffers_that_hold_no_state_are_refused(tmp_path: Path) -> None:
         engine_on(hybrid_model("lfm2"), tmp_path, tier_buffer_bytes=4000)
 
 
-def test_what_was_generated_hits_too(llama: Any, tmp_path: Path) -> None:
+def test_generated_tokens_hit_too(llama: Any, tmp_path: Path) -> None:
     first = served(llama, tmp_path)
     turn = [*PROMPT, *first.token_ids, 5, 6, 7]
     assert served(llama, tmp_path, turn).num_tier_cached_tokens == 72  # all but the last of them is computed
@@ -224,8 +224,8 @@ def test_a_request_that_leaves_in_mid_load_leaks_nothing(llama: Any) -> None:
     check(engine)
 
 
-def test_what_hangs_is_computed_and_others_go_first(llama: Any) -> None:
-    """The clock is a counter: a load is given up when computing would have been done."""
+def test_a_prompt_whose_tier_hangs_is_computed_after_others(llama: Any) -> None:
+    """The clock is a counter: a load is abandoned once computing would have taken as long."""
     tier = FaultyTier(random.Random(0), faults=0.0)
     first = Engine(llama, num_blocks=60, block_size=4, tiers=[tier])
     (expected,) = first.generate([PROMPT], LONG)
@@ -253,7 +253,7 @@ def test_what_hangs_is_computed_and_others_go_first(llama: Any) -> None:
 @pytest.mark.parametrize("round_", range(3))
 @pytest.mark.parametrize("shape", ["llama-gqa", "gemma3", "hybrid"])
 def test_random_traffic_over_faulty_tiers_gets_the_right_tokens(shape: str, round_: int) -> None:
-    """Three engines, one after another, on tiers that refuse, fail, hang and lose, beside all that an engine does."""
+    """Three engines, one after another, on tiers that refuse, fail, hang and lose objects, with all features."""
     seed = 300 + round_  # fixed, as in the world without tiers
     rng = np.random.default_rng(seed)
     model = hybrid_model("qwen3_next") if shape == "hybrid" else tiny_model(shape)
@@ -274,7 +274,7 @@ def test_random_traffic_over_faulty_tiers_gets_the_right_tokens(shape: str, roun
 def traffic(
     model: Any, rng: np.random.Generator, seed: int
 ) -> tuple[list[tuple[list[int], SamplingParams]], list[list[list[int]]], list[FaultyTier]]:
-    """Random requests, their tokens on an engine without tiers, and two faulty tiers."""
+    """Return random requests, their tokens on an engine without tiers, and two faulty tiers."""
     beginnings = [rng.integers(1, VOCAB_SIZE, 24).tolist() for _ in range(3)]
     requests = [random_request(rng, beginnings) for _ in range(25)]
     plenty = Engine(model, num_blocks=3000, block_size=4, enable_prefix_caching=False)
@@ -292,7 +292,7 @@ def run_life(
     expected: list[list[list[int]]],
     rng: np.random.Generator,
 ) -> int:
-    """Serve all requests, of which some are dropped; returns the tokens that tiers brought."""
+    """Serve all requests, dropping some; return the tokens loaded from tiers."""
     places: dict[int, int] = {}
     ended: dict[int, GenerationResult | None] = {}
     for _ in range(3000):
@@ -332,7 +332,7 @@ def test_an_engine_without_a_prefix_cache_is_refused(llama: Any, tmp_path: Path)
 
 
 def test_a_snapshot_carries_over_what_only_the_pool_held(llama: Any, tmp_path: Path) -> None:
-    """Written back: nothing was evicted, so the folder has nothing of it before the snapshot."""
+    """With write-back and no eviction, the folder is empty before the snapshot."""
     engine = Engine(llama, num_blocks=60, block_size=4, tiers=[TierUse(FileTier(tmp_path / "tier", 2**30), "back")])
     first = answer(engine)
     assert engine.offload is not None

@@ -1,4 +1,4 @@
-"""Tiers below several ranks: the tokens of an engine without either, objects of all ranks or none, ranks that end."""
+"""Tiers below several ranks: the tokens of a plain engine, objects of all ranks or none, ranks that end."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def engine_on(model: Any, folder: Path, peers: Any, way: str = "tensor_parallel", **options: Any) -> Engine:
-    """Its clock stands, so that no load is late."""
+    """Return an engine with a frozen clock, so that no load is late."""
     given = {"num_blocks": 60, "block_size": 4, way: peers, "clock": lambda: 0.0, **options}
     return Engine(model, **given, tiers=[FileTier(folder, 2**30)])
 
 
 def served(model: Any, folder: Path, size: int, way: str, **options: Any) -> tuple[list[int], int]:
-    """The answer of an engine that ends with it, and the tokens of the prompt that the tier brought."""
+    """Return the answer of an engine that then closes, and the prompt tokens that the tier supplied."""
     peers = ThreadPeers(size)
     engine = engine_on(model, folder, peers, way, **options)
     try:
@@ -78,7 +78,7 @@ CONTEXT = [("llama-gqa", 2), ("gemma3", 3), ("deepseek-v3", 2)]
     [*(("tensor_parallel", *each) for each in TENSOR), *(("context_parallel", *each) for each in CONTEXT)],
 )
 def test_a_prompt_hits_in_the_next_engine(way: str, shape: str, size: int, tmp_path: Path) -> None:
-    """Heads that do not divide, that several ranks keep, windows, and ranks that have a part of each block's tokens."""
+    """Heads that do not divide, heads on several ranks, windows, and context parallel ranks."""
     model = tiny_model(shape)
     alone = answer(Engine(model, num_blocks=60, block_size=4))
     options = {} if way == "tensor_parallel" else {"context_interleave": 2}
@@ -91,7 +91,7 @@ def test_a_prompt_hits_in_the_next_engine(way: str, shape: str, size: int, tmp_p
     ("name", "way"),
     [("qwen3_next", "tensor_parallel"), ("qwen3_next", "context_parallel"), ("falcon_h1", "context_parallel")],
 )
-def test_a_hybrid_model_goes_on_from_a_state(name: str, way: str, tmp_path: Path) -> None:
+def test_a_hybrid_model_continues_from_a_checkpoint(name: str, way: str, tmp_path: Path) -> None:
     model = hybrid_model(name)
     options = {"num_blocks": 600, "cache_options": {"state_checkpoints": ("every:16", "ends")}}
     alone = answer(Engine(model, block_size=4, **options))
@@ -127,7 +127,7 @@ def test_a_part_that_is_the_same_on_all_ranks_is_stored_once(tmp_path: Path) -> 
 
 
 def test_other_weights_on_another_rank_alone_hit_nothing(tmp_path: Path) -> None:
-    """Of which the ranks, who compare a sample when they meet, do not know."""
+    """The ranks do not notice: they compare only a sample of the weights when they meet."""
     model = tiny_model("llama-gqa")
     expected = served(model, tmp_path, 2, "tensor_parallel")[0]
     other = copy.deepcopy(model)
@@ -149,7 +149,7 @@ def test_other_weights_on_another_rank_alone_hit_nothing(tmp_path: Path) -> None
     ],
 )
 def test_random_traffic_over_faulty_tiers_gets_the_right_tokens(shape: str, way: str, size: int) -> None:
-    """Two engines, one after another, on tiers that refuse, fail, hang and lose, beside all that an engine does."""
+    """Two engines, one after another, on tiers that refuse, fail, hang and lose objects, with all features."""
     seed = 700
     rng = np.random.default_rng(seed)
     is_hybrid = shape == "qwen3_next"
@@ -195,10 +195,8 @@ def test_written_back_and_restored(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_what_no_device_has_copied_yet_is_not_stored_and_no_step_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a device that copies beside the steps, on rank 1 alone."""
+def test_uncopied_blocks_are_not_stored_and_no_step_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device that copies asynchronously, on rank 1 only."""
     has_copied = threading.Event()
 
     def mark(blocks: KVBlocks) -> Any:
@@ -258,7 +256,7 @@ def test_ranks_that_cannot_share_memory_and_small_buffers_are_refused(tmp_path: 
     peers.require_ended()
     peers = ThreadPeers(2)
     peers.is_local = False
-    with pytest.raises(InvalidArgument, match="tiers need all ranks on one machine; of 2 some are on others"):
+    with pytest.raises(InvalidArgument, match="tiers need all 2 ranks on one machine"):
         engine_on(model, tmp_path, peers)
     peers.require_ended()
 

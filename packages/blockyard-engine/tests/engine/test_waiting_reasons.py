@@ -1,4 +1,4 @@
-"""Why requests wait: for room, or for another request that computes the same beginning."""
+"""Reasons for waiting: no room, or another request that computes the same prefix."""
 
 from __future__ import annotations
 

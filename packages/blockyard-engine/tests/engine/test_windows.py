@@ -1,4 +1,4 @@
-"""Models with sliding windows: their layers are groups of their own, and their old blocks go back."""
+"""Models with sliding windows: their layers are separate groups, and blocks that leave the window are freed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_layers_of_a_window_are_a_group_and_share_the_tensor() -> None:
     assert places == [(1, 0), (1, 1), (0, 0), (2, 0), (0, 1)]
 
 
-def test_blocks_behind_the_window_are_given_back() -> None:
+def test_blocks_that_leave_the_window_are_freed() -> None:
     (prompt,) = mixed_prompts((8,))
     engine = Engine(
         tiny_model("mistral-window"), num_blocks=12, block_size=4, max_num_seqs=4, max_num_batched_tokens=16
@@ -96,7 +96,7 @@ def test_a_window_no_sequence_outgrows_is_no_window() -> None:
     assert results[0].finish_reason is FinishReason.LENGTH
 
 
-def test_what_never_fits_counts_the_windows() -> None:
+def test_never_fits_includes_the_windows() -> None:
     engine = Engine(tiny_model("mistral-window"), num_blocks=12, block_size=4, max_num_seqs=4, max_num_batched_tokens=4)
     # The window and a step reach into at most 7 blocks, however long the sequence: there are 11.
     assert engine.max_new_tokens(8) == 504
@@ -109,7 +109,7 @@ def test_what_never_fits_counts_the_windows() -> None:
 
 
 def test_a_chunk_that_does_not_fit_is_halved() -> None:
-    """A window of 21 and a chunk of 16 lie in at most 10 blocks, a chunk of 8 in 8, of 4 in 7, a single token in 6."""
+    """A window of 21 and a chunk of 16 need at most 10 blocks, a chunk of 8 needs 8, of 4 needs 7, one token 6."""
     model = tiny_model("mistral-window")
     (prompt,) = mixed_prompts((60,))
     num_steps = []

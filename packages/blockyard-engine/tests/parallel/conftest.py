@@ -1,4 +1,4 @@
-"""What the tests of hand-overs share."""
+"""Fixtures of the hand-over tests."""
 
 from __future__ import annotations
 

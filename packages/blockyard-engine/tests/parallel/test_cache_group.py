@@ -1,4 +1,4 @@
-"""A cache for each rank: hits attract, load drives away, and what is asked of all is asked of all or none."""
+"""A cache per rank: hits attract requests, load repels them, and calls for all ranks are all or nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_longest_hit_attracts() -> None:
     assert run(group, [*range(100, 140), 8]).num_hit_tokens == 40
 
 
-def test_load_drives_away_once_it_is_larger_than_the_hit() -> None:
+def test_a_load_larger_than_the_hit_moves_requests_away() -> None:
     group = group_of(2)
     run(group, list(range(40)))  # ten blocks on rank 0
     run(group, [999], free=True)
@@ -84,12 +84,12 @@ def test_a_burst_of_equal_prompts_stays_together_while_it_is_computed() -> None:
     assert len(ranks) == 1
 
 
-def test_a_rank_without_room_is_passed_over() -> None:
+def test_a_rank_without_room_is_skipped() -> None:
     group = group_of(2, max_num_seqs=1)
     first = group.allocate(list(range(40)))
     assert group.allocate([*range(40), 1]).rank != first.rank
     assert group.try_allocate([*range(40), 2]) is Admission.LATER
-    with pytest.raises(OutOfBlocks, match="no rank of 2 has room"):
+    with pytest.raises(OutOfBlocks, match="none of 2 ranks has room"):
         group.allocate([1])
     assert group.try_allocate(list(range(1000))) is Admission.NEVER
     with pytest.raises(NeverFits, match="a prompt of 1000 tokens"):
@@ -148,7 +148,7 @@ def test_tenants_are_added_up() -> None:
     assert group.stats().num_used_blocks == 4
 
 
-def test_a_reset_is_of_all_or_none() -> None:
+def test_a_reset_is_all_or_nothing() -> None:
     group = group_of()
     for number in range(3):
         run(group, [number] * 8)
@@ -209,7 +209,7 @@ def test_bad_weights(weight: Any) -> None:
 
 
 def conversations(group: CacheGroup, place: Any, seed: int) -> tuple[float, float]:
-    """The share of prompt tokens hit, and the largest rank's share of the sequences, over many turns of many chats."""
+    """Return the share of prompt tokens hit and the largest rank's share of the sequences, for many chats."""
     draw = random.Random(seed)
     chats = [[draw.randrange(1000) for _ in range(12)] for _ in range(24)]
     running: list[Any] = []
@@ -273,7 +273,7 @@ def test_a_free_inside_a_call_waits_for_its_end() -> None:
 
 
 def turn(group: CacheGroup, rank: int, tokens: list[int], session: str | None) -> None:
-    """A sequence of a session on this rank, from its beginning to its end."""
+    """Run a sequence of a session on this rank, from start to end."""
     cache = group.caches[rank]
     seq = cache.allocate(tokens, session=session)
     cache.commit([seq], cache.reserve([seq]).num_scheduled)
@@ -281,7 +281,7 @@ def turn(group: CacheGroup, rank: int, tokens: list[int], session: str | None) -
 
 
 def test_a_hint_reaches_every_rank_that_knows_the_session() -> None:
-    """Its blocks go first on both ranks where it was, and on the third all goes as before."""
+    """Its blocks are evicted first on the two ranks that know it; on the third the order does not change."""
     group = group_of(3, num_blocks=13, max_model_len=64)
     for rank in range(3):
         for number, name in enumerate("xys"):
@@ -302,7 +302,7 @@ def test_the_best_outcome_of_a_hint_counts() -> None:
     assert group.hint("t", over=True) is HintOutcome.UNKNOWN
 
 
-def test_a_hint_about_a_sequence_goes_to_its_own_rank() -> None:
+def test_a_hint_for_a_sequence_reaches_its_own_rank() -> None:
     group = group_of(3, num_blocks=13, max_model_len=64)
     placed = [run(group, [100 * number + place for place in range(16)], free=False) for number in range(3)]
     assert group.hint(placed[1].seq, over=True) is HintOutcome.ACCEPTED

@@ -1,4 +1,4 @@
-"""A connection whose other side announces what does not come, or whose own side is cut in the middle of a message."""
+"""Connections whose other side announces more than it sends, or whose own side is cut within a message."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cut_soon() -> Iterator[None]:
 def test_a_length_that_is_announced_takes_no_memory_before_its_bytes_come(
     pair: tuple[socket.socket, SocketConnection],
 ) -> None:
-    """Eight bytes took four gigabytes."""
+    """Eight bytes used to allocate four gigabytes."""
     theirs, connection = pair
     theirs.sendall(LENGTH.pack(2**32))
     tracemalloc.start()
@@ -71,7 +71,7 @@ def test_messages_of_all_lengths_come_whole(pair: tuple[socket.socket, SocketCon
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 2**14 + 1, 3 * 2**20 + 5])
 def test_pieces_come_whole_where_they_belong(pair: tuple[socket.socket, SocketConnection], size: int) -> None:
-    """They go as one message, which is received with its beginning apart and the rest in buffers."""
+    """They are one message, received as a head and several buffers."""
     theirs, connection = SocketConnection(pair[0]), pair[1]
     message = random.Random(size).randbytes(size)
     places = sorted([0, size // 3, size // 3, size])

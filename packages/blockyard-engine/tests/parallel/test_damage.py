@@ -1,4 +1,4 @@
-"""Damaged messages between processes: none is believed, and a link that receives one ends what it holds."""
+"""Damaged messages between processes are refused, and a link that receives one releases what it holds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .. import damage
 from ..support.handoff_pair import Pair
 
 
-def test_no_damaged_message_is_believed() -> None:
+def test_damaged_messages_are_refused() -> None:
     counts = damage.run(6000, run_seed())
     assert len(counts) == len(damage.KINDS) * len(damage.DAMAGES)
 
 
 def test_every_bit_of_an_offer_counts() -> None:
-    """A flipped bit in the tokens was believed, and another prompt then hit these keys and values."""
+    """A flipped bit in the tokens used to be accepted; another prompt then hit these keys and values."""
     pair = Pair()
     data = pair.offer().to_bytes()
     for place in range(8 * len(data)):

@@ -1,4 +1,4 @@
-"""Prefill here, decode there: who holds which blocks, when they can be hit, and what is refused."""
+"""Hand-overs: who holds which blocks, when they can be hit, and what is refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from blockyard_testing.cached import cached_tokens
 from ..support.handoff_pair import PROMPT, Pair, side
 
 
-def test_the_way_of_a_prompt(pair: Pair) -> None:
+def test_a_prompt_is_handed_over_completely(pair: Pair) -> None:
     offer = pair.offer()
     assert pair.prefill.num_used_blocks == 10
     transfer = pair.receiver.accept(Offer.from_bytes(offer.to_bytes()), 1)
@@ -77,7 +77,7 @@ def test_real_bytes_between_other_block_sizes_and_ranks() -> None:
         assert (blocks.data[places, :, 0] == 10 * np.arange(37)[:, None] + np.arange(3 * rank, 3 * rank + 3)).all()
 
 
-def test_what_the_receiver_has_is_not_sent_again(pair: Pair) -> None:
+def test_tokens_cached_at_the_receiver_are_not_sent(pair: Pair) -> None:
     first = pair.receiver.accept(pair.offer(), 0)
     seq = pair.receiver.finish(first, 0)
     transfer = pair.receiver.accept(pair.offer(tokens=[*PROMPT[:30], 99, 98]), 0)
@@ -91,7 +91,7 @@ def test_what_the_receiver_has_is_not_sent_again(pair: Pair) -> None:
     pair.decode.free([seq, other])
 
 
-def test_a_beginning_that_is_on_its_way_is_waited_for(pair: Pair) -> None:
+def test_a_prompt_waits_for_a_prefix_that_is_being_loaded(pair: Pair) -> None:
     first, second = pair.offer(), pair.offer()
     transfer = pair.receiver.accept(first, 0)
     used = pair.decode.num_used_blocks
@@ -115,7 +115,7 @@ def test_joiners_of_a_transfer_wait_and_take_over_when_it_is_aborted(pair: Pair)
     pair.decode.free(joiner)
 
 
-def test_an_offer_ends_after_its_lease_and_is_then_refused(pair: Pair) -> None:
+def test_an_offer_expires_after_its_ttl_and_is_then_refused(pair: Pair) -> None:
     offer = pair.offer(now=5)
     assert pair.sender.expire(14.5) == []
     assert pair.sender.expire(15) == [offer.id]
@@ -126,7 +126,7 @@ def test_an_offer_ends_after_its_lease_and_is_then_refused(pair: Pair) -> None:
     assert not pair.sender.release(offer.id)
 
 
-def test_asking_at_the_end_of_a_lease_is_too_late(pair: Pair) -> None:
+def test_a_check_at_the_end_of_the_ttl_is_too_late(pair: Pair) -> None:
     offer = pair.offer()
     with pytest.raises(StaleOffer):
         pair.sender.require_held(offer.id, 10)
@@ -142,7 +142,7 @@ def test_a_renewed_offer_lives_on(pair: Pair) -> None:
         pair.sender.renew(offer.id, 18)
 
 
-def test_a_transfer_ends_after_its_lease(pair: Pair) -> None:
+def test_a_transfer_expires_after_its_ttl(pair: Pair) -> None:
     transfer = pair.receiver.accept(pair.offer(), 0)
     pair.receiver.renew(transfer, 4)
     assert pair.receiver.expire(13) == []
@@ -158,7 +158,7 @@ def test_a_transfer_ends_after_its_lease(pair: Pair) -> None:
 def test_every_end_is_the_only_one(pair: Pair) -> None:
     offer = pair.offer()
     transfer = pair.receiver.accept(offer, 0)
-    with pytest.raises(InvalidArgument, match="is being fetched already"):
+    with pytest.raises(InvalidArgument, match="is already being fetched"):
         pair.receiver.accept(offer, 0)
     seq = pair.receiver.finish(transfer, 0)
     with pytest.raises(StaleOffer):
@@ -169,21 +169,21 @@ def test_every_end_is_the_only_one(pair: Pair) -> None:
     pair.require_empty()
 
 
-def test_a_sender_that_started_again(pair: Pair) -> None:
+def test_a_restarted_sender_aborts_its_earlier_transfers(pair: Pair) -> None:
     old = pair.offer()
     transfer = pair.receiver.accept(old, 0)
     cache, peer = side(incarnation=2)
     again = HandoffSender(cache, peer, 10)
-    with pytest.raises(StaleOffer, match="incarnation 1 of 'prefill'; this is 2"):
+    with pytest.raises(StaleOffer, match="incarnation 1 of 'prefill'; it is now 2"):
         again.require_held(old.id, 0)
     assert not again.release(old.id)
     pair.receiver.connect(peer)
     assert pair.receiver.num_transfers == 0, "what was fetched from the one that died is given up"
     with pytest.raises(StaleOffer):
         pair.receiver.finish(transfer, 0)
-    with pytest.raises(StaleOffer, match="incarnation 1 of 'prefill', not 2"):
+    with pytest.raises(StaleOffer, match="incarnation 1 of 'prefill'; it is now 2"):
         pair.receiver.accept(old, 0)
-    with pytest.raises(StaleOffer, match="has started again as 2"):
+    with pytest.raises(StaleOffer, match="has restarted as incarnation 2"):
         pair.receiver.connect(pair.sender.peer)
 
 
@@ -194,12 +194,12 @@ def test_new_weights_at_either_side(pair: Pair) -> None:
     with pytest.raises(StaleOffer, match="generation 0; the cache was reset and is at 1"):
         pair.sender.require_held(offer.id, 0)
     pair.decode.reset_prefix_cache()
-    with pytest.raises(StaleOffer, match="the cache was reset while offer 1 was fetched"):
+    with pytest.raises(StaleOffer, match="the cache was reset while offer 1 was being fetched"):
         pair.receiver.finish(transfer, 0)
     assert pair.decode.num_used_blocks == 0
 
 
-def test_no_room_at_the_receiver() -> None:
+def test_a_full_receiver_answers_later() -> None:
     pair = Pair({"num_blocks": 12, "max_num_seqs": 2})
     busy = pair.decode.allocate(list(range(100, 110)))
     assert pair.receiver.accept(pair.offer(), 0) is Admission.LATER
@@ -212,7 +212,7 @@ def test_no_room_at_the_receiver() -> None:
     pair.require_empty()
 
 
-def test_what_cannot_be_offered_holds_nothing(pair: Pair) -> None:
+def test_a_refused_offer_holds_nothing(pair: Pair) -> None:
     seq = pair.prefill.allocate(PROMPT)
     with pytest.raises(SequenceNotReady):
         pair.sender.offer(seq, 0)
@@ -239,11 +239,11 @@ def test_what_cannot_be_offered_holds_nothing(pair: Pair) -> None:
     pair.require_empty()
 
 
-def test_what_cannot_be_offered_leaves_promised_rows_alone() -> None:
+def test_a_refused_offer_leaves_reserved_rows_alone() -> None:
     pair = Pair(max_num_seqs=2)
     seq = pair.prefill.allocate([1], num_seqs=2)
     for call in (pair.sender.offer, pair.sender.take_over):
-        with pytest.raises(SequenceNotReady, match="offer: nothing of the sequence is computed"):
+        with pytest.raises(SequenceNotReady, match="offer: no token of sequence"):
             call(seq, 0)
     pair.prefill.reserve([seq])
     pair.prefill.commit([seq], 1, [7])
@@ -322,7 +322,7 @@ def test_bad_time_limits(lease: Any) -> None:
 
 
 class Inside:
-    """A number that does something when it is read, in the middle of a call; then it is 1."""
+    """A number that calls a function when it is read, in the middle of a call; then it is 1."""
 
     def __init__(self, act: Any) -> None:
         self.act = act
@@ -366,7 +366,7 @@ def test_inside_a_call_of_the_receiver_a_transfer_ends_and_none_begins(pair: Pai
     pair.require_empty()
 
 
-def test_extra_keys_go_along(pair: Pair) -> None:
+def test_extra_keys_are_handed_over(pair: Pair) -> None:
     keys = (CacheSalt("a"), LoRA("b", "c"), Span("cat", 3, 5))
     seq = pair.compute(extra_keys=keys)
     offer = Offer.from_bytes(pair.sender.offer(seq, 0, keys).to_bytes())
@@ -392,14 +392,14 @@ def test_a_prompt_longer_than_a_window_is_refused_by_name() -> None:
     short = pair.receiver.accept(pair.offer(tokens=PROMPT[:7]), 0)
     pair.decode.free(pair.receiver.finish(short, 0))
     offer = pair.offer()
-    with pytest.raises(HandoffError, match="behind a sliding window"):
+    with pytest.raises(HandoffError, match="has left a sliding window"):
         pair.receiver.accept(offer, 0)
     pair.sender.close()
     pair.require_empty()
 
 
 def test_a_cache_with_several_steps_in_flight_receives_nothing() -> None:
-    """A transfer would hold the oldest step, and all behind it."""
+    """A transfer would be the oldest step in flight and block all later ones."""
     cache, peer = side("decode", config={"max_steps_in_flight": 2})
     with pytest.raises(InvalidArgument, match="max_steps_in_flight 2; a receiver's cache must have 1"):
         HandoffReceiver(cache, peer, 10)
@@ -444,15 +444,15 @@ def test_a_plan_that_cannot_be_carried_out_leaves_nothing_behind() -> None:
 # ---------------------------------------------------------------- checks that can fail
 
 
-def test_check_finds_what_is_broken(pair: Pair) -> None:
+def test_check_detects_broken_invariants(pair: Pair) -> None:
     offer = pair.offer()
     transfer = pair.receiver.accept(offer, 0)
     [held] = pair.prefill.running()
     pair.prefill.free(held)
-    with pytest.raises(InvariantError, match="has lost the sequence"):
+    with pytest.raises(InvariantError, match="has no sequence to hold"):
         pair.sender.check()
     pair.decode.free(transfer.seq)
-    with pytest.raises(InvariantError, match="has lost its sequence"):
+    with pytest.raises(InvariantError, match="has no sequence"):
         pair.receiver.check()
     for ends in (lambda: pair.sender.release(offer.id), lambda: pair.receiver.abort(transfer)):
         with pytest.raises(UnknownSequence):

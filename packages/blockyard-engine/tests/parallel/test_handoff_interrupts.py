@@ -1,4 +1,4 @@
-"""Ctrl-C at every line of every call of a hand-over: whatever is closed afterwards, no block is held."""
+"""Ctrl-C at every line of every call of a hand-over: after a close, no block is held."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT = list(range(30))
 
 
 class Two:
-    """A sender and a receiver with a prompt computed, and the calls of a hand-over one by one."""
+    """A sender and a receiver with a computed prompt, and the calls of a hand-over one by one."""
 
     def __init__(self, has_states: bool = False, is_warm: bool = False) -> None:
         groups = (LayerGroup(4, token_bytes=8), StateSpec(state_bytes=50, checkpoint_every=4)) if has_states else ()
@@ -58,10 +58,10 @@ class Two:
         assert isinstance(self.transfer, Transfer)
         self.got.append(self.receiver.finish(self.transfer, 1))
 
-    def drop_kept(self) -> None:
+    def drop_checkpoint(self) -> None:
         assert isinstance(self.transfer, Transfer)
-        assert self.transfer.kept == 28
-        self.receiver.drop_kept(self.transfer)
+        assert self.transfer.checkpoint_tokens == 28
+        self.receiver.drop_checkpoint(self.transfer)
 
     def abort(self) -> None:
         assert isinstance(self.transfer, Transfer)
@@ -75,7 +75,7 @@ class Two:
         self.receiver.expire(9)
 
     def end(self) -> None:
-        """Close both, and free what the caller still has: the sequences that are in no offer and no transfer."""
+        """Close both, and free the caller's sequences: those in no offer and no transfer."""
         self.sender.close()
         self.receiver.close()
         for cache in (self.prefill, self.decode):
@@ -96,14 +96,14 @@ class Two:
         ("offer", "release"),
         ("offer", "accept", "expire"),
         ("offer", "accept", "finish"),
-        ("offer", "accept", "drop_kept"),
+        ("offer", "accept", "drop_checkpoint"),
     ],
     ids="-".join,
 )
 @pytest.mark.parametrize("kind", ["plain", "states", "states, warm"])
 def test_an_interrupt_at_any_line_leaves_nothing_held(way: tuple[str, ...], kind: str) -> None:
     has_states, is_warm = kind != "plain", kind == "states, warm"
-    if "drop_kept" in way and not has_states:
+    if "drop_checkpoint" in way and not has_states:
         return
     line, reached = 0, True
     while reached:
@@ -112,7 +112,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_held(way: tuple[str, ...], kind
         for name in way[:-1]:
             getattr(two, name)()
         if isinstance(two.transfer, Transfer):
-            assert (two.transfer.start, two.transfer.kept) == (28 * is_warm, 28 * has_states)
+            assert (two.transfer.start, two.transfer.checkpoint_tokens) == (28 * is_warm, 28 * has_states)
         reached = Interrupter("blockyard_engine/parallel", line).run(getattr(two, way[-1]))
         if reached and way[-1] == "finish":
             assert two.got == []

@@ -1,4 +1,4 @@
-"""A small part of `python -m tests.handoff`, and proof that it would see what it looks for."""
+"""A short run of `python -m tests.handoff`, and proof that it detects faults."""
 
 from __future__ import annotations
 
@@ -57,13 +57,15 @@ def kept_all_the_same(self: HandoffReceiver, transfer: Any) -> None:
         (HandoffSender, "offer", kept_nothing),
         (HandoffReceiver, "abort", forgotten),
         (HandoffSender, "state_slot", anothers),
-        (HandoffReceiver, "drop_kept", kept_all_the_same),
+        (HandoffReceiver, "drop_checkpoint", kept_all_the_same),
     ],
     ids=["late reads served", "blocks not kept", "an abort that frees nothing", "states of others", "no state kept"],
 )
-def test_the_world_sees_what_is_broken(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, broken: Any) -> None:
+def test_the_random_world_detects_injected_faults(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, broken: Any
+) -> None:
     monkeypatch.setattr(owner, name, broken)
     if broken is kept_nothing:
         monkeypatch.setattr(HandoffSender, "require_held", served)
     with pytest.raises((AssertionError, InvariantError, KeyError)):
-        handoff.run(2000, WITH_STATES if name in ("state_slot", "drop_kept") else 11)
+        handoff.run(2000, WITH_STATES if name in ("state_slot", "drop_checkpoint") else 11)

@@ -1,4 +1,4 @@
-"""Two sides that talk: engines with real models, messages that are late or wrong, and a side that goes away."""
+"""Two linked sides: engines with real models, late or wrong messages, and a side that disappears."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from blockyard import Admission, CacheSalt, InvalidArgument, NeverFits
 from blockyard.tenants import Tenant
 from blockyard_engine import SamplingParams
-from blockyard_engine.handoff import DecodeDoor, PrefillDoor
+from blockyard_engine.handoff import DecodeConnector, PrefillConnector
 from blockyard_engine.parallel import (
     HandoffError,
     Offer,
@@ -39,7 +39,7 @@ from blockyard_testing.tiny_models import (
 )
 
 from .. import kills
-from ..support.handoff_ends import Beside, Ends, engine_of
+from ..support.handoff_ends import Beside, Ends, load_engine
 from ..support.mail import Mail, new_boxes
 
 PROMPTS = [list(range(1, 30)), [*range(1, 25), 90, 91], [7], list(range(60, 125)), list(range(1, 30))]
@@ -58,7 +58,7 @@ def ends() -> Iterator[Ends]:
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_two_engines_answer_as_one(name: str, temperature: float) -> None:
     sampling = SamplingParams(max_tokens=12, temperature=temperature, seed=5)
-    alone = tokens_of(engine_of(name).generate(PROMPTS, sampling))
+    alone = tokens_of(load_engine(name).generate(PROMPTS, sampling))
     if temperature == 0:
         assert alone == reference_tokens(tiny_model(name), PROMPTS, 12)
     ends = Ends(name)
@@ -80,7 +80,7 @@ def test_two_engines_answer_as_one(name: str, temperature: float) -> None:
     ends.require_empty()
 
 
-def test_what_ends_with_its_first_token_is_not_handed_over(ends: Ends) -> None:
+def test_a_request_that_ends_with_its_first_token_is_not_handed_over(ends: Ends) -> None:
     [result] = ends.compute([PROMPTS[0]], SamplingParams(max_tokens=1))
     assert len(result.token_ids) == 1
     assert ends.receiver.offers() == []
@@ -106,7 +106,7 @@ def test_an_offer_that_has_ended_is_refused_and_costs_nothing(ends: Ends) -> Non
     ends.require_empty()
 
 
-def test_a_spoiled_byte_is_found_and_not_shared(ends: Ends) -> None:
+def test_a_damaged_byte_is_detected_and_not_shared(ends: Ends) -> None:
     sampling = SamplingParams(max_tokens=5)
     ends.compute([PROMPTS[0]], sampling)
     [offer] = ends.receiver.offers(PATIENCE_SECONDS)
@@ -119,18 +119,18 @@ def test_a_spoiled_byte_is_found_and_not_shared(ends: Ends) -> None:
     assert ends.decode.engine.cache.num_cached_tokens([*PROMPTS[0], 1]) == 0
 
 
-def test_a_receiver_that_goes_away(ends: Ends) -> None:
+def test_a_receiver_that_disappears_frees_the_senders_offers(ends: Ends) -> None:
     ends.compute(PROMPTS, SamplingParams(max_tokens=5))
     assert ends.prefill.sender.num_offers == len(PROMPTS)
     ends.connections[1].close()
-    with pytest.raises(HandoffError, match="has gone"):
+    with pytest.raises(HandoffError, match="is gone"):
         ends.sender.serve(0)
     ends.require_empty()
-    with pytest.raises(HandoffError, match="broke in the middle"):
+    with pytest.raises(HandoffError, match="failed in the middle"):
         ends.sender.serve(0)
 
 
-def test_a_sender_that_goes_away(ends: Ends) -> None:
+def test_a_sender_that_disappears_aborts_its_transfers(ends: Ends) -> None:
     sampling = SamplingParams(max_tokens=5)
     ends.compute(PROMPTS[3:], sampling)
     first, second = ends.receiver.offers(PATIENCE_SECONDS)
@@ -138,16 +138,16 @@ def test_a_sender_that_goes_away(ends: Ends) -> None:
     assert isinstance(fetched, Transfer)
     assert isinstance(waiting, Transfer)
     ends.connections[0].close()
-    with pytest.raises(HandoffError, match="has gone"):
+    with pytest.raises(HandoffError, match="is gone"):
         ends.receiver.fetch(fetched)
-    with pytest.raises(HandoffError, match="has gone"):
+    with pytest.raises(HandoffError, match="is gone"):
         ends.receiver.offers()
     assert ends.decode.receiver.num_transfers == 0
     assert ends.decode.engine.cache.num_used_blocks == 0
     ends.sender._release_all()
 
 
-def test_a_sender_that_is_silent() -> None:
+def test_a_silent_sender_raises_after_the_timeout() -> None:
     ends = Ends()
     ends.receiver._timeout = 0.1  # both have met: nothing in this test is slow but the sender
     sampling = SamplingParams(max_tokens=5)
@@ -155,11 +155,11 @@ def test_a_sender_that_is_silent() -> None:
     [offer] = ends.receiver.offers(PATIENCE_SECONDS)
     transfer = ends.decode.accept(offer, sampling, 0)
     assert isinstance(transfer, Transfer)
-    with pytest.raises(HandoffError, match=r"data or stale was due; it did not come in 0\.1 s"):
+    with pytest.raises(HandoffError, match=r"data or stale was due; it did not arrive in 0\.1 s"):
         ends.receiver.fetch(transfer)
     again = ends.decode.accept(offer, sampling, 0)
     assert isinstance(again, Transfer)
-    with pytest.raises(HandoffError, match="broke in the middle of a transfer"):
+    with pytest.raises(HandoffError, match="failed in the middle of a transfer"):
         ends.receiver.fetch(again)
     ends.sender._release_all()
     ends.require_empty()
@@ -173,7 +173,7 @@ def test_a_message_that_is_no_offer_is_raised_once(ends: Ends) -> None:
     assert len(ends.receiver.offers(PATIENCE_SECONDS)) == 1
 
 
-def test_offers_before_a_message_that_is_none_are_not_lost(ends: Ends) -> None:
+def test_offers_before_an_invalid_message_are_not_lost(ends: Ends) -> None:
     ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
     ends.connections[0].send_bytes(OfferId("prefill", 1, 1).to_bytes("release"))
     ends.compute([PROMPTS[1]], SamplingParams(max_tokens=5))
@@ -182,14 +182,14 @@ def test_offers_before_a_message_that_is_none_are_not_lost(ends: Ends) -> None:
     assert len(ends.receiver.offers()) == 2
 
 
-def test_a_late_answer_is_passed_over(ends: Ends) -> None:
+def test_late_answers_are_ignored(ends: Ends) -> None:
     for kind in ("stale", "held"):
         ends.connections[0].send_bytes(OfferId("prefill", 1, 1).to_bytes(kind))
     ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
     assert len(ends.receiver.offers(PATIENCE_SECONDS)) == 1
 
 
-def test_a_sender_that_says_everything_but_what_is_due() -> None:
+def test_a_sender_that_never_sends_the_due_message_raises() -> None:
     ends = Ends()
     ends.receiver._timeout = 0.3
     sampling = SamplingParams(max_tokens=5)
@@ -206,7 +206,7 @@ def test_a_sender_that_says_everything_but_what_is_due() -> None:
     talking = threading.Thread(target=talk)
     talking.start()
     try:
-        with pytest.raises(HandoffError, match="it did not come in"):
+        with pytest.raises(HandoffError, match="it did not arrive in"):
             ends.receiver.fetch(transfer)
     finally:
         is_over.set()
@@ -216,7 +216,7 @@ def test_a_sender_that_says_everything_but_what_is_due() -> None:
 
 
 class Talker:
-    """A connection on which messages come faster than anybody reads."""
+    """A connection on which messages arrive faster than anyone reads them."""
 
     def __init__(self, message: bytes, most: int) -> None:
         self.message = message
@@ -234,7 +234,7 @@ class Talker:
         del message
 
 
-def test_a_receiver_that_asks_without_end_holds_up_no_step(ends: Ends) -> None:
+def test_a_flood_of_requests_delays_no_step(ends: Ends) -> None:
     ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
     [offer] = ends.receiver.offers(PATIENCE_SECONDS)
     ends.sender._connection = Talker(offer.id.to_bytes("release"), 1000)
@@ -248,7 +248,7 @@ def test_offers_that_expire_are_forgotten_by_the_link(ends: Ends) -> None:
     assert len(ends.sender._offered) < 20
 
 
-def test_the_end_of_a_conversation(ends: Ends) -> None:
+def test_a_closed_link_is_reported_to_the_other_side(ends: Ends) -> None:
     sampling = SamplingParams(max_tokens=5)
     ends.compute([PROMPTS[0]], sampling)
     ends.sender.close()
@@ -257,7 +257,7 @@ def test_the_end_of_a_conversation(ends: Ends) -> None:
     assert ends.receiver.has_ended
     transfer = ends.decode.accept(offer, sampling, 0)
     assert isinstance(transfer, Transfer)
-    with pytest.raises(HandoffError, match="the other side has ended"):
+    with pytest.raises(HandoffError, match="the other side has closed the link"):
         ends.receiver.fetch(transfer)
 
 
@@ -272,7 +272,7 @@ def test_the_end_of_a_conversation(ends: Ends) -> None:
         (OfferId("prefill", 1, 1).to_bytes("offer"), HandoffError),
     ],
 )
-def test_messages_that_make_no_sense(ends: Ends, message: bytes, error: type[Exception]) -> None:
+def test_unexpected_messages_are_refused(ends: Ends, message: bytes, error: type[Exception]) -> None:
     ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
     ends.connections[1].send_bytes(message)
     with pytest.raises(error):
@@ -282,8 +282,8 @@ def test_messages_that_make_no_sense(ends: Ends, message: bytes, error: type[Exc
 
 def test_sides_that_differ_are_refused_on_both() -> None:
     boxes, ends = new_boxes(), Pipe()
-    one = PrefillDoor(engine_of("llama-gqa"), "prefill", 1, 10)
-    two = DecodeDoor(engine_of("llama-mha"), "decode", 1, 10)
+    one = PrefillConnector(load_engine("llama-gqa"), "prefill", 1, 10)
+    two = DecodeConnector(load_engine("llama-mha"), "decode", 1, 10)
     texts = []
 
     def make_sender() -> None:
@@ -312,7 +312,7 @@ def test_requests_that_are_not_handed_over(ends: Ends, options: dict[str, Any], 
         ends.decode.accept(offer, "greedy", 0)  # type: ignore[arg-type]
 
 
-def test_a_prompt_that_is_handed_over_is_charged_to_its_tenant() -> None:
+def test_a_handed_over_prompt_counts_for_its_tenant() -> None:
     tenants = (Tenant("acme", min_blocks=20), Tenant("small", max_held=4))
     ends = Ends(cache_options={"tenants": tenants})
     sampling = SamplingParams(max_tokens=5)
@@ -349,28 +349,28 @@ def test_a_prompt_that_needs_no_step_after_its_hand_over_is_published(ends: Ends
     assert published[-1:] == [cache.num_cached_tokens(PROMPTS[0])] != [0]
 
 
-def test_a_tenant_by_name_is_its_salt_on_the_other_side() -> None:
-    door = PrefillDoor(engine_of(cache_options={"tenants": (Tenant("acme"),)}), "prefill", 1, 10)
-    door.add_request(PROMPTS[0], SamplingParams(max_tokens=5), extra_keys=(CacheSalt("x"),), tenant="acme")
-    ((computed,), _) = door.step(0)
+def test_a_tenants_name_is_its_salt_on_the_other_side() -> None:
+    connector = PrefillConnector(load_engine(cache_options={"tenants": (Tenant("acme"),)}), "prefill", 1, 10)
+    connector.add_request(PROMPTS[0], SamplingParams(max_tokens=5), extra_keys=(CacheSalt("x"),), tenant="acme")
+    ((computed,), _) = connector.step(0)
     assert computed.offer.extra_keys == (CacheSalt("acme\x1fx"),)
 
 
-def test_offers_of_another_vocabulary(ends: Ends) -> None:
+def test_offers_with_tokens_outside_the_vocabulary_are_refused(ends: Ends) -> None:
     ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
     [offer] = ends.receiver.offers(PATIENCE_SECONDS)
     tokens = offer.token_ids.copy()
     tokens[0] = 100_000
     strange = Offer(offer.id, tokens, offer.num_computed, offer.tables)
-    with pytest.raises(InvalidArgument, match="holds token 100000; the vocabulary has 131"):
+    with pytest.raises(InvalidArgument, match="has token 100000; the vocabulary has 131"):
         ends.decode.accept(strange, None, 0)
     whole = Offer(offer.id, tokens[:-1], offer.num_computed, offer.tables)
-    with pytest.raises(InvalidArgument, match="no first token"):
+    with pytest.raises(InvalidArgument, match="all but the last must be computed"):
         ends.decode.accept(whole, None, 0)
 
 
 def test_engines_wait_for_what_is_on_its_way() -> None:
-    """Offers that hold all blocks, and a request that joined a transfer: steps do nothing until a lease is over."""
+    """Offers hold all blocks, and a request has joined a transfer: steps do nothing until a ttl is over."""
     ends = Ends(num_blocks=14)
     sampling = SamplingParams(max_tokens=5)
     prefill, decode = ends.prefill, ends.decode
@@ -395,18 +395,18 @@ def test_engines_wait_for_what_is_on_its_way() -> None:
     ends.require_empty()
 
 
-def test_a_full_prefiller_goes_on_once_a_lease_is_over() -> None:
-    door = PrefillDoor(engine_of(num_blocks=20), "prefill", 1, ttl=5)
+def test_a_full_prefiller_continues_once_an_offer_has_expired() -> None:
+    connector = PrefillConnector(load_engine(num_blocks=20), "prefill", 1, ttl=5)
     for start in (0, 50):
-        door.add_request(list(range(start, start + 50)), SamplingParams(max_tokens=3))
-    computed = [each for now in range(4) for each in door.step(now)[0]]
+        connector.add_request(list(range(start, start + 50)), SamplingParams(max_tokens=3))
+    computed = [each for now in range(4) for each in connector.step(now)[0]]
     assert len(computed) == 1
-    assert door.engine.num_waiting == 1
-    computed += [each for now in range(4, 9) for each in door.step(now)[0]]
+    assert connector.engine.num_waiting == 1
+    computed += [each for now in range(4, 9) for each in connector.step(now)[0]]
     assert len(computed) == 2
-    door.step(20)
-    assert door.engine.cache.leak_report() == []
-    door.engine.cache.check()
+    connector.step(20)
+    assert connector.engine.cache.leak_report() == []
+    connector.engine.cache.check()
 
 
 def test_windows_are_refused_by_name_where_they_cannot_be_served() -> None:
@@ -415,7 +415,7 @@ def test_windows_are_refused_by_name_where_they_cannot_be_served() -> None:
     sampling = SamplingParams(max_tokens=5)
     ends.compute([PROMPTS[0]], sampling)
     [offer] = ends.receiver.offers(PATIENCE_SECONDS)
-    with pytest.raises(HandoffError, match="behind a sliding window"):
+    with pytest.raises(HandoffError, match="has left a sliding window"):
         ends.decode.accept(offer, sampling, 0)
     assert ends.decode.engine.cache.leak_report() == []
 
@@ -426,7 +426,7 @@ def test_bad_timeouts(timeout: Any) -> None:
         DistributedTransport(timeout=timeout)
 
 
-def test_processes_that_are_killed() -> None:
+def test_killed_processes_leave_nothing_wrong() -> None:
     counts = kills.run(4, seeds.run_seed())
     seeds.lines.append(f"kills of real processes: {dict(counts)}")
     assert counts["ended: HandoffError"] == 4

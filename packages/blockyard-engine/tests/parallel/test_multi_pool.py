@@ -1,4 +1,4 @@
-"""A request over several pools: spread by what is free, all or nothing, freed once, whatever happens in between."""
+"""A request over several pools: spread by free blocks, all or nothing, freed once, also after errors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_block_ids_have_their_device_in_the_order_of_the_request() -> None:
     assert pool.get_new_blocks(0).block_ids.shape == (0, 2)
 
 
-def test_too_many_change_nothing() -> None:
+def test_too_many_blocks_change_nothing() -> None:
     pool = pool_of(3, 5)
     lease = pool.get_new_blocks(2, holder="first")
     before = state(pool)
@@ -104,7 +104,7 @@ def test_double_and_foreign_frees_are_caught() -> None:
 
 
 class Fails(EvictionPolicy):
-    """Knows what is idle, and names no victim."""
+    """Eviction policy that tracks idle blocks but returns no victim."""
 
     action: Any = None
 
@@ -130,7 +130,7 @@ class Fails(EvictionPolicy):
 
 
 def cached_pool(policy: Any = "lru") -> BlockPool:
-    """A pool of 4 blocks, all idle and cached."""
+    """Return a pool of 4 blocks, all idle and cached."""
     pool = BlockPool(5, 2)
     pool.set_eviction_policy(policy)
     lease = pool.get_new_blocks(4)
@@ -157,7 +157,7 @@ def test_a_policy_that_fails_on_the_third_pool_leaves_nothing_held() -> None:
 
 @pytest.mark.parametrize("call", ["get_new_blocks", "extend"])
 def test_a_policy_that_frees_the_lease_in_the_middle(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """The free of the blocks in the pool that asks waits; nothing is held in the end, and nothing freed twice."""
+    """The free is deferred in the pool that asked; at the end nothing is held, and nothing was freed twice."""
     pools = [BlockPool(9, 2), cached_pool()]
     pool = MultiBlockPool(pools)
     lease = pool.get_new_blocks(2)
@@ -209,12 +209,12 @@ def test_a_free_inside_a_call_waits_for_its_end() -> None:
     pool.check()
 
 
-def test_a_part_that_somebody_else_freed_is_found_and_the_rest_is_free() -> None:
+def test_a_part_freed_elsewhere_is_reported_after_the_rest_is_freed() -> None:
     pool = pool_of(4, 4, 4)
     lease = pool.get_new_blocks(6)
     [part] = pool.pools[1].leases()
     pool.pools[1].free_blocks(part)
-    with pytest.raises(InvariantError, match="has lost its blocks"):
+    with pytest.raises(InvariantError, match="no longer holds its blocks"):
         pool.check()
     with pytest.raises(DoubleFree):
         pool.free_blocks(lease)
@@ -280,7 +280,7 @@ def test_bad_counts(count: Any) -> None:
     assert pool.num_used_blocks == 1
 
 
-def test_a_random_program() -> None:
+def test_random_operations_keep_all_invariants() -> None:
     draw = random.Random(seeds.run_seed())
     for _ in range(20):
         pool = pool_of(*(draw.randrange(1, 30) for _ in range(draw.randrange(1, 6))))

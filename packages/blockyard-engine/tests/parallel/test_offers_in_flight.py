@@ -1,7 +1,7 @@
-"""Hybrid models are handed over by a sender whose cache has several steps in flight.
+"""Hand-overs of hybrid models by a sender whose cache has several steps in flight.
 
 The program is that of `core.test_states_world`: sequences run, fail, are forked, cut and freed while two to four steps
-are open. What an offer names is read in the middle of it, and must be the keys, values and states of its tokens.
+are open. An offer's blocks are read meanwhile, and must have the keys, values and states of its tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TTL = 60
 
 
 class Memory(StateMemory):
-    """Keys and values beside states: a slot has the name of its token, and a block is of one group or of a state."""
+    """Keys, values and states: a slot has the name of its token, and a block belongs to one group or to a state."""
 
     def __init__(self, cache: KVCacheManager, salts: dict[int, object]) -> None:
         super().__init__(cache)
@@ -69,7 +69,7 @@ class Memory(StateMemory):
 
 
 class SendingWorld(World):
-    """What is offered is held and read whatever the steps in flight do."""
+    """A world whose offers are held and read whatever the steps in flight do."""
 
     def __init__(self, draw: random.Random, config: CacheConfig) -> None:
         super().__init__(draw, config, False)
@@ -99,7 +99,7 @@ class SendingWorld(World):
             del self.tokens[seq]
 
     def read(self) -> None:
-        """All that an offer names, and then it ends, is renewed or is read again later."""
+        """Read all that an offer names; then end, renew or keep it."""
         if not self.offers:
             return
         offer, salt = self.draw.choice(self.offers)
@@ -121,10 +121,10 @@ class SendingWorld(World):
                 name = memory.keys_and_values.get((group, block * size + place % size))
                 assert not block or name == (salt, tokens[: place + 1])
         assert memory.slots[sender.state_slot(offer.id, self.now)] == tokens[: offer.num_computed]
-        if offer.kept:
-            blocks = sender.kept_blocks(offer.id, self.now).tolist()
+        if offer.checkpoint_tokens:
+            blocks = sender.checkpoint_blocks(offer.id, self.now).tolist()
             assert [memory.blocks[block] for block in blocks] == [
-                (tokens[: offer.kept], part) for part in range(len(blocks))
+                (tokens[: offer.checkpoint_tokens], part) for part in range(len(blocks))
             ]
             self.counts["kept states there" if blocks else "kept states gone"] += 1
 

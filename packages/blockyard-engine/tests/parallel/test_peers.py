@@ -1,4 +1,4 @@
-"""The handshake of hand-overs: which sides can serve one another, and messages that are none."""
+"""The handshake: compatible sides, and invalid messages."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def test_sides_whose_states_differ_are_refused_with_both_values() -> None:
             receiver.connect(side(**fields)[1])
 
 
-def test_a_side_with_states_says_so_and_has_one_rank() -> None:
+def test_a_side_with_states_has_one_rank() -> None:
     cache, peer = side(config=STATES)
-    with pytest.raises(InvalidArgument, match="on_plan is None; a cache with a CPU pool, partial hits or states"):
+    with pytest.raises(InvalidArgument, match="on_plan is None; give a function that moves blocks"):
         HandoffReceiver(cache, peer, ttl=30)
-    with pytest.raises(InvalidArgument, match="peer has state_bytes 0; the cache has 100"):
+    with pytest.raises(InvalidArgument, match="peer has state_bytes 0; it must be that of the cache, 100"):
         HandoffSender(cache, side()[1], ttl=30)
     for fields, text in (
         ({"config": STATES, "shards": HeadShards.even(2, 2)}, "shards has 2 ranks; a side with states must have 1"),
-        ({"state_tensors": ("float32 [5]",)}, "state_bytes is 0; state_tensors has 1"),
+        ({"state_tensors": ("float32 [5]",)}, "state_bytes is 0; it must be the bytes of the 1 state_tensors"),
         ({"config": STATES, "state_tensors": 5}, "state_tensors is 5; it must be a tuple"),
         ({"config": STATES, "state_tensors": (5,)}, "a tensor of state_tensors is 5"),
     ):
@@ -90,22 +90,22 @@ def test_another_version_is_refused_with_both() -> None:
         PeerInfo.from_bytes(bytes(message))
 
 
-def test_offers_of_strangers(pair: Pair) -> None:
+def test_offers_of_unknown_senders_are_refused(pair: Pair) -> None:
     offer = pair.offer()
     stranger = Offer(OfferId("nobody", 1, 1), offer.token_ids, offer.num_computed, offer.tables)
-    with pytest.raises(PeerMismatch, match="no such sender is connected"):
+    with pytest.raises(PeerMismatch, match="which is not connected"):
         pair.receiver.accept(stranger, 0)
     twice = Offer(offer.id, offer.token_ids, offer.num_computed, offer.tables * 2)
     with pytest.raises(PeerMismatch, match="2 tables; 'prefill' has 1 groups"):
         pair.receiver.accept(twice, 0)
     short = Offer(offer.id, offer.token_ids, offer.num_computed, (offer.tables[0][:3],))
-    with pytest.raises(HandoffError, match="token 36 is in none"):
+    with pytest.raises(HandoffError, match="token 36 is not in one of them"):
         pair.receiver.accept(short, 0)
     assert pair.decode.num_used_blocks == 0
-    for number, text in ((OfferId("prefill", 1, 99), "has number 99; the last one is 1"), ((1, 2), "is a tuple")):
+    for number, text in ((OfferId("prefill", 1, 99), "has number 99; the last offer has 1"), ((1, 2), "is a tuple")):
         with pytest.raises(InvalidArgument, match=text):
             pair.sender.require_held(number, 0)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="the offer is of 'other'"):
+    with pytest.raises(InvalidArgument, match="offer_id is from 'other'"):
         pair.sender.release(OfferId("other", 1, 1))
 
 
@@ -115,7 +115,7 @@ def test_offers_of_strangers(pair: Pair) -> None:
         ({"id": (1, 2, 3)}, "id is"),
         ({"token_ids": [1, 2]}, "token_ids is"),
         ({"token_ids": np.array([[1]], np.int32)}, "token_ids is"),
-        ({"token_ids": np.array([-1, 2], np.int32)}, "token_ids holds -1"),
+        ({"token_ids": np.array([-1, 2], np.int32)}, "token_ids has -1"),
         ({"token_ids": np.array([], np.int32)}, "the tokens of an offer is 0"),
         ({"num_computed": 0}, "num_computed is 0"),
         ({"num_computed": 3}, "num_computed is 3"),
@@ -123,11 +123,11 @@ def test_offers_of_strangers(pair: Pair) -> None:
         ({"tables": ()}, "the layer groups of an offer is 0"),
         ({"tables": (np.array([1.0]),)}, "a table is"),
         ({"extra_keys": 5}, "extra_keys is 5"),
-        ({"kept": 2}, "kept is 2; it must be from 0 to 1"),
-        ({"kept": -1}, "kept is -1"),
+        ({"checkpoint_tokens": 2}, "checkpoint_tokens is 2; it must be from 0 to 1"),
+        ({"checkpoint_tokens": -1}, "checkpoint_tokens is -1"),
     ],
 )
-def test_offers_that_cannot_be(fields: dict[str, Any], text: str) -> None:
+def test_invalid_offers_are_refused(fields: dict[str, Any], text: str) -> None:
     tokens, table = np.array([1, 2], np.int32), np.array([1], np.int32)
     whole = {"id": OfferId("a", 1, 1), "token_ids": tokens, "num_computed": 2, "tables": (table,), "extra_keys": ()}
     Offer(**whole)
@@ -135,7 +135,7 @@ def test_offers_that_cannot_be(fields: dict[str, Any], text: str) -> None:
         Offer(**{**whole, **fields})
 
 
-def test_bytes_that_are_no_message() -> None:
+def test_bytes_that_are_not_a_message_are_refused() -> None:
     pair = Pair()
     offer = pair.offer().to_bytes()
     refused = (InvalidArgument, PeerMismatch)
@@ -185,7 +185,7 @@ def test_sides_of_another_cache_are_refused() -> None:
     cache, _ = side()
     _, other = side(config={"block_size": 8})
     for make in (HandoffSender, HandoffReceiver):
-        with pytest.raises(InvalidArgument, match="peer has the groups"):
+        with pytest.raises(InvalidArgument, match="peer has groups"):
             make(cache, other, 1)
         with pytest.raises(InvalidArgument, match="cache is"):
             make(None, other, 1)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Every token of every head goes to its one place, whatever the block sizes and ranks of the two sides."""
+"""Every token of every head goes to its destination, whatever the block sizes and ranks of the two sides."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ def test_neighbouring_blocks_are_one_run() -> None:
 @pytest.mark.parametrize(
     ("from_table", "to_table", "error", "text"),
     [
-        ([1], [1, 2], HandoffError, "the sender has 1 blocks of 4 tokens; token 7 is in none"),
+        ([1], [1, 2], HandoffError, "the sender has 1 blocks of 4 tokens; token 7 is not in one of them"),
         ([1, 2], [1], HandoffError, "the receiver has 1 blocks of 4 tokens"),
-        ([0, 2], [1, 2], HandoffError, "no longer has the block of token 0"),
-        ([1, 2], [1, -3], HandoffError, "no longer has the block of token 4"),
+        ([0, 2], [1, 2], HandoffError, "has freed the block of token 0"),
+        ([1, 2], [1, -3], HandoffError, "has freed the block of token 4"),
         ([1.5, 2], [1, 2], InvalidArgument, "dtype float64"),
         ([[1, 2]], [1, 2], InvalidArgument, r"shape \(1, 2\)"),
     ],
 )
-def test_tables_that_cannot_be_carried_are_refused(
+def test_invalid_block_tables_are_refused(
     from_table: object, to_table: object, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
         token_runs(from_table, 4, to_table, 4, 0, 8)
 
 
-def test_a_block_that_is_not_needed_may_be_gone() -> None:
+def test_a_block_that_is_not_needed_may_be_freed() -> None:
     assert token_runs([0, 2], 4, [0, 7], 4, 4, 8).to_slots.tolist() == [28]
 
 
@@ -102,8 +102,8 @@ def test_even_shards() -> None:
 @pytest.mark.parametrize(
     ("num_heads", "ranges", "text"),
     [
-        (4, ((0, 2),), "head 2 is on no rank"),
-        (4, ((1, 3),), "head 0 is on no rank"),
+        (4, ((0, 2),), "head 2 is missing"),
+        (4, ((1, 3),), "head 0 is missing"),
         (4, ((0, 5),), "the heads of rank 0 is 5; it must be from 1 to 4"),
         (4, ((4, 1),), "the first head of rank 0 is 4"),
         (4, (), "ranges is"),

@@ -1,4 +1,4 @@
-"""Hand-overs of hybrid models: the state goes beside keys and values, and the other engine goes on as one would."""
+"""Hand-overs of hybrid models: the state is handed over too, and the answers are those of one engine."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from blockyard_testing.hybrid_models import HYBRIDS, hybrid_model
 from blockyard_testing.patience import PATIENCE_SECONDS
 from blockyard_testing.tiny_models import mixed_prompts, reference_tokens, tokens_of
 
-from ..support.handoff_ends import Beside, Ends, engine_of
+from ..support.handoff_ends import Beside, Ends, load_engine
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=12, temperature=0.9, seed=5, ignore_eos=True)
 
 
 def prompts_of() -> list[list[int]]:
-    """Of which two end at a boundary of both sides, and three begin as the first does."""
+    """Return prompts, two of which end at a checkpoint position of both sides; three share a prefix."""
     first, other = mixed_prompts((75, 40))
     return [first, first[:41] + other[:20], first[:64], other, first[:62] + other[:3], other[:7]]
 
 
 def run(ends: Ends, prompts: list[list[int]], sampling: SamplingParams) -> tuple[list[list[int]], list[Transfer]]:
-    """All handed over, one after another, each while those before it decode; answers in the order of the prompts."""
+    """Hand all over, each while earlier ones decode; return the answers in the order of the prompts."""
     numbers, transfers, results = [], [], {}
     for prompt in prompts:
         ends.compute([prompt], sampling)
@@ -55,19 +55,19 @@ def test_two_engines_answer_as_one(name: str) -> None:
     again, transfers = run(ends, prompts, GREEDY)
     assert again == expected
     assert [transfer.start for transfer in transfers] == [72, 60, 64, 40, 64, 4]
-    drawn = tokens_of(engine_of(name).generate(prompts, DRAWN))
+    drawn = tokens_of(load_engine(name).generate(prompts, DRAWN))
     assert run(Ends(name), prompts, DRAWN)[0] == drawn  # blocks of twice as many tokens
 
 
 def warm(ends: Ends) -> None:
-    """The decoding engine has keys and values of 60 tokens of the first prompt, and no state behind those."""
+    """Let the decoding engine cache 60 tokens of the first prompt, without a state after them."""
     first, other = mixed_prompts((75, 40))
     ends.decode.engine.generate([first[:62] + other[:10]], GREEDY)
     assert ends.decode.engine.cache.num_cached_tokens(first) == 0
 
 
 def arrived(ends: Ends) -> list[int]:
-    """Bytes of the messages that come from now on, checksums apart."""
+    """Record the bytes of later messages, without checksums."""
     received, sizes = ends.mail.receive, []
 
     def counted(message: Any, rank: int) -> Any:
@@ -80,7 +80,7 @@ def arrived(ends: Ends) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["falcon_h1", "lfm2", "qwen3_next"])
-def test_what_is_cached_without_a_state_is_not_sent_again(name: str) -> None:
+def test_keys_and_values_cached_without_a_state_are_not_sent_again(name: str) -> None:
     ends = Ends(name, block_size=4)
     warm(ends)
     engine, first = ends.decode.engine, prompts_of()[0]
@@ -92,7 +92,7 @@ def test_what_is_cached_without_a_state_is_not_sent_again(name: str) -> None:
         sizes.clear()
         answers, [transfer] = run(ends, [prompt], GREEDY)
         assert answers == reference_tokens(hybrid_model(name), [prompt], 12)
-        assert (transfer.start, transfer.kept) == (start, kept)
+        assert (transfer.start, transfer.checkpoint_tokens) == (start, kept)
         assert sum(sizes) == (len(prompt) - start) * token_bytes + (2 if kept else 1) * state_bytes
     hits = [each.num_cached_tokens for each in engine.generate([first[:61], first], GREEDY)]
     assert hits == [60, 72]
@@ -107,7 +107,7 @@ def begin(ends: Ends, prompt: list[int]) -> tuple[Offer, Transfer]:
 
 
 def require_answers(ends: Ends, name: str, prompts: list[list[int]]) -> None:
-    """The decoding engine answers as `generate` does, cold or from what it has kept."""
+    """Compare the decoding engine's answers with `generate`, cold or from its checkpoints."""
     answers = tokens_of(ends.decode.engine.generate(prompts, GREEDY))
     assert answers == reference_tokens(hybrid_model(name), prompts, 12)
     ends.require_empty()
@@ -115,14 +115,14 @@ def require_answers(ends: Ends, name: str, prompts: list[list[int]]) -> None:
 
 @pytest.mark.parametrize("is_warm", [False, True])
 @pytest.mark.parametrize("place", range(3))
-def test_a_spoiled_byte_of_a_state_is_found_and_not_shared(place: int, is_warm: bool) -> None:
-    """Of the keys and values, of the state that was kept, of the one at the end."""
+def test_a_damaged_byte_of_a_state_is_detected_and_not_shared(place: int, is_warm: bool) -> None:
+    """A byte of keys and values, of the checkpoint, or of the final state."""
     ends, prompt = Ends("falcon_h1"), prompts_of()[0]
     if is_warm:
         warm(ends)
     _, transfer = begin(ends, prompt)
     assert transfer.start == 56 * is_warm  # blocks of 8
-    assert (transfer.kept, [boundary for boundary, _ in transfer.saves]) == (72, [72])
+    assert (transfer.checkpoint_tokens, [boundary for boundary, _ in transfer.saves]) == (72, [72])
     received = ends.mail.receive
     lengths: list[int] = []
 
@@ -143,7 +143,7 @@ def test_a_spoiled_byte_of_a_state_is_found_and_not_shared(place: int, is_warm: 
 
 
 @pytest.mark.parametrize("is_warm", [False, True])
-def test_a_transfer_that_is_given_up_half_way_leaves_nothing(is_warm: bool) -> None:
+def test_an_aborted_transfer_leaves_nothing(is_warm: bool) -> None:
     ends, prompt = Ends("qwen3_next"), prompts_of()[0]
     if is_warm:
         warm(ends)
@@ -164,10 +164,10 @@ def test_a_transfer_that_is_given_up_half_way_leaves_nothing(is_warm: bool) -> N
     ends.require_empty()
 
 
-def test_a_kept_state_that_is_gone_when_it_is_asked_for() -> None:
+def test_a_checkpoint_evicted_before_the_request_is_not_fetched() -> None:
     ends, prompt = Ends("jamba"), prompts_of()[0]
     offer, transfer = begin(ends, prompt)
-    assert transfer.kept == offer.kept == 72
+    assert transfer.checkpoint_tokens == offer.checkpoint_tokens == 72
     cache = ends.prefill.engine.cache
     blocks = cache.states.blocks(prompt[:72])
     held = []
@@ -175,7 +175,7 @@ def test_a_kept_state_that_is_gone_when_it_is_asked_for() -> None:
         held.append(cache.pool.get_new_blocks(1))
     assert {int(lease[0]) for lease in held} & set(blocks.tolist())
     ends.fetch(transfer)
-    assert (transfer.kept, transfer.saves) == (0, ())
+    assert (transfer.checkpoint_tokens, transfer.saves) == (0, ())
     for lease in held:
         cache.pool.free_blocks(lease)
     results = [result.token_ids for _ in range(20) for result in ends.decode.step(0).finished]
@@ -185,11 +185,11 @@ def test_a_kept_state_that_is_gone_when_it_is_asked_for() -> None:
     require_answers(ends, "jamba", [prompt])
 
 
-def test_a_side_that_goes_away() -> None:
+def test_a_side_that_disappears_leaves_nothing_held() -> None:
     ends, prompt = Ends("falcon_h1"), prompts_of()[0]
     _, transfer = begin(ends, prompt)
     ends.connections[0].close()
-    with pytest.raises(HandoffError, match="has gone"):
+    with pytest.raises(HandoffError, match="is gone"):
         ends.receiver.fetch(transfer)
     ends.sender._release_all()
     require_answers(ends, "falcon_h1", [prompt])
@@ -197,7 +197,7 @@ def test_a_side_that_goes_away() -> None:
     ends = Ends("falcon_h1")
     begin(ends, prompt)
     ends.connections[1].close()
-    with pytest.raises(HandoffError, match="has gone"):
+    with pytest.raises(HandoffError, match="is gone"):
         ends.sender.serve(0)
     ends.prefill.engine.cache.check()
     assert ends.prefill.engine.cache.leak_report() == []
@@ -213,8 +213,8 @@ def test_models_with_other_states_are_refused_by_the_tensor() -> None:
 
 @pytest.mark.parametrize("way", ["recompute", "swap"])
 @pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1"])
-def test_beside_preemption_and_swaps(name: str, way: str) -> None:
-    """Both sides are short of blocks: sequences that were handed over are preempted, and so are those that will be."""
+def test_restored_tokens_are_equal_beside_preemption_and_swaps(name: str, way: str) -> None:
+    """Both sides lack blocks: sequences are preempted before and after their hand-over."""
     prompts = mixed_prompts((30, 33, 26, 29, 35), shared=8)
     options: dict[str, Any] = {"num_cpu_blocks": 60} if way == "swap" else {}
     ends = Ends(name, block_size=4, num_blocks=52, preemption=way, **options)

@@ -1,7 +1,7 @@
-"""Sequences of one random world with states are handed over to another, in the middle of all that both do.
+"""Sequences of one random world with states are handed over to another while both run.
 
-Both run the program of `tests.world`: swaps, forks, cuts, failed steps, resets, resizes. What an offer names is read
-when it is asked for, long after it was made, and must be the keys, values and states of its tokens and of no others.
+Both run the program of `tests.world`: swaps, forks, cuts, failed steps, resets, resizes. An offer's blocks are read on
+request, long after it was made, and must have the keys, values and states of exactly its tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TTL = 60
 
 
 class Side(StatesOnADataPlane):
-    """One engine's world; the config of the second one has the groups of the first."""
+    """One engine's world; the second one's config has the same groups."""
 
     def __init__(self, name: str, seed: int, first: Side | None = None) -> None:
         self.first = first
@@ -57,15 +57,15 @@ class Side(StatesOnADataPlane):
         return config
 
     def require_hope(self, answer: str) -> None:
-        """What offers and transfers hold comes back too."""
+        """Check that blocks of offers and transfers are freed too."""
 
     def state_of(self, handle: int) -> int:
-        """The name of the state that stands in a sequence's slot."""
+        """Return the name of the state in a sequence's slot."""
         return self.slots[self.cache.states.slot(handle)]
 
 
 class TwoWorlds:
-    """An engine that offers and one that takes, and all that may happen between an offer and its end."""
+    """A sending and a receiving engine, and random events between an offer and its end."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -80,7 +80,7 @@ class TwoWorlds:
         self.now = 0
 
     def offer(self) -> None:
-        """A sequence, or a fork of it, is offered; nothing is held where that is refused."""
+        """Offer a sequence or a fork of it; a refused offer must hold nothing."""
         computed = self.here.cache.num_computed_tokens
         ready = [seq for seq in self.here.seqs if computed(seq.handle) >= len(seq.tokens) - 1]
         seq = self.random.choice(ready) if ready and self.random.random() < 0.9 else self.here.one()
@@ -108,7 +108,7 @@ class TwoWorlds:
                 self.transfers.append((transfer, seq))
 
     def fetch(self) -> None:
-        """Read what is asked for, if it is still held, and go on with it; or give it up half-way."""
+        """Read a request's blocks if they are still held, and finish or abort the transfer."""
         self.transfers = [each for each in self.transfers if each[0] in self.receiver.transfers()]
         if not self.transfers:
             return
@@ -130,7 +130,7 @@ class TwoWorlds:
             self.sender.release(offer.id)
 
     def read(self, transfer: Transfer, seq: Seq) -> None:
-        """What stands at the sender has the names of these tokens; then they are written at the receiver."""
+        """Check that the sender's memory has these tokens, then write them at the receiver."""
         here, there, offer = self.here, self.there, transfer.offer
         old = [0, *here.names(seq, seq.tokens)]
         there_seq = Seq(transfer.seq, seq.tokens, seq.keys, seq.spans, transfer.generation)
@@ -146,12 +146,14 @@ class TwoWorlds:
             return
         assert here.slots[self.sender.state_slot(offer.id, self.now)] == old[transfer.stop]
         there.slots[transfer.slot] = new[transfer.stop]
-        if transfer.kept:
-            blocks = self.sender.kept_blocks(offer.id, self.now).tolist()
-            assert [here.parts[block] for block in blocks] == [(old[offer.kept], at) for at in range(len(blocks))]
+        if transfer.checkpoint_tokens:
+            blocks = self.sender.checkpoint_blocks(offer.id, self.now).tolist()
+            assert [here.parts[block] for block in blocks] == [
+                (old[offer.checkpoint_tokens], at) for at in range(len(blocks))
+            ]
             self.counts["kept states sent" if blocks else "kept states gone"] += 1
             if not blocks:
-                self.receiver.drop_kept(transfer)
+                self.receiver.drop_checkpoint(transfer)
         for boundary, blocks in transfer.saves:
             for part, block in enumerate(blocks.tolist()):
                 there.write_over(block, NOTHING)

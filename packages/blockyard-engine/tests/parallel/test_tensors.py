@@ -1,4 +1,4 @@
-"""Every key and value goes through real tensors to its place: other block sizes, layouts, ranks, groups and sizes."""
+"""Every key and value goes through real tensors to its destination: other block sizes, layouts, ranks and groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUM_BLOCKS = 60
 
 
 class Side:
-    """The ranks of one side, with a block table; the null block's place in the table is never used."""
+    """The ranks of one side, with a block table; index 0 of the table is never used."""
 
     def __init__(self, name: str, size: int, layout: str, ranks: HeadShards, seed: int, **shape: Any) -> None:
         self.groups = shape.pop("groups", ((0, 1, 2),))
@@ -44,7 +44,7 @@ class Side:
         self.tables = [ids[number * count :][:count].astype(np.int32) for number in range(len(self.groups))]
 
     def token(self, layer: int, head: int, position: int) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-        """A head of a token on every rank that keeps it."""
+        """Return a head of a token on every rank that has it."""
         found = []
         for rank, (first, count) in enumerate(self.peer.shards.ranges):
             if first <= head < first + count:
@@ -59,7 +59,7 @@ class Side:
 def move(
     one: Side, two: Side, start: int, stop: int, checked: bool = False, spoil: bool = False, size: int = 4096
 ) -> None:
-    """Send and receive on every rank: the sender's ranks are 0 and up, the receiver's 100 and up."""
+    """Send and receive on every rank: the sender's ranks start at 0, the receiver's at 100."""
     boxes = new_boxes()
     offer = Offer(OfferId("one", 1, 1), np.arange(stop, dtype=np.int32), stop, tuple(one.tables))
     to_ranks, from_ranks = [100 + rank for rank in range(len(two.caches))], list(range(len(one.caches)))
@@ -75,7 +75,7 @@ def move(
 
 
 def require_moved(one: Side, two: Side, start: int, stop: int, before: list[torch.Tensor]) -> None:
-    """What was to be moved is the sender's, and nothing else has changed: each moved element is put back."""
+    """Check that all moved elements equal the sender's, and that nothing else has changed."""
     num_moved = [0 for _ in two.caches]
     was = Side.__new__(Side)
     was.__dict__ = {
@@ -98,7 +98,7 @@ def require_moved(one: Side, two: Side, start: int, stop: int, before: list[torc
 
 
 def as_it_was(cache: KVCache, data: torch.Tensor) -> KVCache:
-    """The same tensors as they were before."""
+    """Return a copy of the tensors."""
     made = KVCache.__new__(KVCache)
     made.__dict__ = {**cache.__dict__, "data": data}
     return made
@@ -153,7 +153,7 @@ def test_small_layers_share_a_message() -> None:
     assert len(list(KVPort(cache).pieces(lane))) == 1
 
 
-def test_a_spoiled_message_is_found() -> None:
+def test_a_damaged_message_is_detected() -> None:
     one = Side("one", 4, "NHD", HeadShards.even(3), 1, head_size=2)
     two = Side("two", 4, "NHD", HeadShards.even(3), 2, head_size=2)
     with pytest.raises(HandoffError, match="rank 0 sent bytes with checksum"):
@@ -163,10 +163,10 @@ def test_a_spoiled_message_is_found() -> None:
 @pytest.mark.parametrize(
     ("lane", "text"),
     [
-        (Lane(0, 2, 2, 0, (np.arange(4, 8),), (False,)), "heads 2 to 4; there are 3"),
-        (Lane(0, 0, 3, 0, (np.arange(0, 4),), (True,)), "slots 0 to 3; there are 4 to 40"),
+        (Lane(0, 2, 2, 0, (np.arange(4, 8),), (False,)), "heads 2 to 4; kv_cache has 3"),
+        (Lane(0, 0, 3, 0, (np.arange(0, 4),), (True,)), "slots 0 to 3; those of kv_cache are 4 to 39"),
         (Lane(0, 0, 3, 0, (np.arange(38, 42),), (False,)), "slots 38 to 41"),
-        (Lane(0, 0, 3, 0, (np.arange(4, 8), np.arange(4, 8)), (True, True)), "2 layer groups; the tensors have 1"),
+        (Lane(0, 0, 3, 0, (np.arange(4, 8), np.arange(4, 8)), (True, True)), "2 layer groups; kv_cache has 1"),
     ],
 )
 def test_lanes_of_other_tensors_are_refused(lane: Lane, text: str) -> None:
@@ -181,7 +181,7 @@ def test_bad_piece_sizes(size: Any) -> None:
 
 
 def one_rank(rank: int, rendezvous: str, told: Any) -> None:
-    """Ranks 0 and 1 send their heads; rank 2 takes all of them, and compares."""
+    """Ranks 0 and 1 send their heads; rank 2 receives and compares all of them."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=3)
     one = Side("one", 4, "NHD", HeadShards.even(3, 2), 1, head_size=8)

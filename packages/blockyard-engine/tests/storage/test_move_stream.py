@@ -1,4 +1,4 @@
-"""Block moves beside the computing: who waits for whom, and transfers run by run."""
+"""Block moves that overlap with computation: which side waits, and transfers of runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from blockyard_testing.tiny_models import mixed_prompts, tiny_model
 
 
 class Device:
-    """Streams that write down what is asked of them, in order: the form of torch.cuda."""
+    """Streams that record their calls in order, with the interface of torch.cuda."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -107,7 +107,7 @@ def test_moves_that_break_are_waited_for_all_the_same() -> None:
     assert device.log[1:] == ["moves moves place 0", "moves records event 2", "compute waits for event 2"]
 
 
-def test_memory_that_moves_use_is_not_given_away_before_they_are_done() -> None:
+def test_memory_of_pending_moves_is_not_reused() -> None:
     device = Device()
 
     class Blocks:
@@ -119,7 +119,7 @@ def test_memory_that_moves_use_is_not_given_away_before_they_are_done() -> None:
 
 
 class LateMoves:
-    """In `MoveStream`'s place: each place's moves as late as may be, when a layer that writes there waits for them."""
+    """Replacement for `MoveStream` that moves each layer's blocks as late as possible: when a layer waits for them."""
 
     def __init__(self, num_places: int) -> None:
         self._asked: list[list[Callable[[int], None]]] = [[] for _ in range(num_places)]
@@ -139,8 +139,7 @@ class LateMoves:
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("shape", ["llama-gqa", "gemma3"])
 def test_an_engine_waits_for_all_that_it_reads_and_overwrites(shape: str, preemption: str) -> None:
-    """Squeezed until it preempts, with copies of shared blocks and a CPU pool: however late blocks move, the tokens
-    are the same."""
+    """Tokens do not depend on how late blocks move: preemption, copies of shared blocks and a CPU pool."""
     model = tiny_model(shape)
     prompts = mixed_prompts((33, 5, 40, 1, 64, 50), shared=24)
     params = SamplingParams(max_tokens=20, n=2, temperature=0.8, ignore_eos=True)

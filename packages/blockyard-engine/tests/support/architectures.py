@@ -49,7 +49,7 @@ _LARGE = {"blt": "its hash embeddings have 200 million weights", "xlm": "100 mil
 
 
 def small_architecture(name: str) -> Any:
-    """A small random model of an architecture; skips the test where none can be made."""
+    """Return a small random model of an architecture; skip the test if none can be made."""
     if name in _LARGE:
         pytest.skip(f"{name}: {_LARGE[name]}")
     try:
@@ -73,7 +73,7 @@ def _config_and_class(name: str) -> tuple[Any, Any]:
 
 
 def _windows(config: Any) -> dict[str, Any]:
-    """A sliding window wherever a model can have one, and no end token."""
+    """Set a sliding window wherever a model can have one, and no end token."""
     changes: dict[str, Any] = {"eos_token_id": None}
     if getattr(config, "is_decoder", None) is False:
         changes["is_decoder"] = True

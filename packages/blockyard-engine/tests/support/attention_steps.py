@@ -1,4 +1,4 @@
-"""Steps of made-up sequences over made-up keys and values, for attention backends alone, without a model."""
+"""Steps of made-up sequences, keys and values, to test attention backends without a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from blockyard.storage import KVCache
-from blockyard_engine.attention.interface import GroupRows, StepShape
+from blockyard_engine.attention.interface import GroupTables, StepShape
 
 NUM_LAYERS = 4
 WINDOW = 13
@@ -19,7 +19,7 @@ GROUPS = ((0, 2), (1, 3))
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step's shape, and the tensors of every layer: what is cached already, and what comes."""
+    """A step's lengths and tables, and the tensors of every layer: cached ones and new ones."""
 
     shape: StepShape
     block_size: int
@@ -31,7 +31,7 @@ class Step:
     value: torch.Tensor
 
     def rounded_to(self, dtype: torch.dtype) -> Step:
-        """The same step with every number one of `dtype`, still in float32."""
+        """Return the same step with every number rounded to `dtype`, still in float32."""
         tensors = {name: getattr(self, name).to(dtype).float() for name in ("cached", "query", "key", "value")}
         return replace(self, **tensors)
 
@@ -39,9 +39,9 @@ class Step:
 def random_step(
     rng: np.random.Generator, num_heads: int, num_kv_heads: int, block_size: int, head_size: int = 16
 ) -> Step:
-    """Some sequences of every kind, in any order: decodes, whole prompts, chunks and drafts behind cached tokens.
+    """Return sequences of every kind, in any order: decodes, whole prompts, chunks and drafts after cached tokens.
 
-    Blocks behind a window are the null block, as the manager leaves them; blocks without an owner hold NaN.
+    Blocks before a window are the null block, as in the manager; unowned blocks hold NaN.
     """
     kinds = [(0, 1), (0, 17), (5, 1), (block_size, 1), (30, 1), (block_size * 2 - 1, 1), (19, 6), (2 * block_size, 9)]
     chosen = [kinds[kind] for kind in rng.permutation(len(kinds))]
@@ -64,7 +64,7 @@ def random_step(
                 for at in range(computed, computed + new)
             ]
         owned[tables.reshape(-1)] = True
-        groups.append(GroupRows(np.array(slots, np.int64), tables, window))
+        groups.append(GroupTables(np.array(slots, np.int64), tables, window))
     generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
     num_tokens = int(num_scheduled.sum())
     cached = torch.randn((2, num_blocks, 2, block_size, num_kv_heads, head_size), generator=generator)
@@ -79,7 +79,7 @@ def random_step(
 def run_step(
     step: Step, backend: Any, *, layout: str = "NHD", device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """What a backend computes, (layers, T, heads, head_size) in float32 on the CPU."""
+    """Return a backend's output, (layers, T, heads, head_size) in float32 on the CPU."""
     head_size = step.query.shape[3]
     sizes = (step.num_blocks, step.block_size, NUM_LAYERS, step.num_kv_heads, head_size)
     cache = KVCache(*sizes, dtype=dtype, device=device, layout=layout, layer_groups=GROUPS)

@@ -1,4 +1,4 @@
-"""Two engines and their links in one process; what is asked of the sender is served by a thread."""
+"""Two engines and their links in one process; a thread answers for the sender."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from multiprocessing import Pipe
 from typing import Any
 
 from blockyard_engine import Engine, SamplingParams
-from blockyard_engine.handoff import DecodeDoor, PrefillDoor
+from blockyard_engine.handoff import DecodeConnector, PrefillConnector
 from blockyard_engine.parallel import Offer, Transfer
 from blockyard_engine.parallel.link import ReceiverLink, SenderLink
 from blockyard_testing.hybrid_models import HYBRIDS, hybrid_model, poisoned
@@ -18,8 +18,8 @@ from blockyard_testing.tiny_models import tiny_model
 from .mail import Mail, new_boxes
 
 
-def engine_of(name: str = "llama-gqa", changes: dict[str, Any] | None = None, **options: Any) -> Engine:
-    """changes: of a hybrid model's config."""
+def load_engine(name: str = "llama-gqa", changes: dict[str, Any] | None = None, **options: Any) -> Engine:
+    """Return an engine for the hybrid model `name`, with changes to its config."""
     if name in HYBRIDS:
         given = {"num_blocks": 1800, "block_size": 4, "max_num_seqs": 8, **options}
         return poisoned(Engine(hybrid_model(name, **(changes or {})), **given))
@@ -27,11 +27,11 @@ def engine_of(name: str = "llama-gqa", changes: dict[str, Any] | None = None, **
 
 
 class Ends:
-    """A prefilling and a decoding engine and their links; what is asked of the sender is served by a thread."""
+    """A prefilling and a decoding engine with their links; a thread answers for the sender."""
 
     def __init__(self, name: str = "llama-gqa", **options: Any) -> None:
-        self.prefill = PrefillDoor(engine_of(name), "prefill", 1, 10)
-        self.decode = DecodeDoor(engine_of(name, **{"block_size": 8, **options}), "decode", 1, 10)
+        self.prefill = PrefillConnector(load_engine(name), "prefill", 1, 10)
+        self.decode = DecodeConnector(load_engine(name, **{"block_size": 8, **options}), "decode", 1, 10)
         boxes, ends = new_boxes(), Pipe()
         self.mail = Mail(boxes, 1)
         self.connections = ends
@@ -44,7 +44,7 @@ class Ends:
             self.receiver = ReceiverLink(self.decode.receiver, self.decode.port, self.mail, ends[1], [0], **common)
 
     def compute(self, prompts: list[list[int]], sampling: SamplingParams, now: float = 0) -> list[Any]:
-        """Prefill all and offer them; returns what ended with its first token."""
+        """Compute and offer all prompts; return requests that ended with their first token."""
         for prompt in prompts:
             self.prefill.add_request(prompt, sampling)
         ended = []
@@ -61,7 +61,7 @@ class Ends:
         return transfer, self.fetch(transfer, now)
 
     def fetch(self, transfer: Transfer, now: float = 0) -> Any:
-        """Fetch and finish a transfer; returns its first token."""
+        """Fetch and finish a transfer; return its first token."""
         done = threading.Event()
 
         def serve() -> None:
@@ -76,13 +76,13 @@ class Ends:
         return token
 
     def require_empty(self) -> None:
-        for door in (self.prefill, self.decode):
-            door.engine.cache.check()
-            assert door.engine.cache.leak_report() == []
+        for connector in (self.prefill, self.decode):
+            connector.engine.cache.check()
+            assert connector.engine.cache.leak_report() == []
 
 
 class Beside:
-    """Runs a function on a thread while the block runs; what it raises comes out at the end."""
+    """Runs a function in a thread during the block; its error is raised at the end."""
 
     def __init__(self, run: Callable[[], object]) -> None:
         self.errors: list[BaseException] = []

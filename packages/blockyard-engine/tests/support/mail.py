@@ -1,4 +1,4 @@
-"""A transport between threads of one process: messages wait in queues, in order, as copies."""
+"""A transport between threads of one process: messages are copied and queued in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def new_boxes() -> Boxes:
 
 
 class Mail:
-    """One rank's end. spoil: change an element of the next message that arrives."""
+    """One rank's end. spoil: damage an element of the next message that arrives."""
 
     def __init__(self, boxes: Boxes, rank: int) -> None:
         self.boxes, self.rank, self.spoil = boxes, rank, False

@@ -1,4 +1,4 @@
-"""A meter of CPU memory: what torch's allocator gave out and took back while something ran, event by event."""
+"""A meter of CPU memory from the events of torch's allocator."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from blockyard.storage import kv_cache
-from blockyard_engine.memory.finding import DeviceUse
+from blockyard_engine.memory.pool_sizing import DeviceUse
 
 
 class CpuMeter:
-    """As `CudaMeter`, for a device of `total_bytes` whose tensors are those of torch on the CPU.
+    """`CudaMeter` for a device of `total_bytes` whose tensors are in CPU memory.
 
-    before_bytes: what the weights take, which is there before. outside_bytes: taken as given.
+    before_bytes is the size of the weights, outside_bytes a given number.
     """
 
     def __init__(self, total_bytes: int, before_bytes: int = 0, outside_bytes: int = 0) -> None:
@@ -28,9 +28,9 @@ class CpuMeter:
 
 
 def peak_of(work: Callable[[], object]) -> int:
-    """The most bytes at once that torch's CPU allocator gave out during the work and not before it.
+    """Return the maximum bytes allocated by torch on the CPU during the work, without earlier ones.
 
-    A pool comes from it too, as on a GPU: on a CPU it is memory of the system, of which the allocator knows nothing.
+    The pool counts too, as on a GPU; on a CPU the system's memory does not show in the allocator.
     """
     with (
         patch.object(kv_cache, "_zeros", _zeros),

@@ -1,8 +1,7 @@
-"""What FlashAttention's paged kernel promises, written out by definition: for machines without a GPU.
+"""FlashAttention's paged kernel written out from its documentation, for machines without a GPU.
 
-It has the signature of its package, refuses what the real one refuses, and computes what it documents, one sequence and
-one query at a time. It checks what the backend hands over; that the real kernel keeps its promises, only the tests on
-CUDA show (`test_cuda`).
+It has the signature of the package, refuses what the real one refuses, and computes one sequence and one query at a
+time. It checks the backend's arguments; only the tests on CUDA check the real kernel (`test_cuda`).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def paged_attention(
     scale: float | None,
     window_left: int,
 ) -> torch.Tensor:
-    """Causal attention, aligned at the ends: the last query of a sequence sees all of its keys.
+    """Compute causal attention, aligned at the ends: the last query of a sequence sees all of its keys.
 
     query: (T, heads, head_size). caches: (num_blocks, block_size, kv_heads, head_size). window_left: keys before its
     own that a query sees, -1 for all.

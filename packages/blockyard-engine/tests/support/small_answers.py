@@ -1,4 +1,4 @@
-"""What engines of unusual layers are asked: answers of some tokens, whatever they hit, also of preempted sequences."""
+"""Prompts for engines with unusual layers: answers must be equal on hits, and for preempted sequences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
 def few_prompts() -> list[list[int]]:
-    """Longer than every number in the configs; the second and the third begin as the first does."""
+    """Return prompts longer than every number in the configs; the first three share a prefix."""
     first, other = mixed_prompts((75, 40))
     return [first, first[:41] + other[:20], first[:62] + other[:3], other]
 
@@ -25,7 +25,7 @@ def answer(engine: Engine, prompts: list[list[int]], sampling: SamplingParams = 
 
 
 def require_preempted_alike(model: Any, engine: Engine) -> None:
-    """engine: of the model, with too few blocks for four sequences."""
+    """Compare answers of an engine with too few blocks for four sequences."""
     prompts = mixed_prompts((30, 33, 26, 29))
     assert answer(engine, prompts, SamplingParams(max_tokens=20, ignore_eos=True)) == reference_tokens(
         model, prompts, 20

@@ -20,7 +20,7 @@ pytest.importorskip("openai")
 pytest.importorskip("zmq")
 
 from blockyard_engine import Engine, GenerationResult, NewToken, SamplingParams
-from blockyard_engine.prompts import EncodedPrompt
+from blockyard_engine.prompt_encoding import EncodedPrompt
 from blockyard_serve import ApiError
 from blockyard_serve.errors import unavailable
 from blockyard_serve.fleet.dispatcher import Dispatcher, RoutingPolicy

@@ -212,9 +212,9 @@ def test_a_bad_chat_is_named(served: Running, fields: dict[str, Any], name: str)
         ({"logit_bias": {"7": 10**3000}}, "logit_bias", "'logit_bias': the bias of token 7 must be from -100 to 100"),
         ({"logit_bias": {"7": True}}, "logit_bias", "the bias of token 7 must be"),
         ({"logit_bias": {"7": [[[[]]]]}}, "logit_bias", "the bias of token 7 must be"),
-        ({"logit_bias": {"300": 1}}, "logit_bias", "logit_bias holds token 300; the last token is 257"),
+        ({"logit_bias": {"300": 1}}, "logit_bias", "logit_bias has token 300; the model's last token is 257"),
         ({"logit_bias": 5}, "logit_bias", "'logit_bias' is 5: it must be an object from token ids to numbers"),
-        ({"min_tokens": 20}, "min_tokens", "min_tokens is 20; max_tokens is 16"),
+        ({"min_tokens": 20}, "min_tokens", "min_tokens is 20; it must be at most max_tokens, 16"),
         ({"cache_salt": "a" * 1025}, "cache_salt", "at most 1024"),
         (
             {"lora_name": "x"},

@@ -101,7 +101,7 @@ def test_health_fails_when_a_rank_does_not_respond(end: int, monkeypatch: pytest
         said = unhealthy(running)
         assert said.startswith(f"the engine has failed: rank 1 (process {pid}) ")
         if end == signal.SIGSTOP:
-            assert said.endswith("does not answer any more: it is stopped, or cut off")
+            assert said.endswith("does not answer: it is stopped or cut off")
             os.kill(pid, signal.SIGCONT)
             wait_for(lambda: not unhealthy(running))
     engine.close()
@@ -111,11 +111,11 @@ def test_command_ends_with_the_ranks_error(monkeypatch: pytest.MonkeyPatch, caps
     peers = ThreadPeers(2)
     engines: list[Engine] = []
 
-    def engine_of(*_: Any, **__: Any) -> tuple[Engine, str]:
+    def load_engine(*_: Any, **__: Any) -> tuple[Engine, str]:
         engines.append(tiny_engine(tensor_parallel=peers))
         return engines[0], "tiny"
 
-    monkeypatch.setattr(serve, "engine_of", engine_of)
+    monkeypatch.setattr(serve, "load_engine", load_engine)
     statuses: list[int] = []
     command = threading.Thread(target=lambda: statuses.append(serve.run_serve(parse(["serve", "--port", "0"]))))
     command.start()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from blockyard_engine import Engine, SamplingParams, StepReport
-from blockyard_engine.prompts import EncodedPrompt
+from blockyard_engine.prompt_encoding import EncodedPrompt
 from blockyard_serve import EngineThread
 from blockyard_serve.jobs.job import Job, Mailbox
 from blockyard_testing.servers import MODEL

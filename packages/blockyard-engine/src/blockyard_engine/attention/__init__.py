@@ -1,1 +1,1 @@
-"""Attention over the KV tensors: what a step asks of it, who computes it, and how transformers calls it."""
+"""Attention over the KV tensors: the interface, the backends, and what transformers needs to call them."""

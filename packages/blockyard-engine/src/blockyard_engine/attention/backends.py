@@ -1,11 +1,11 @@
-"""The attention backends, and which one an engine takes: the one asked for, or the first that can serve its tensors."""
+"""The attention backends and the choice between them."""
 
 from __future__ import annotations
 
 from blockyard.errors import InvalidArgument
 from blockyard.storage import KVCache
 
-from ..options import BACKEND_NAMES
+from ..engine_options import BACKEND_NAMES
 from .flash_attention import FlashAttention3
 from .interface import AttentionBackend
 from .sdpa import SdpaBackend
@@ -18,10 +18,10 @@ BACKENDS: tuple[type[AttentionBackend], ...] = (FlashAttention3, SdpaBackend)
 def select_backend(
     name: str, kv_cache: KVCache, max_model_len: int, extras: frozenset[str] = frozenset()
 ) -> AttentionBackend:
-    """Return the backend called `name`, or for "auto" the first that can serve these tensors; the last always can.
+    """Return the backend called `name`, or for "auto" the first that supports these tensors; the last always does.
 
-    extras: what the model's attention asks for beside scaled dot products (`softmax.Extras.names`).
-    Raises `InvalidArgument` for an unknown name, or with the reason why that backend cannot serve them.
+    `extras` are the special features of the model's attention (`softmax.Extras.names`). Raises `InvalidArgument` for an
+    unknown name, or with the reason why that backend cannot serve them.
     """
     if name == AUTO:
         chosen = next(backend for backend in BACKENDS if _refusal(backend, kv_cache, extras) is None)
@@ -38,5 +38,5 @@ def select_backend(
 def _refusal(backend: type[AttentionBackend], kv_cache: KVCache, extras: frozenset[str]) -> str | None:
     missing = sorted(extras - backend.extras)
     if missing:
-        return f"it needs attention without {', '.join(missing)}, which this model asks for"
+        return f"it does not support {', '.join(missing)}, which this model needs"
     return backend.refusal(kv_cache)

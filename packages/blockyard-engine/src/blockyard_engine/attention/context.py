@@ -1,10 +1,8 @@
-"""Attention where each rank keeps some tokens of every sequence (context parallel).
+"""Attention for context parallel ranks: each rank keeps some tokens of every sequence.
 
-Every rank computes the whole model, and has all queries. It writes those of the new keys and values that are its own,
-attends to the keys that it keeps, and the ranks' outputs are merged: one exchange a layer.
-
-Each rank's part has its output and the logarithm of the sum of its exponentials; the outputs are weighted by these. The
-rule is that of online softmax (Milakov and Gimelshein, arXiv 1805.02867), as ring attention uses it.
+Every rank computes the whole model and has all queries. It writes its own part of the new keys and values and attends
+to the keys that it keeps. Then the ranks' outputs are merged, in one exchange a layer: each output is weighted by the
+sum of its exponentials (online softmax: Milakov and Gimelshein, arXiv 1805.02867), as in ring attention.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import torch
 
 from blockyard.storage import ContextShard, IntArray, KVCache, TableAddresses
 
-from .interface import GroupRows, StepShape, hidden_keys
+from .interface import GroupTables, StepShape, hidden_keys
 from .latent import LATENT
 from .softmax import Extras
 
@@ -30,11 +28,11 @@ def partial_attention(
     scaling: float | None,
     extras: Extras,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log of the sum of exponentials over these keys alone, float32; zeros and -inf where there are none.
+    """Return the output over these keys and the logarithm of its sum of exponentials, in float32.
 
-    query (B, kv_heads, group, T, size), key and value (B, keys, kv_heads, size); hidden: bool (B, T, keys), true where
-    a token must not see a key. Returns (B, kv_heads, group, T, value's size) and (B, kv_heads, group, T). Sinks are
-    one more logit without a value: give them on one part only.
+    query is (B, kv_heads, group, T, size), key and value (B, keys, kv_heads, their size); hidden, bool (B, T, keys), is
+    True if a token must not attend to a key. Returns (B, kv_heads, group, T, value_size) and (B, kv_heads, group, T);
+    without keys, zeros and -inf. Sinks are one more logit without a value: pass them on one rank only.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     logits = torch.matmul(query, key.permute(0, 2, 3, 1)[:, :, None]).float() * scale
@@ -45,12 +43,13 @@ def partial_attention(
         sinks = extras.sinks.float().reshape(1, *query.shape[1:3], 1, 1).expand(*logits.shape[:-1], 1)
         logits = torch.cat((logits, sinks), dim=-1)
     sums = torch.logsumexp(logits, dim=-1) if logits.shape[-1] else logits.new_full(logits.shape[:-1], float("-inf"))
-    weights = torch.exp(logits - _finite(sums)[..., None])[..., : key.shape[1]]
+    finite_sums = sums.masked_fill(torch.isneginf(sums), 0.0)
+    weights = torch.exp(logits - finite_sums[..., None])[..., : key.shape[1]]
     return torch.matmul(weights, value.transpose(1, 2)[:, :, None].float()), sums
 
 
 def merge(outputs: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-    """Merge parts' outputs (parts, ..., size) and their sums (parts, ...) to the output over all keys, (..., size).
+    """Merge partial outputs (parts, ..., size) by their sums (parts, ...) into the output over all keys, (..., size).
 
     At least one part must have keys for each token.
     """
@@ -58,38 +57,33 @@ def merge(outputs: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
     return (outputs * weights[..., None]).sum(dim=0)
 
 
-def _finite(sums: torch.Tensor) -> torch.Tensor:
-    """Put 0 in place of minus infinity, from which nothing can be subtracted."""
-    return sums.masked_fill(torch.isneginf(sums), 0.0)
-
-
 class Gatherer(Protocol):
-    """What hands every rank the tensors of all."""
+    """Exchanges tensors between the ranks."""
 
     def all_gather(self, tensor: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """Return the ranks' tensors behind each other along the last dimension, of which rank i has counts[i]."""
+        """Return the ranks' tensors, concatenated along the last dimension; rank i has counts[i] elements there."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextRank:
-    """A rank's part of the tokens, and its way to the other ranks."""
+    """A rank's share of the tokens, and its connection to the other ranks."""
 
     shard: ContextShard
     group: Gatherer
 
     @property
     def size(self) -> int:
-        """Count the ranks in all."""
+        """Number of ranks."""
         return self.shard.size
 
     @property
     def interleave(self) -> int:
-        """Return how many neighbouring tokens stay together."""
+        """Number of consecutive tokens on one rank."""
         return self.shard.interleave
 
 
 class ContextBackend:
-    """`AttentionBackend` of a rank. kv_cache: its own, whose blocks hold its part of the manager's blocks."""
+    """`AttentionBackend` of a context parallel rank, over its own KV cache."""
 
     name: ClassVar[str] = "context"
     extras: ClassVar[frozenset[str]] = frozenset({"softcap", "s_aux", LATENT})
@@ -100,11 +94,9 @@ class ContextBackend:
 
     @classmethod
     def refusal(cls, kv_cache: KVCache) -> str | None:  # noqa: ARG003  # written out in torch, it runs everywhere
-        """Return why it cannot serve these tensors: it always can."""
         return None
 
     def begin(self, shape: StepShape) -> ContextStep:
-        """Prepare a step."""
         return ContextStep(self._kv_cache, self._context, shape)
 
 
@@ -125,12 +117,12 @@ class ContextStep:
         scaling: float | None,
         others: dict[str, Any],
     ) -> torch.Tensor:
-        """Does as `Attend` says. O(tokens kept here) for decodes, times the new tokens for chunks."""
+        """Compute a layer's attention (`Attend`). O(tokens kept here) for decodes, times the new tokens for chunks."""
         group = self._groups[self._kv_cache.places.group(layer)]
         self._kv_cache.write(layer, key[group.own], value[group.own], group.slots)
         extras = Extras.of(others)
         if self._context.shard.rank and extras.sinks is not None:
-            extras = Extras(extras.softcap, None, extras.is_latent)  # they take part once
+            extras = Extras(extras.softcap, None, extras.is_latent)  # only rank 0 adds the sinks
         size = key.shape[2] if extras.is_latent else value.shape[2]
         part = query.new_empty((query.shape[1], query.shape[0], size + 1), dtype=torch.float32)
         for rows in group.rows:
@@ -138,7 +130,7 @@ class ContextStep:
         return self._merged(part).to(query.dtype)
 
     def _merged(self, part: torch.Tensor) -> torch.Tensor:
-        """Return all ranks' parts, (T, heads, size + 1) each with the sum behind the output, as one output."""
+        """Merge all ranks' parts, (T, heads, size + 1) each, whose last element is the sum."""
         num_ranks, width = self._context.size, part.shape[2]
         parts = self._context.group.all_gather(part, [width] * num_ranks).unflatten(2, (num_ranks, width))
         parts = parts.movedim(2, 0)
@@ -146,9 +138,9 @@ class ContextStep:
 
 
 class _GroupStep:
-    """A step in one layer group: which new tokens are written here, and where; and what each row reads."""
+    """A step in one layer group: the new tokens to write here and their slots, and the rows to read."""
 
-    def __init__(self, kv_cache: KVCache, shard: ContextShard, shape: StepShape, rows: GroupRows) -> None:
+    def __init__(self, kv_cache: KVCache, shard: ContextShard, shape: StepShape, rows: GroupTables) -> None:
         is_own = shard.is_own(rows.slot_mapping)
         self.own = torch.from_numpy(np.flatnonzero(is_own)).to(kv_cache.device)
         self.slots = kv_cache.slots(shard.local_slots(rows.slot_mapping[is_own]))
@@ -159,10 +151,10 @@ class _GroupStep:
 
 
 class _Rows:
-    """Sequences of a step with as many new tokens each, read by one padded gather."""
+    """Sequences with equally many new tokens in a step, read by one padded gather."""
 
     def __init__(
-        self, kv_cache: KVCache, shard: ContextShard, shape: StepShape, rows: GroupRows, batch: IntArray
+        self, kv_cache: KVCache, shard: ContextShard, shape: StepShape, rows: GroupTables, batch: IntArray
     ) -> None:
         num_new = int(shape.num_scheduled[batch[0]])
         lengths = shard.num_local(shape.seq_lens[batch])
@@ -173,7 +165,7 @@ class _Rows:
         self._tables: TableAddresses | None = None
         width = 0
         if lengths.any():
-            # A rank may keep none of a short sequence: its row is read as one token, and hidden.
+            # A rank may have no token of a short sequence: its row is read as one hidden token.
             self._tables = kv_cache.tables(rows.block_tables[batch], np.maximum(lengths, 1))
             width = self._tables.width_tokens
         own = shape.num_computed[batch][:, None] + np.arange(num_new)

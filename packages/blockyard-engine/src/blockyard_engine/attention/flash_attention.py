@@ -1,6 +1,6 @@
 """FlashAttention's paged kernel on CUDA, version 3 (Shah et al., NeurIPS 2024).
 
-It finds each sequence's keys and values through its block table, so nothing is gathered.
+The kernel reads keys and values through the block table, so nothing is gathered.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from blockyard.arguments import reason
 from blockyard.storage import KVCache, KVLayout
 
-from .interface import GroupRows, IntArray, Reach, StepShape
+from .interface import GroupTables, ReadRange, StepShape
 
 _MODULE = "flash_attn_interface"
 _PACKAGE = f"FlashAttention 3 (the module {_MODULE})"
@@ -24,7 +24,7 @@ _MAX_HEAD_SIZE = 256
 
 
 class FlashAttention3:
-    """FlashAttention 3, for Hopper GPUs in half precision. Blocks of any size."""
+    """FlashAttention 3, for Hopper GPUs in half precision; blocks may have any size."""
 
     name: ClassVar[str] = "flash_attention_3"
     extras: ClassVar[frozenset[str]] = frozenset()
@@ -35,7 +35,6 @@ class FlashAttention3:
 
     @classmethod
     def refusal(cls, kv_cache: KVCache) -> str | None:
-        """Return why it cannot serve these tensors on this machine; None if it can."""
         if kv_cache.device.type != "cuda":
             return f"it needs tensors on CUDA; these are on {kv_cache.device}"
         if kv_cache.dtype not in (torch.float16, torch.bfloat16):
@@ -58,33 +57,36 @@ class FlashAttention3:
         return None
 
     def begin(self, shape: StepShape) -> FlashStep:
-        """Prepare a step."""
         return FlashStep(self.kv_cache, self._kernel, [FlashRows(self.kv_cache, shape, rows) for rows in shape.groups])
 
 
 class FlashRows:
     """A step in one layer group as FlashAttention takes it, on the device. B sequences, T new tokens.
 
-    query_start_loc: int32 (B + 1,), running sums of new tokens. seq_lens: int32 (B,), tokens that are read.
-    block_tables: int32 (B, blocks). max_query_len: the largest number of new tokens. window: tokens before its own,
-    and behind it, that a token attends to; -1 for all.
+    With a window, everything counts from the first block that the window reaches. The kernel counts from the end of
+    each sequence, so the same tokens attend to each other.
 
-    With a window all of it counts from the first block that the window reaches: the kernel counts from the end of each
-    sequence, so that who attends to whom stays the same.
+    Attributes:
+        slots: slots of the new tokens.
+        query_start_loc: running sums of new tokens, int32 (B + 1,).
+        seq_lens: tokens that are read, int32 (B,).
+        block_tables: int32 (B, blocks).
+        max_query_len: the largest number of new tokens.
+        window: tokens before and after its own that a token attends to; -1 for all.
     """
 
-    def __init__(self, kv_cache: KVCache, shape: StepShape, rows: GroupRows) -> None:
-        reach = Reach(shape, rows, kv_cache.block_size)
+    def __init__(self, kv_cache: KVCache, shape: StepShape, rows: GroupTables) -> None:
+        read_range = ReadRange(shape, rows, kv_cache.block_size)
         self.slots = kv_cache.slots(rows.slot_mapping)
-        self.query_start_loc = _int32_tensor(_starts_and_end(shape.num_scheduled), kv_cache.device)
-        self.seq_lens = _int32_tensor(reach.lengths, kv_cache.device)
-        self.block_tables = _int32_tensor(reach.tables(np.arange(len(reach.lengths))), kv_cache.device)
+        self.query_start_loc = _int32_tensor(np.cumsum([0, *shape.num_scheduled]), kv_cache.device)
+        self.seq_lens = _int32_tensor(read_range.lengths, kv_cache.device)
+        self.block_tables = _int32_tensor(read_range.tables(np.arange(len(read_range.lengths))), kv_cache.device)
         self.max_query_len = int(shape.num_scheduled.max())
-        self.window = (reach.window - 1, 0) if reach.window else (-1, -1)
+        self.window = (read_range.window - 1, 0) if read_range.window else (-1, -1)
 
 
 class FlashStep:
-    """Attention of one step, for every layer: writes what is new, then has the kernel read it all."""
+    """Attention of one step, for every layer: write the new tokens, then run the kernel."""
 
     def __init__(self, kv_cache: KVCache, kernel: Any, groups: list[FlashRows]) -> None:
         self._kv_cache = kv_cache
@@ -98,9 +100,9 @@ class FlashStep:
         key: torch.Tensor,
         value: torch.Tensor,
         scaling: float | None,
-        others: dict[str, Any],  # noqa: ARG002  # `extras` says that it serves no model for which these matter
+        others: dict[str, Any],  # noqa: ARG002  # `extras` is empty: models that need these are refused
     ) -> torch.Tensor:
-        """Does as `Attend` says. O(new tokens * tokens read), a sequence each."""
+        """Compute a layer's attention (`Attend`). O(new tokens * tokens read) for each sequence."""
         rows = self._groups[self._kv_cache.places.group(layer)]
         self._kv_cache.write(layer, key, value, rows.slots)
         output: torch.Tensor = self._kernel.flash_attn_with_kvcache(
@@ -118,12 +120,5 @@ class FlashStep:
         return output
 
 
-def _starts_and_end(counts: IntArray) -> IntArray:
-    """Return where each of some neighbours begins, and where the last ends: (n + 1,) for counts (n,)."""
-    bounds: IntArray = np.concatenate([[0], np.cumsum(counts)])
-    return bounds
-
-
 def _int32_tensor(values: NDArray[Any], device: torch.device | str) -> torch.Tensor:
-    """Return the numbers as kernels take them: int32, contiguous, on the device."""
     return torch.from_numpy(np.ascontiguousarray(values, np.int32)).to(device)

@@ -1,6 +1,6 @@
-"""What every layer of a step shares, and the interface of those who compute attention over it.
+"""The interface of attention backends, and data that all layers of a step share.
 
-A backend says whether it can serve an engine's tensors, takes steps, and returns what the layers of each call.
+A backend reports whether it can serve an engine's tensors, prepares steps, and computes the attention of each layer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class GroupRows:
-    """What a layer group reads and writes in a step.
+class GroupTables:
+    """Slots and block tables of one layer group in a step.
 
-    slot_mapping: int64 (T,). block_tables: int32 (B, blocks), 0 behind a window. sliding_window: tokens that a token
-    attends to, its own included; 0 for all.
+    Attributes:
+        slot_mapping: int64 (T,).
+        block_tables: int32 (B, blocks), 0 before a sliding window.
+        sliding_window: tokens that a token attends to, itself included; 0 for all.
     """
 
     slot_mapping: NDArray[np.int64]
@@ -32,14 +34,20 @@ class GroupRows:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The rows of a step that attention needs, a sequence each: int64 (B,), and the tables of each layer group."""
+    """Lengths and block tables of a step's sequences.
+
+    Attributes:
+        num_computed: tokens of each sequence before the step, int64 (B,).
+        num_scheduled: tokens of each sequence in the step, int64 (B,).
+        groups: slots and tables of each layer group.
+        seq_lens: tokens of each sequence after the step.
+        starts: index of each sequence's first new token in the step.
+    """
 
     num_computed: IntArray
     num_scheduled: IntArray
-    groups: list[GroupRows]
-    #: Tokens of each sequence after the step.
+    groups: list[GroupTables]
     seq_lens: IntArray = field(init=False)
-    #: Where each sequence's new tokens begin among all of the step.
     starts: IntArray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,26 +56,26 @@ class StepShape:
 
 
 class AttentionBackend(Protocol):
-    """Computes attention over a cache's blocks. One is made for an engine."""
+    """Computes attention over a cache's blocks. An engine has one."""
 
-    #: By which an engine asks for it.
+    #: Name in `attention_backend`.
     name: ClassVar[str]
-    #: What it computes beside scaled dot products (`softmax.Extras.names`).
+    #: Special features that it supports (`softmax.Extras.names`).
     extras: ClassVar[frozenset[str]]
 
     def __init__(self, kv_cache: KVCache, max_model_len: int) -> None:
-        """For these tensors, and sequences of at most max_model_len tokens."""
+        """Prepare for these tensors, and sequences of at most max_model_len tokens."""
 
     @classmethod
     def refusal(cls, kv_cache: KVCache) -> str | None:
         """Return why it cannot serve these tensors on this machine, as "it needs ..."; None if it can."""
 
     def begin(self, shape: StepShape) -> Attend:
-        """Prepare a step: everything that its layers share."""
+        """Prepare what all layers of a step share."""
 
 
 class Attend(Protocol):
-    """What travels with a call of the model to every layer: see `hook.paged_attention`."""
+    """Attention of one step, called by every layer through `patching.paged_attention`."""
 
     def __call__(
         self,
@@ -78,13 +86,17 @@ class Attend(Protocol):
         scaling: float | None,
         others: dict[str, Any],
     ) -> torch.Tensor:
-        """query (heads, T, size), key and value (T, kv_heads, their size) to output (T, heads, value's size)."""
+        """Return the attention of a layer's new tokens, (T, heads, value_size).
+
+        query is (heads, T, size), key and value (T, kv_heads, their size). `others` are further arguments that
+        transformers passes to attention.
+        """
 
 
 class InOrder:
-    """Counts the calls of attention in a step, 0, 1, ... in place of layers: a hybrid model has it in some of them.
+    """Numbers the calls of attention in a step 0, 1, ..., because a hybrid model has attention only in some layers.
 
-    A module that several layers share is counted each time.
+    A module that several layers share counts each time.
     """
 
     def __init__(self, attend: Attend) -> None:
@@ -100,28 +112,30 @@ class InOrder:
         scaling: float | None,
         others: dict[str, Any],
     ) -> torch.Tensor:
-        """Attention is asked for as of `Attend`, for the next layer that has it."""
+        """Compute attention (`Attend`) under the next number."""
         number = self._number
         self._number += 1
         return self._attend(number, query, key, value, scaling, others)
 
 
-def of_tokens(value: Any, places: torch.Tensor, num_tokens: int) -> Any:
-    """Return what an argument of a module says of some tokens: theirs, of a tensor of all tokens of the step."""
+def select_tokens(value: Any, token_indices: torch.Tensor, num_tokens: int) -> Any:
+    """Return a module's argument for some tokens: tensors over all tokens of the step are indexed."""
     if isinstance(value, torch.Tensor) and value.shape[:2] == (1, num_tokens):
-        return value[0, places]
+        return value[0, token_indices]
     if isinstance(value, tuple):
-        return tuple(of_tokens(item, places, num_tokens) for item in value)
+        return tuple(select_tokens(item, token_indices, num_tokens) for item in value)
     return value
 
 
-class Reach:
-    """What each sequence reads: the blocks from the first that its window reaches, and positions counted from there.
+class ReadRange:
+    """The tokens that each sequence reads, counted from the first block that its window reaches.
 
-    lengths: tokens from the first read block to the sequence's end, int64 (B,). firsts: position of the first of them.
+    Attributes:
+        lengths: tokens from the first read block to the sequence's end, int64 (B,).
+        firsts: position of the first read token, int64 (B,).
     """
 
-    def __init__(self, shape: StepShape, rows: GroupRows, block_size: int) -> None:
+    def __init__(self, shape: StepShape, rows: GroupTables, block_size: int) -> None:
         self.shape = shape
         self.window = rows.sliding_window
         first_blocks = np.zeros_like(shape.num_computed)
@@ -134,7 +148,7 @@ class Reach:
         self.lengths: IntArray = shape.seq_lens - self.firsts
 
     def tables(self, rows: IntArray) -> NDArray[np.int32]:
-        """Return block tables of `rows`, each from its first read block on; behind a row's blocks stands anything."""
+        """Return block tables of `rows` from each one's first read block; what follows a row's blocks is arbitrary."""
         if not self.window:
             return self._tables[rows]
         width = self._tables.shape[1]
@@ -143,12 +157,12 @@ class Reach:
         return shifted
 
     def hidden(self, positions: IntArray, num_keys: int) -> NDArray[np.bool_]:
-        """Say which of `num_keys` keys the tokens at `positions` (any shape, counted like the keys) must not see."""
+        """Return which of `num_keys` keys the tokens at `positions` must not see; both count alike."""
         return hidden_keys(np.arange(num_keys), positions, self.window)
 
 
 def hidden_keys(keys: IntArray, positions: IntArray, window: int) -> NDArray[np.bool_]:
-    """Say which keys, by their positions (K,), tokens at `positions` (...) must not see: (..., K); window: 0: all."""
+    """Return which keys (K,) tokens at `positions` (...) must not attend to, bool (..., K); window 0 is none."""
     own = positions[..., None]
     hidden: NDArray[np.bool_] = keys > own
     if window:

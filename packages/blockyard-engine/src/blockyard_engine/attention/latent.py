@@ -1,9 +1,9 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over what it compresses, as `sizing` counts it.
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over the compressed cache that `sizing` counts.
 
-A layer keeps one latent vector and one rotated key for a token, which serve all heads. A model of transformers expands
-them to keys and values of every head (`expand_kv`). Here the expansion of keys goes into the queries instead, and that
-of values is applied to the output, both of which are linear: then all heads attend to the same vectors, and nothing
-that was cached is expanded again.
+A layer caches one latent vector and one rotated key per token, which serve all heads. A transformers model expands them
+to keys and values of every head (`expand_kv`). Here the expansion of keys is applied to the queries and that of values
+to the output, which is equal because both are linear. All heads then attend to the same vectors, and nothing cached is
+expanded again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from .interface import Attend
 
-#: Among what a layer asks for: whether key and value are the latent vector and the rotated key.
+#: Attention argument: whether key and value are the latent vector and the rotated key.
 LATENT = "latent"
 
 
@@ -25,19 +25,19 @@ def latent_layers(model: Any) -> list[Any]:
 
 
 def compress(layers: Sequence[Any]) -> None:
-    """Have them hand out the latent vector as key and the rotated key as value. Undone by `expand`."""
+    """Let the modules pass the latent vector as key and the rotated key as value. `expand` undoes this."""
     for module in layers:
         module.expand_kv = _compressed
 
 
 def expand(layers: Sequence[Any]) -> None:
-    """Have them expand keys and values again."""
+    """Let the modules expand keys and values again."""
     for module in layers:
         module.__dict__.pop("expand_kv", None)
 
 
 def is_compressed(module: Any) -> bool:
-    """Return whether a module was told to `compress`."""
+    """Return whether `compress` is in effect for a module."""
     return getattr(module, "expand_kv", None) is _compressed
 
 
@@ -50,7 +50,10 @@ def attend_latent(
     scaling: float | None,
     others: dict[str, Any],
 ) -> torch.Tensor:
-    """Attention of a compressed layer: query (heads, T, nope + rope), latent (T, 1, rank), rotated (T, 1, rope)."""
+    """Compute attention of a compressed layer.
+
+    query is (heads, T, nope + rope), latent (T, 1, rank), rotated (T, 1, rope).
+    """
     split = query.shape[2] - rotated.shape[2]
     weight = module.kv_b_proj.weight.view(query.shape[0], -1, latent.shape[2])
     absorbed = torch.matmul(query[:, :, :split], weight[:, :split])
@@ -61,11 +64,10 @@ def attend_latent(
 
 
 def _compressed(kv_nope: torch.Tensor, k_rot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """In place of a module's expand_kv: both (1, 1, T, size)."""
     return kv_nope, k_rot
 
 
 def _is_plain(module: Any) -> bool:
-    """Return whether the expansion is a matrix that can be read: not quantized, and without an adapter or a bias."""
+    """Return whether the expansion is a plain matrix: not quantized, without adapter or bias."""
     expansion: Any = getattr(module, "kv_b_proj", None)
     return type(expansion) is torch.nn.Linear and expansion.bias is None

@@ -1,9 +1,9 @@
-"""Attention by PyTorch's scaled_dot_product_attention, on whatever device the KV tensors are.
+"""Attention by PyTorch's scaled_dot_product_attention, on any device.
 
-New keys and values go to their slots, then each sequence reads its own blocks. On CPU the fastest of the ways measured
-(docs/engine.md): decodes are gathered together, padded, into a buffer made once, and attended in one call (`softmax`),
-in which keys and values are never repeated; a prompt, or a chunk of one, is one call a sequence. In a group with a
-sliding window, only the blocks that the window reaches are read.
+New keys and values are written to their slots, then each sequence reads its blocks. Decodes are gathered together,
+padded, into a buffer that is allocated once, and attended in one call (`softmax`) without repeating keys and values; a
+prompt or chunk is one call per sequence. On a CPU this was the fastest of the variants measured (docs/engine.md). In a
+group with a sliding window only the blocks that the window reaches are read.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from blockyard.errors import ModelError
 from blockyard.storage import KVCache, TableAddresses
 
 from .indexed import INDICES, IndexStep
-from .interface import GroupRows, IntArray, Reach, StepShape
+from .interface import GroupTables, IntArray, ReadRange, StepShape
 from .latent import LATENT
 from .softmax import Extras, softmax_attention
 
-#: Tokens that a padded gather of decodes may hold, unless one sequence alone is longer.
+#: Maximum tokens of a padded gather of decodes, unless a single sequence is longer.
 _GATHER_TOKENS = 16384
 
 
 class SdpaBackend:
-    """See the module. The buffer that sequences are gathered into is made once; what is never used is never touched."""
+    """Backend for any device. Untouched parts of its gather buffer take no memory."""
 
     name: ClassVar[str] = "sdpa"
     extras: ClassVar[frozenset[str]] = frozenset({"softcap", "s_aux", LATENT, INDICES})
@@ -40,19 +40,16 @@ class SdpaBackend:
 
     @classmethod
     def refusal(cls, kv_cache: KVCache) -> str | None:  # noqa: ARG003  # others look at its device and what is installed
-        """Return why it cannot serve these tensors: it always can."""
         return None
 
     def begin(self, shape: StepShape) -> SdpaStep:
-        """Prepare a step."""
         return SdpaStep(self._kv_cache, self._buffer, shape)
 
 
 class SdpaStep:
-    """Attention of one step, for every layer: built once, called once a layer in order.
+    """Attention of one step, for every layer; called once per layer, in order.
 
-    buffer: from `KVCache.new_buffer`, at least as long as the longest sequence; decodes are divided so that each
-    batch of them, padded, fits it.
+    `buffer` comes from `KVCache.new_buffer` and is at least as long as the longest sequence; batches of decodes fit it.
     """
 
     def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, shape: StepShape) -> None:
@@ -61,13 +58,13 @@ class SdpaStep:
         self._index: IndexStep | None = None
         if kv_cache.index_size:
             self._index = IndexStep(
-                kv_cache, shape, Reach(shape, shape.groups[0], kv_cache.block_size), self._groups[0].slots
+                kv_cache, shape, ReadRange(shape, shape.groups[0], kv_cache.block_size), self._groups[0].slots
             )
 
     def select(self, indexer: Callable[..., torch.Tensor], given: dict[str, Any], cache_name: str) -> torch.Tensor:
-        """Return what `indexed.Selects` says, for a model that keeps an index."""
+        """Select tokens (`indexed.TokenSelector`), for a model with an index."""
         if self._index is None:
-            raise ModelError("an index was asked for, and the cache keeps none")
+            raise ModelError("the model selects tokens by an index, but its cache has no index keys")
         return self._index.select(indexer, given, cache_name)
 
     def __call__(
@@ -79,9 +76,9 @@ class SdpaStep:
         scaling: float | None,
         others: dict[str, Any],
     ) -> torch.Tensor:
-        """Does as `Attend` says. O(tokens read) for decodes, times the new tokens for chunks."""
+        """Compute a layer's attention (`Attend`). O(tokens read) for decodes, times the new tokens for chunks."""
         group = self._groups[self._kv_cache.places.group(layer)]
-        # All tokens are written before any are read: a sequence may join a prefix computed in this very step.
+        # Write all tokens before reading any: a sequence may share a prefix that is computed in this step.
         self._kv_cache.write(layer, key, value, group.slots)
         extras = Extras.of(others)
         size = key.shape[2] if extras.is_latent else value.shape[2]
@@ -96,20 +93,20 @@ class SdpaStep:
 class _GroupStep:
     """A step in one layer group: its slots, its decodes in batches, and its chunks."""
 
-    def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, shape: StepShape, rows: GroupRows) -> None:
+    def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, shape: StepShape, rows: GroupTables) -> None:
         self.slots = kv_cache.slots(rows.slot_mapping)
-        reach = Reach(shape, rows, kv_cache.block_size)
+        read_range = ReadRange(shape, rows, kv_cache.block_size)
         is_decode = shape.num_scheduled == 1
         capacity = len(buffer) // 2 * kv_cache.block_size
-        batches = group_by_length(np.flatnonzero(is_decode), reach.lengths, kv_cache.block_size, capacity)
-        self.decodes = [_DecodeBatch(kv_cache, buffer, reach, batch) for batch in batches]
-        self.chunks = [_Chunk(kv_cache, buffer, reach, row) for row in np.flatnonzero(~is_decode).tolist()]
+        batches = group_by_length(np.flatnonzero(is_decode), read_range.lengths, kv_cache.block_size, capacity)
+        self.decodes = [_DecodeBatch(kv_cache, buffer, read_range, batch) for batch in batches]
+        self.chunks = [_Chunk(kv_cache, buffer, read_range, row) for row in np.flatnonzero(~is_decode).tolist()]
 
 
 def group_by_length(rows: IntArray, lengths: IntArray, block_size: int, capacity_tokens: int) -> list[IntArray]:
-    """Divide decodes into batches padded to their longest: at most half of one is padding, and it fits the buffer.
+    """Divide decodes into batches padded to their longest: at most half is padding, and each fits the buffer.
 
-    One long sequence beside many short ones would otherwise have all of them read as much as it does.
+    Otherwise one long sequence would make many short ones read as much as it does.
     """
     descending = rows[np.argsort(-lengths[rows], kind="stable")]
     batches: list[IntArray] = []
@@ -127,20 +124,20 @@ def group_by_length(rows: IntArray, lengths: IntArray, block_size: int, capacity
 class _DecodeBatch:
     """Sequences with one new token each, read by one padded gather and one attention call."""
 
-    def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, reach: Reach, rows: IntArray) -> None:
-        lengths = reach.lengths[rows]
+    def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, read_range: ReadRange, rows: IntArray) -> None:
+        lengths = read_range.lengths[rows]
         self._kv_cache = kv_cache
         self._buffer = buffer
-        self._tables = kv_cache.tables(reach.tables(rows), lengths)
-        self._tokens = torch.from_numpy(reach.shape.starts[rows]).to(kv_cache.device)
-        hidden = reach.hidden(lengths - 1, self._tables.width_tokens)
+        self._tables = kv_cache.tables(read_range.tables(rows), lengths)
+        self._tokens = torch.from_numpy(read_range.shape.starts[rows]).to(kv_cache.device)
+        hidden = read_range.hidden(lengths - 1, self._tables.width_tokens)
         is_hidden = hidden.any() or kv_cache.index_size > 0
         self._mask = _additive(hidden, kv_cache)[:, None, None, None] if is_hidden else None
 
     def attend(
         self, layer: int, query: torch.Tensor, output: torch.Tensor, scaling: float | None, extras: Extras
     ) -> None:
-        """Write the attention of these tokens over their gathered blocks into their rows of `output`."""
+        """Write the attention of these tokens over their gathered blocks to their rows of `output`."""
         key, value = extras.attended(*self._kv_cache.gather(layer, self._tables, self._buffer))
         own = query.index_select(1, self._tokens).transpose(0, 1)
         single = own.reshape(len(self._tokens), key.shape[2], -1, 1, query.shape[2])
@@ -150,22 +147,22 @@ class _DecodeBatch:
 
 
 class _Chunk:
-    """Several new tokens of one sequence: its whole prompt, a chunk behind what the cache has already, or a draft."""
+    """Several new tokens of one sequence: a prompt, a chunk of one, or a draft."""
 
-    def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, reach: Reach, row: int) -> None:
-        start, num_new = int(reach.shape.starts[row]), int(reach.shape.num_scheduled[row])
+    def __init__(self, kv_cache: KVCache, buffer: torch.Tensor, read_range: ReadRange, row: int) -> None:
+        start, num_new = int(read_range.shape.starts[row]), int(read_range.shape.num_scheduled[row])
         self._kv_cache = kv_cache
         self._buffer = buffer
         self._new = slice(start, start + num_new)
-        self._num_keys = int(reach.lengths[row])
+        self._num_keys = int(read_range.lengths[row])
         self._tables: TableAddresses | None = None
         self._mask: torch.Tensor | None = None
         is_whole = self._num_keys == num_new
         if not is_whole:
-            self._tables = kv_cache.tables(reach.tables(np.array([row])), reach.lengths[row : row + 1])
-        if not is_whole or 0 < reach.window < num_new or kv_cache.index_size:
+            self._tables = kv_cache.tables(read_range.tables(np.array([row])), read_range.lengths[row : row + 1])
+        if not is_whole or 0 < read_range.window < num_new or kv_cache.index_size:
             positions = np.arange(self._num_keys - num_new, self._num_keys)
-            self._mask = _additive(reach.hidden(positions, self._num_keys), kv_cache)
+            self._mask = _additive(read_range.hidden(positions, self._num_keys), kv_cache)
 
     def attend(
         self,
@@ -177,7 +174,7 @@ class _Chunk:
         scaling: float | None,
         extras: Extras,
     ) -> None:
-        """Write the attention of the new tokens over what is cached and themselves into their rows of `output`."""
+        """Write the attention of the new tokens over cached and new ones to their rows of `output`."""
         if self._tables is None:
             past = key[None, self._new], value[None, self._new]
         else:
@@ -190,6 +187,6 @@ class _Chunk:
 
 
 def _additive(hidden: NDArray[np.bool_], kv_cache: KVCache) -> torch.Tensor:
-    """Return what to add to logits, the shape of `hidden`: minus infinity where it is true."""
+    """Return an additive mask: minus infinity where `hidden` is True."""
     mask = torch.zeros(hidden.shape, dtype=kv_cache.dtype)
     return mask.masked_fill_(torch.from_numpy(hidden), float("-inf")).to(kv_cache.device)

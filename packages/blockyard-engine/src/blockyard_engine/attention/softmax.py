@@ -1,7 +1,7 @@
-"""Softmax attention over keys at hand: by PyTorch's kernel, or written out where a model asks for more.
+"""Softmax attention over gathered keys: PyTorch's kernel, or explicit code for models that need more.
 
-A soft cap (Gemma 2, arXiv 2408.00118) bends logits before the softmax; a sink (gpt-oss, after arXiv 2309.17453) is a
-logit of each head that takes part in the softmax and has no value. Neither fits `scaled_dot_product_attention`.
+A soft cap (Gemma 2, arXiv 2408.00118) bounds logits before the softmax; a sink (gpt-oss, after arXiv 2309.17453) is a
+logit of each head that takes part in the softmax but has no value. `scaled_dot_product_attention` has neither.
 """
 
 from __future__ import annotations
@@ -11,17 +11,23 @@ from typing import Any
 
 import torch
 
-from .indexed import INDICES, unselected
+from .indexed import INDICES, unselected_keys
 from .latent import LATENT
 
-#: Logits that are held at once where attention is written out; longer prompts are computed a slice at a time.
+#: Maximum number of logits in memory at once in explicit attention; longer prompts are computed in slices.
 _MAX_LOGITS = 2**24
 
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What a layer asks for beside scaled dot products: a cap of its logits, sinks (heads,), latent keys, and to see
-    only the keys at `indices` (1, T, most), -1 for none (`indexed`)."""
+    """Special features of a layer's attention.
+
+    Attributes:
+        softcap: cap of the logits; None for none.
+        sinks: sink logits, (heads,); None for none.
+        is_latent: whether keys and values are latent vectors and rotated keys.
+        indices: keys that each token may attend to, (1, T, most), -1 for none (`indexed`); None for all.
+    """
 
     softcap: float | None = None
     sinks: torch.Tensor | None = None
@@ -30,25 +36,25 @@ class Extras:
 
     @classmethod
     def of(cls, others: dict[str, Any]) -> Extras:
-        """Take the arguments that transformers hands to attention."""
+        """Return the features in the arguments that transformers passes to attention."""
         return cls(others.get("softcap"), others.get("s_aux"), bool(others.get(LATENT)), others.get(INDICES))
 
     @property
     def names(self) -> frozenset[str]:
-        """Return those that are asked for, as transformers calls them."""
+        """Names of the features in use, as transformers calls them."""
         asked = {"softcap": self.softcap is not None, "s_aux": self.sinks is not None, LATENT: self.is_latent}
         asked[INDICES] = self.indices is not None
         return frozenset(name for name, is_asked in asked.items() if is_asked)
 
     def attended(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what queries attend to: of latent vectors and rotated keys, both as keys, and the former as values."""
+        """Return keys and values to attend to; latent vectors and rotated keys are joined to keys."""
         return (torch.cat((key, value), dim=-1), key) if self.is_latent else (key, value)
 
-    def selected(self, mask: torch.Tensor | None, places: Any, num_keys: int) -> torch.Tensor | None:
-        """Return a mask (..., num_keys) of tokens at `places` under which they see only what was selected for them."""
+    def selected(self, mask: torch.Tensor | None, token_indices: Any, num_keys: int) -> torch.Tensor | None:
+        """Return a mask (..., num_keys) that also hides keys that were not selected for these tokens."""
         if self.indices is None or mask is None:
             return mask
-        return mask.masked_fill(unselected(self.indices[0, places], num_keys), float("-inf"))
+        return mask.masked_fill(unselected_keys(self.indices[0, token_indices], num_keys), float("-inf"))
 
 
 def softmax_attention(
@@ -59,10 +65,10 @@ def softmax_attention(
     scaling: float | None,
     extras: Extras,
 ) -> torch.Tensor:
-    """query (B, kv_heads, group, T, size), key and value (B, keys, kv_heads, size) to (B, kv_heads, group, T, size).
+    """Return the attention of queries over keys, (B, kv_heads, group, T, value_size).
 
-    mask: added to the logits, (T, keys) for one row or (B, 1, 1, 1, keys) for single tokens; if None, the T tokens are
-    the last of the keys, and each sees those up to its own.
+    query is (B, kv_heads, group, T, size), key and value (B, keys, kv_heads, their size). The mask is additive, (T,
+    keys) for one row or (B, 1, 1, 1, keys) for single tokens; None for causal attention of the last T tokens.
     """
     keys, values = key.transpose(1, 2), value.transpose(1, 2)
     if extras.softcap is None and extras.sinks is None:
@@ -70,15 +76,20 @@ def softmax_attention(
     mask = _causal(query, keys) if mask is None else mask
     step = max(1, _MAX_LOGITS * query.shape[3] // (query[..., 0].numel() * keys.shape[2]))
     rows = [slice(start, start + step) for start in range(0, query.shape[3], step)]
-    parts = [_written_out(query[..., row, :], keys, values, _rows(mask, row), scaling, extras) for row in rows]
+    parts = [
+        _written_out(
+            query[..., row, :], keys, values, mask if mask.shape[-2] == 1 else mask[..., row, :], scaling, extras
+        )
+        for row in rows
+    ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
 
 
 def _kernel(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
 ) -> torch.Tensor:
-    # Grouped-query attention (Ainslie et al., EMNLP 2023). Of single tokens, the heads of a group read the same keys as
-    # if they were several queries of one head.
+    # Grouped-query attention (Ainslie et al., EMNLP 2023). For single tokens, the heads of a group are treated as
+    # several queries of one head.
     is_single = query.shape[3] == 1
     flat = query.squeeze(3) if is_single else query.flatten(1, 2)
     output: torch.Tensor = torch.nn.functional.scaled_dot_product_attention(
@@ -117,7 +128,3 @@ def _causal(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     num_new, num_keys = query.shape[3], keys.shape[2]
     hidden = torch.ones((num_new, num_keys), dtype=torch.bool, device=query.device).triu(1 + num_keys - num_new)
     return torch.zeros(hidden.shape, dtype=query.dtype, device=query.device).masked_fill_(hidden, float("-inf"))
-
-
-def _rows(mask: torch.Tensor, rows: slice) -> torch.Tensor:
-    return mask if mask.shape[-2] == 1 else mask[..., rows, :]

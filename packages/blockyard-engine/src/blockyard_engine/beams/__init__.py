@@ -1,1 +1,1 @@
-"""Beam search: `hypotheses` that ended, one `search`, and many in one `batch`."""
+"""Beam search: one `search` with its hypotheses, and a `batch` of several."""

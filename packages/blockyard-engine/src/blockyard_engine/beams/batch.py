@@ -1,4 +1,4 @@
-"""Beam searches side by side: in each step all beams of all running searches go through the model together."""
+"""Runs several beam searches at once: in each step, all beams of all searches go through the model together."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .search import BeamSearch
 class BeamBatch:
     """Runs searches on a cache that serves nothing else meanwhile.
 
-    A search begins when the blocks and sequences that it may come to want are left over by those that run, so none is
-    ever preempted. max_num_batched_tokens: of a step; a longer prompt is computed in a step of its own.
+    A search starts when the blocks and sequences that it may need at most are available beside the running searches, so
+    none is ever preempted. A prompt longer than `max_num_batched_tokens` is computed in its own step.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class BeamBatch:
         self._budget = max_num_batched_tokens
 
     def require_fits(self, name: str, search: BeamSearch) -> None:
-        """Raise `NeverFits` if an empty cache could not hold all beams at their longest, sharing only the prompt."""
+        """Raise `NeverFits` if an empty cache could not hold all beams at full length, sharing only the prompt."""
         config = self._cache.config
         num_tokens = len(search.prompt) + search.options.max_tokens
         if num_tokens > config.max_model_len:
@@ -47,12 +47,12 @@ class BeamBatch:
         needed = _most_blocks(config, search)
         if needed > self._num_usable:
             raise NeverFits(
-                f"{name}: {search.options.num_beams} beams of {num_tokens} tokens may take {needed} blocks; "
+                f"{name}: {search.options.num_beams} beams of {num_tokens} tokens may need {needed} blocks; "
                 f"{self._num_usable} are usable"
             )
 
     def run(self, searches: list[BeamSearch]) -> None:
-        """Take all searches to their ends. All blocks are freed, also if the model raises."""
+        """Run all searches to their ends. All blocks are freed, also if the model raises."""
         waiting = deque(searches)
         running: list[BeamSearch] = []
         try:
@@ -68,7 +68,7 @@ class BeamBatch:
                 self._end(search)
 
     def _begin(self, waiting: deque[BeamSearch], running: list[BeamSearch]) -> None:
-        """Begin searches, in order, while budget, sequences and blocks allow."""
+        """Start searches, in order, while budget, sequences and blocks allow."""
         config = self._cache.config
         num_tokens = sum(len(search.seqs) for search in running)
         num_seqs = sum(search.options.num_beams for search in running)
@@ -90,9 +90,9 @@ class BeamBatch:
             running.append(waiting.popleft())
 
     def _step(self, running: list[BeamSearch]) -> list[torch.Tensor]:
-        """Compute what all beams have new; returns log probabilities (beams, vocabulary) of each search in float32.
+        """Compute the new tokens of all beams; return log probabilities (beams, vocabulary) of each search.
 
-        A prompt whose states are kept takes several steps.
+        A prompt with checkpoints takes several steps.
         """
         seqs = [seq for search in running for seq in search.seqs]
         left = seqs
@@ -104,7 +104,7 @@ class BeamBatch:
                 raise NeverFits(f"the beams need more blocks than the {self._cache.config.num_blocks} of the pool")
             batch = ForwardBatch.of(plan, self._cache.config.layer_groups, [1] * len(left))
             logits = self._runner.run(batch, self._moves)
-            StepSampler(logits)  # refuses what is not finite
+            StepSampler(logits)  # raises if logits are not finite
             self._cache.commit(left, plan.num_scheduled)
             found.update(zip(left, logits, strict=True))
             left = [seq for seq in left if self._cache.num_computed_tokens(seq) < self._cache.num_tokens(seq)]
@@ -117,7 +117,7 @@ class BeamBatch:
 
 
 def _most_blocks(config: CacheConfig, search: BeamSearch) -> int:
-    """Blocks that a search takes at most, all its beams at their longest and sharing only the prompt."""
+    """Return how many blocks a search needs at most: all beams at full length, sharing only the prompt."""
     num_prompt, num_beams = len(search.prompt), search.options.num_beams
     needed = 0
     for group in config.layer_groups:

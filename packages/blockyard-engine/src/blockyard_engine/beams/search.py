@@ -1,9 +1,8 @@
-"""One beam search: the likeliest continuations of a prompt, whose beams fork and end block by block.
+"""One beam search: finds the most likely continuations of a prompt; beams fork and end block by block.
 
-The search is transformers' own (`generate(num_beams=...)`), so that hypotheses and scores can be compared: of the
-accumulated log probabilities of all continuations of all beams the best are kept, twice as many as beams or more, so
-that enough remain when some of them end; a score is the sum divided by the number of new tokens to the power of
-`length_penalty`.
+The algorithm is transformers' (`generate(num_beams=...)`), so hypotheses and scores can be compared. Of the accumulated
+log probabilities of all continuations of all beams, the best are kept: at least twice as many as beams, so that enough
+remain when some end. A score is the sum divided by the number of new tokens to the power of `length_penalty`.
 """
 
 from __future__ import annotations
@@ -26,11 +25,14 @@ MAX_BEAMS = 64
 
 @dataclass(frozen=True, slots=True)
 class BeamOptions:
-    """num_beams: 1 to 64, and at most the sequences that run at once. max_tokens: new tokens at most.
+    """Options of a beam search.
 
-    length_penalty: above 0 favours long answers, below 0 short ones. early_stopping: True ends when `num_beams`
-    hypotheses have ended; False when the best running beam is, at its present length, no better than the worst of them;
-    "never" when it cannot become better.
+    Args:
+        num_beams: number of beams, 1 to 64 and at most max_num_seqs.
+        max_tokens: maximum number of new tokens.
+        length_penalty: above 0 favours long answers, below 0 short ones.
+        early_stopping: True stops when `num_beams` hypotheses have ended; False when the best running beam, at its
+            present length, is no better than the worst of them; "never" when it cannot become better.
     """
 
     num_beams: int
@@ -49,7 +51,7 @@ class BeamOptions:
 
 @dataclass(slots=True)
 class Hypotheses:
-    """Ended beams, best first, at most `num_beams`. A score is total / length ** length_penalty."""
+    """Ended beams, best first, at most `num_beams`."""
 
     options: BeamOptions
     ended: list[tuple[float, list[int], FinishReason]] = field(default_factory=list)
@@ -57,7 +59,7 @@ class Hypotheses:
     is_open: bool = True
 
     def add(self, ended: list[tuple[float, list[int], FinishReason]]) -> None:
-        """Take in the beams (total, tokens, reason) that ended in a step; the best of all stay."""
+        """Add the beams (total, tokens, reason) that ended in a step, and keep the best."""
         if self.is_closed:
             return
         self.ended += [(self.score(total, len(tokens)), tokens, reason) for total, tokens, reason in ended]
@@ -65,18 +67,18 @@ class Hypotheses:
         del self.ended[self.options.num_beams :]
 
     def score(self, total: float, num_tokens: int) -> float:
-        """Return what hypotheses are compared by."""
+        """Return total / num_tokens ** length_penalty."""
         return total / float(num_tokens**self.options.length_penalty)
 
     @property
     def is_closed(self) -> bool:
-        """Return whether nothing more is taken in."""
+        """True if no further hypotheses are added."""
         return not self.is_open or (self.options.early_stopping is True and self._is_full)
 
     def note_best_running(self, total: float, num_tokens: int) -> None:
-        """Close the search for good if the best running beam cannot reach the worst of the ended ones.
+        """Close the search if the best running beam cannot beat the worst ended one.
 
-        num_tokens: its new tokens. "never" gives it the benefit of the longest answer where length is rewarded.
+        With "never", and a penalty that favours length, the beam is judged at the maximum length.
         """
         longest = self.options.early_stopping == "never" and self.options.length_penalty > 0
         reachable = self.score(total, self.options.max_tokens if longest else num_tokens)
@@ -90,7 +92,14 @@ class Hypotheses:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A beam continued by a token. parent: place of the beam. total: sum of log probabilities."""
+    """A beam extended by one token.
+
+    Attributes:
+        parent: index of the beam.
+        token_ids: new tokens.
+        total: sum of log probabilities.
+        is_ended: whether the token ends the beam.
+    """
 
     parent: int
     token_ids: list[int]
@@ -99,9 +108,9 @@ class Candidate:
 
 
 class BeamSearch:
-    """A search between two steps: the beams that go on, and the hypotheses that ended.
+    """A search between two steps: running beams and ended hypotheses.
 
-    seqs: the beams' handles in the cache; as long as there are none, the search has not begun.
+    `seqs` has the beams' handles in the cache; it is empty before the search has started.
     """
 
     def __init__(self, prompt: list[int], options: BeamOptions, eos_token_ids: frozenset[int]) -> None:
@@ -113,18 +122,21 @@ class BeamSearch:
         self._eos_token_ids = eos_token_ids
 
     def token_ids(self) -> list[list[int]]:
-        """Return all known tokens of each beam, in the order of `seqs`."""
         return [self.prompt + beam.token_ids for beam in self._beams]
 
     def advance(self, logprobs: torch.Tensor, cache: KVCacheManager) -> bool:
-        """Choose who goes on, and fork and end the beams in the cache; returns whether the search goes on.
+        """Choose the beams that continue, and fork and free them in the cache; return whether the search continues.
 
-        logprobs: float32 (beams, vocabulary), of what follows each beam.
+        Args:
+            logprobs: log probabilities of the next tokens, float32 (beams, vocabulary).
+            cache: the cache.
         """
         found = self._continue(logprobs)
-        # The candidates behind the first are there to go on only.
+        # Only the first candidates may end; the others are there to continue.
         ended = [candidate for candidate in found[: self.options.num_beams] if candidate.is_ended]
-        self._hypotheses.add([(one.total, one.token_ids, self._reason(one)) for one in ended])
+        stop, length = FinishReason.STOP, FinishReason.LENGTH
+        reasons = [stop if one.token_ids[-1] in self._eos_token_ids else length for one in ended]
+        self._hypotheses.add([(one.total, one.token_ids, why) for one, why in zip(ended, reasons, strict=True)])
         self._beams = [candidate for candidate in found if not candidate.is_ended][: self.options.num_beams]
         if not self._beams:
             return False
@@ -143,20 +155,17 @@ class BeamSearch:
         ]
 
     def _continue(self, logprobs: torch.Tensor) -> list[Candidate]:
-        """Return the best continuations, best first: enough that `num_beams` go on even if all others end."""
+        """Return the best continuations, best first: enough that `num_beams` continue even if the others end."""
         totals = logprobs + torch.tensor([[beam.total] for beam in self._beams], device=logprobs.device)
         count = min(max(2, 1 + len(self._eos_token_ids)) * self.options.num_beams, totals.numel())
         best = totals.flatten().topk(count)
         found = []
-        for total, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            parent, token = divmod(place, logprobs.shape[1])
+        for total, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            parent, token = divmod(index, logprobs.shape[1])
             tokens = [*self._beams[parent].token_ids, token]
             is_ended = token in self._eos_token_ids or len(tokens) == self.options.max_tokens
             found.append(Candidate(parent, tokens, total, is_ended))
         return found
-
-    def _reason(self, ended: Candidate) -> FinishReason:
-        return FinishReason.STOP if ended.token_ids[-1] in self._eos_token_ids else FinishReason.LENGTH
 
 
 def _text(token_ids: list[int], tokenizer: Any) -> str:

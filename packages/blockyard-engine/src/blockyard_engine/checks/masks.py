@@ -1,10 +1,10 @@
-"""What a layer's mask hides and what transformers' own cache keeps for it, against what the engine computes.
+"""Compares a layer's mask and transformers' own cache for it with the engine's attention.
 
-The engine computes causal attention over all tokens or the layer's window, and keeps keys and values only.
+The engine computes causal attention over all tokens or the layer's window, and keeps only keys and values.
 
-A model of transformers describes its mask by a function of two positions, from which its attention makes a tensor. The
-probe takes the function instead and evaluates it at the ends of the window and of the longest sequence, so that a mask
-is checked at its real size whatever the model costs.
+A transformers model describes its mask by a function of two positions, from which its attention makes a tensor. The
+probe takes the function and evaluates it at the ends of the window and of the longest sequence, so the mask is checked
+at its real size at no cost.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from transformers.cache_utils import (
 from blockyard.arguments import reason
 from blockyard.errors import ModelError
 
-#: The name under which a model describes its masks; attention is the engine's, as under its own name.
+#: Attention name under which a model passes its mask functions; attention itself is the engine's.
 PROBE_NAME = "blockyard_probe"
 
-#: Tokens that the probe runs.
+#: Number of tokens in the probe.
 NUM_PROBE_TOKENS = 3
 _FUNCTION = "blockyard_mask_function"
 
 
 def _described(mask_function: Callable[..., Any], **_: Any) -> torch.Tensor:
-    """Return a tensor in a mask's place, of its rank, that carries the function."""
+    """Return a dummy mask of the right rank that carries the mask function."""
     mask = torch.ones((1, 1, 1, 1), dtype=torch.bool)
     setattr(mask, _FUNCTION, mask_function)
     return mask
@@ -46,21 +46,19 @@ AttentionMaskInterface.register(PROBE_NAME, _described)
 
 
 def require_plain_mask(layer: int, mask: torch.Tensor | None, window: int, max_model_len: int) -> None:
-    """Raise `ModelError` if a layer's mask is not that of causal attention over `window` tokens (0: all).
+    """Raise `ModelError` if a layer's mask is not that of causal attention over `window` tokens (0: all). O(1).
 
-    mask: what the layer got during the probe; None is causal, by the rule of transformers. O(1).
+    `mask` is the layer's mask in the probe; None is causal, by transformers' convention.
     """
     if mask is None:
         return
     function = getattr(mask, _FUNCTION, None)
     if function is None:
-        raise ModelError(
-            f"layer {layer} asks for 'attention_mask', a mask of its own, which the engine does not compute"
-        )
+        raise ModelError(f"layer {layer} passes its own 'attention_mask', which the engine does not support")
     at = torch.tensor(_positions(window, max_model_len))
     try:
         seen = _seen(function, at)
-    except IndexError:  # it holds something for each token of the probe, and knows no others
+    except IndexError:  # the function indexes data of the probe's tokens
         at = at[at < NUM_PROBE_TOKENS]
         seen = _seen(function, at)
     query, key = at[:, None], at[None, :]
@@ -72,7 +70,7 @@ def require_plain_mask(layer: int, mask: torch.Tensor | None, window: int, max_m
         tokens = f"the last {window}" if window else "all"
         raise ModelError(
             f"in layer {layer} token {int(at[row])} {does} to token {int(at[column])}, which is not causal attention "
-            f"over {tokens} tokens; the engine computes no other"
+            f"over {tokens} tokens; the engine supports no other"
         )
 
 
@@ -83,13 +81,13 @@ def _seen(function: Callable[..., Any], at: torch.Tensor) -> torch.Tensor:
 
 
 def _positions(window: int, max_model_len: int) -> list[int]:
-    """Return where a mask is evaluated: around every power of two, and a window before each of them."""
+    """Return the positions where a mask is evaluated: around each power of two, and a window before each."""
     near = [2**power + offset for power in range(21) for offset in (-1, 0, 1)]
     near += [max_model_len - 1, *(at - window + offset for at in near for offset in (0, 1))]
     return sorted({at for at in near if 0 <= at < max_model_len})
 
 
-#: What transformers' cache may keep for a layer: keys and values, and a state besides or alone.
+#: Supported layers of transformers' cache: keys and values, states, or both.
 _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
 _WITH_STATE = (
     LinearAttentionLayer,
@@ -103,8 +101,8 @@ def require_known_cache(config: Any) -> None:
     for layer, kept in enumerate(_kept(config)):
         if type(kept) not in (*_PLAIN, *_WITH_STATE, DynamicIndexedLayer):
             raise ModelError(
-                f"generate() keeps a {type(kept).__name__} for layer {layer}; the engine keeps keys, values, index "
-                f"keys and states only"
+                f"generate() keeps a {type(kept).__name__} for layer {layer}; the engine keeps only keys, values, "
+                f"index keys and states"
             )
 
 
@@ -114,26 +112,26 @@ def keeps_states(config: Any) -> bool:
 
 
 def keeps_index(config: Any) -> bool:
-    """Return whether transformers' own cache keeps index keys, and no states beside them. O(layers)."""
+    """Return whether transformers' own cache keeps index keys and no states. O(layers)."""
     return all(type(kept) is DynamicIndexedLayer for kept in _kept(config))
 
 
 def own_windows(config: Any) -> dict[int, int]:
-    """Return the last tokens that transformers' own cache keeps for each layer that it has, 0 for all. O(layers).
+    """Return how many last tokens transformers' own cache keeps for each layer, 0 for all. O(layers).
 
-    Of a model with states, for each layer that has attention, numbered from 0.
+    For a model with states: for each layer with attention, numbered from 0.
     """
     layers = [kept for kept in _kept(config) if isinstance(kept, CacheLayerMixin)]
     return {number: getattr(kept, "sliding_window", None) or 0 for number, kept in enumerate(layers)}
 
 
 def require_same_window(layer: int, own: int, window: int, max_model_len: int) -> None:
-    """Raise `ModelError` if transformers' own cache keeps another window than the layer's attention asks for."""
+    """Raise `ModelError` if transformers' own cache keeps another window than the layer's attention uses."""
     own = own if own < max_model_len else 0
     if own != window:
         raise ModelError(
-            f"generate() keeps {f'the last {own}' if own else 'all'} tokens for layer {layer}, whose attention asks "
-            f"for {f'the last {window}' if window else 'all'}; the engine cannot compute both"
+            f"generate() keeps {f'the last {own}' if own else 'all'} tokens for layer {layer}, but its attention reads "
+            f"{f'the last {window}' if window else 'all'}; they must be equal"
         )
 
 

@@ -1,12 +1,12 @@
-"""A trial: the logits of an engine's steps against the model's own, made in one forward pass of whole prompts.
+"""Compares the logits of an engine's steps with the model's own, from one forward pass of whole prompts.
 
-Three prompts of equal length. The first is computed in two chunks and a decode, the second begins as the first does and
-takes that from the cache, the third is computed beside them in pieces. So every way in which a step cuts sequences is
-compared: whole, chunks, decodes, a batch, a prefix hit.
+There are three prompts of equal length. The first is computed in two chunks and a decode, the second shares its
+beginning and hits the cache, the third is computed beside them in pieces. This covers whole prompts, chunks, decodes, a
+batch and a prefix hit.
 
-The small copy has the model's class and the form of its config, with few and narrow layers and random weights. What
-decides how tokens attend to each other stays: kinds of layers and their order, shared heads, windows (shorter ones, so
-that a short prompt outgrows them). What only makes a model large is cut down.
+The small copy has the model's class and config, with few narrow layers and random weights. Everything that decides how
+tokens attend to each other stays: layer types and their order, shared heads, and windows (shortened, so that a short
+prompt outgrows them). Everything that only makes a model large is reduced.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from blockyard.errors import ModelError
 from blockyard.storage import KVCache
 
 from ..attention.latent import LATENT
-from ..borrowing import BorrowedModel
 from ..moves import MoveQueue
+from ..patching import PatchedModel
 from ..runner import ForwardBatch, ModelRunner
 from ..shape import KVShape
 
-#: The windows of a small copy and the steps by which it scales attention, in tokens.
+#: Window of a small copy, and length at which it starts to scale attention, in tokens.
 SMALL_WINDOW = 13
 _MAX_POSITIONS = 512
 _VOCABULARY = 128
 _MAX_LAYERS = 8
-#: Fields of a config that only set a size, under each value that a small copy has there at most.
+#: Config fields that only set a size, by the largest value in a small copy.
 _SIZES = {
     64: "hidden_size d_model n_embd word_embed_proj_dim embedding_size d_inner",
     96: "intermediate_size ffn_dim n_inner ffn_hidden_size expert_ffn_hidden_size decoder_ffn_dim "
@@ -52,7 +52,7 @@ _SIZES = {
     2: "num_experts_per_tok num_experts_per_token top_k_experts num_kv_shared_layers moe_topk",
     1: "n_group topk_group num_expert_group n_shared_experts num_shared_experts first_k_dense_replace num_dense_layers "
     "mamba_n_groups n_groups mamba_ngroups",
-    32: "attention_head_dim index_n_heads",  # with few heads many keys of an index score 0, and are as good
+    32: "attention_head_dim index_n_heads",  # with few heads, many index keys would tie at score 0
     _VOCABULARY: "vocab_size vocab_size_per_layer_input unpadded_vocab_size mamba_d_ssm attention_hidden_size",
     SMALL_WINDOW: "sliding_window sliding_window_size window_size floor_scale original_max_position_embeddings "
     "initial_context_length index_topk",
@@ -60,7 +60,7 @@ _SIZES = {
 }
 _AT_MOST = {name: size for size, names in _SIZES.items() for name in names.split()}
 _ROPE_FIELDS = ("rope_scaling", "rope_parameters")
-#: Limits from below, which small copies are under.
+#: Lower limits that would take effect in small copies.
 _LOW = {"time_step_min": 1e-9, "time_step_floor": 1e-9}
 #: Fields that follow from others.
 _DERIVED = {"qk_head_dim", "quantization_config"}
@@ -70,7 +70,7 @@ _NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "num_global_key_value_he
 
 
 def small_model(model_class: Any, config: Any) -> Any:
-    """A model of this class and config with sharp random weights, in float32 on the CPU. Raises what its class does."""
+    """Return a model of this class with sharp random weights, in float32 on the CPU. Raises as the class does."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         model = model_class(config).float().eval()
     sharpen(model)
@@ -78,12 +78,12 @@ def small_model(model_class: Any, config: Any) -> Any:
 
 
 def small_config(config: Any) -> Any:
-    """The config of a small copy; raises what its class raises where the small sizes do not fit together. O(fields)."""
+    """Return the config of a small copy. Raises as its class does if the small sizes do not fit together."""
     return type(config).from_dict(_shrunk(config.to_dict()))
 
 
 def sharpen(model: Any, seed: int = 0) -> None:
-    """Give a model random weights under which every part of it matters, which is not so with freshly made ones."""
+    """Give a model random weights under which every part matters, unlike freshly initialized ones."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weights in model.named_parameters():
@@ -94,7 +94,7 @@ def sharpen(model: Any, seed: int = 0) -> None:
 
 
 def _shrunk(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return each of the fields, of nested configs too, cut down to what a small copy has."""
+    """Return the fields of a config, including nested configs, with the sizes of a small copy."""
     num_layers = next((fields[name] for name in _NUM_LAYERS if isinstance(fields.get(name), int)), 0)
     kept = _kept_layers(fields, num_layers)
     heads = _heads(fields)
@@ -122,9 +122,9 @@ def _cut(name: str, value: Any, num_layers: int, kept: int) -> Any:
 
 
 def _shrunk_entries(name: str, entries: dict[str, Any], kept: int) -> dict[str, Any]:
-    """A nested config, a dict of the layers that differ from the others, or what rotary embeddings begin to scale at.
+    """Shrink a nested config, a dict of layers that differ, or the lengths at which rotary embeddings start to scale.
 
-    The prompts of a trial go beyond each number from which on a model computes otherwise.
+    The prompts of a trial exceed each length from which on a model computes differently.
     """
     if name in _ROPE_FIELDS:
         return {
@@ -136,7 +136,7 @@ def _shrunk_entries(name: str, entries: dict[str, Any], kept: int) -> dict[str, 
 
 
 def _kept_layers(fields: dict[str, Any], num_layers: int) -> int:
-    """Return the fewest first layers that have one of every kind, at least two."""
+    """Return the number of first layers that include every layer type, at least two."""
     rows = [value for value in fields.values() if isinstance(value, (list, tuple)) and len(value) == num_layers]
     kinds = [str(kind) for kind in zip(*rows, strict=True)]
     needed = max((kinds.index(kind) + 1 for kind in set(kinds)), default=2)
@@ -147,96 +147,96 @@ def _kept_layers(fields: dict[str, Any], num_layers: int) -> int:
 
 
 def _heads(fields: dict[str, Any]) -> int:
-    """Return the heads of keys and values: one, all or half of four, as the model has one, all or some."""
+    """Return the KV heads of the small copy: one, all or half of four, as the model has one, all or some."""
     num_heads = next((fields[name] for name in _NUM_HEADS if isinstance(fields.get(name), int)), 0)
     own = next((fields[name] for name in _NUM_KV_HEADS if isinstance(fields.get(name), int)), num_heads)
     return 1 if own == 1 else min(num_heads, 4) if own == num_heads else 2
 
 
-#: Tokens of a prompt in the trial of a small copy, whose windows it outgrows, and of the model itself.
+#: Tokens of a prompt in the trial of a small copy (longer than its windows), and of the model itself.
 SMALL_LENGTH = 3 * SMALL_WINDOW + 2
 OWN_LENGTH = 16
 _BLOCK_SIZE = 4
-#: States that are kept at a time: of three prompts, at their ends and where one is told.
+#: Maximum checkpoints at a time: at the ends of three prompts and at the requested position.
 _MAX_STATES = 8
 #: Parameters times tokens that a CPU computes in a few seconds.
 _AFFORDABLE = 2**36
-#: The largest difference of logits, in parts of their size: at any token in float32, at half of all in other types.
-#: Rounding makes 1e-5 of it in float32, and some hundredths in 16 bits.
+#: Largest relative difference of logits: at any token in float32, at half of the tokens in other dtypes.
+#: Rounding causes 1e-5 in float32, and a few hundredths in 16 bits.
 _MAX_ERROR = 1e-3
 _MAX_ERROR_16_BITS = 0.2
-#: A model with states may differ by twice what its own decoding does, but by no more than this: transformers'
-#: Nemotron-H and Zamba2 limit time steps in chunks and not in single tokens. In small copies nothing does (`_LOW`).
+#: A model with states may differ by twice its own decoding's difference, up to this limit: transformers' Nemotron-H and
+#: Zamba2 limit time steps in chunks but not in single tokens. Small copies do not differ (`_LOW`).
 _MAX_STATE_ERROR = 0.05
 
 
-def can_afford(borrowed: BorrowedModel, length: int) -> bool:
-    """Return whether a trial on prompts of `length` tokens takes seconds at most."""
-    num_parameters: int = borrowed.model.num_parameters()
+def can_afford(patched: PatchedModel, length: int) -> bool:
+    """Return whether a trial on prompts of `length` tokens takes at most seconds."""
+    num_parameters: int = patched.model.num_parameters()
     num_tokens = 6 * length  # three prompts, by the model and by the engine
-    return borrowed.device.type != "cpu" or num_parameters * num_tokens <= _AFFORDABLE
+    return patched.device.type != "cpu" or num_parameters * num_tokens <= _AFFORDABLE
 
 
 def require_equal_logits(
-    borrowed: BorrowedModel,
+    patched: PatchedModel,
     shape: KVShape,
     length: int,
-    judge: tuple[BorrowedModel, KVShape] | None = None,
+    judge: tuple[PatchedModel, KVShape] | None = None,
 ) -> None:
     """Raise `ModelError` if the engine's steps and the model's own forward disagree on prompts of `length` tokens.
 
-    length: at least 16. judge: whose own forward is compared, if not this model's. Four forward passes of at most 3 *
-    length tokens.
+    length is at least 16. The own forward is that of `judge`, if given. Runs four forward passes of at most 3 * length
+    tokens.
     """
     prompts = _prompts(length, shape.vocab_size)
-    errors = _errors(own_logits(*(judge or (borrowed, shape)), prompts), run_steps(borrowed, shape, length))
-    is_exact = borrowed.dtype == torch.float32
+    errors = _errors(own_logits(*(judge or (patched, shape)), prompts), run_steps(patched, shape, length))
+    is_exact = patched.dtype == torch.float32
     worst = errors.max() if is_exact else errors.median()
     allowed = _MAX_ERROR if is_exact else _MAX_ERROR_16_BITS
     if worst > allowed and shape.states is not None and is_exact:
-        allowed = max(allowed, min(2 * float(_own_errors(borrowed, prompts).max()), _MAX_STATE_ERROR))
+        allowed = max(allowed, min(2 * float(_own_errors(patched, prompts).max()), _MAX_STATE_ERROR))
     if not worst <= allowed:
         row, token = divmod(int(errors.argmax()), length)
         raise ModelError(
-            f"{type(borrowed.model).__name__} computes other logits in the engine's steps than in its own forward (by "
+            f"{type(patched.model).__name__} computes other logits in the engine's steps than in its own forward (by "
             f"{float(errors[row, token]):.1g} of their size, at token {token} {_CUTS[row]}): its layers keep or "
-            f"compute something that the engine does not know"
+            f"compute something that the engine does not support"
         )
 
 
-_CUTS = ("of a prompt in chunks", "of a prompt behind a prefix hit", "of a prompt in a batch")
+_CUTS = ("of a prompt in chunks", "of a prompt after a prefix hit", "of a prompt in a batch")
 
 
-def run_steps(borrowed: BorrowedModel, shape: KVShape, length: int) -> torch.Tensor:
-    """Return the engine's side of it: logits (prompts, tokens, vocabulary)."""
-    return _Steps(borrowed, shape, _prompts(length, shape.vocab_size)).logits()
+def run_steps(patched: PatchedModel, shape: KVShape, length: int) -> torch.Tensor:
+    """Return the logits of the engine's steps, (prompts, tokens, vocabulary)."""
+    return _Steps(patched, shape, _prompts(length, shape.vocab_size)).logits()
 
 
-def own_logits(borrowed: BorrowedModel, shape: KVShape, prompts: torch.Tensor) -> torch.Tensor:
-    """Return the model's own logits, (prompts, tokens, vocabulary): its own attention, whole prompts, no cache.
+def own_logits(patched: PatchedModel, shape: KVShape, prompts: torch.Tensor) -> torch.Tensor:
+    """Return the model's own logits of whole prompts, without a cache, (prompts, tokens, vocabulary).
 
-    Where its attention asks for extras, it is the eager one: transformers' others silently leave some of them out.
+    If its attention has special features, the eager attention is used: the others silently leave some of them out.
     """
-    model = borrowed.model
+    model = patched.model
     chosen = model.config._attn_implementation
     if shape.extras - {LATENT}:
         model.set_attn_implementation("eager")
     try:
         with torch.inference_mode():
-            logits: torch.Tensor = model(input_ids=prompts.to(borrowed.device), use_cache=False).logits
+            logits: torch.Tensor = model(input_ids=prompts.to(patched.device), use_cache=False).logits
     finally:
         model.set_attn_implementation(chosen)
     return logits
 
 
-def _own_errors(borrowed: BorrowedModel, prompts: torch.Tensor) -> torch.Tensor:
-    """Return how much a model's own decoding of prompts, as by `generate`, differs from its forward of whole ones."""
-    ids, half = prompts.to(borrowed.device), prompts.shape[1] // 2
-    cache = DynamicCache(config=borrowed.model.config.get_text_config(decoder=True))
+def _own_errors(patched: PatchedModel, prompts: torch.Tensor) -> torch.Tensor:
+    """Return how far a model's own decoding, as by `generate`, differs from its forward of whole prompts."""
+    ids, half = prompts.to(patched.device), prompts.shape[1] // 2
+    cache = DynamicCache(config=patched.model.config.get_text_config(decoder=True))
     with torch.inference_mode():
-        whole = borrowed.model(input_ids=ids, use_cache=False).logits
+        whole = patched.model(input_ids=ids, use_cache=False).logits
         pieces = [ids[:, :half], *ids[:, half:].split(1, dim=1)]
-        parts = [borrowed.model(input_ids=part, past_key_values=cache, use_cache=True).logits for part in pieces]
+        parts = [patched.model(input_ids=part, past_key_values=cache, use_cache=True).logits for part in pieces]
     return _errors(whole, torch.cat(parts, dim=1))
 
 
@@ -255,35 +255,35 @@ def _shared_tokens(length: int) -> int:
 
 
 def _errors(own: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return how much the logits behind each token differ, in parts of their spread: (prompts, tokens)."""
+    """Return how far the logits of each token differ, relative to their spread: (prompts, tokens)."""
     own, other = own.float(), other.float()
     spread = own.std(dim=-1).mean().clamp_min(1e-30)
     return (own - other).square().mean(dim=-1).sqrt() / spread
 
 
 class _Steps:
-    """Three prompts run as an engine runs them, over a manager and tensors of its own."""
+    """Runs three prompts as an engine does, with its own manager and tensors."""
 
-    def __init__(self, borrowed: BorrowedModel, shape: KVShape, prompts: torch.Tensor) -> None:
+    def __init__(self, patched: PatchedModel, shape: KVShape, prompts: torch.Tensor) -> None:
         block_size = _BLOCK_SIZE * (1 if shape.context is None else shape.context.interleave)
-        spec = shape.spec(block_size, borrowed.dtype)
+        spec = shape.spec(block_size, patched.dtype)
         self._tokens: list[list[int]] = prompts.tolist()
         self._length = prompts.shape[1]
         num_blocks = 4 * (self._length // _BLOCK_SIZE + 2) * len(spec.groups)
-        #: Where the first prompt keeps its state, for the second to go on from.
+        #: Checkpoint position in the first prompt, which the second one hits.
         self._checkpoints: list[int] = []
         if shape.states is not None:
             num_blocks += _MAX_STATES * -(-shape.states.num_bytes // spec.bytes_per_block)
             self._checkpoints = [_shared_tokens(self._length)]
         config = shape.cache_config(spec, num_blocks, max_num_seqs=3, max_model_len=self._length)
         self._cache = KVCacheManager(config)
-        self._kv_cache = KVCache(num_blocks, block_size, **shape.tensors(spec, borrowed.dtype, borrowed.device))
-        self._runner = ModelRunner(borrowed, self._kv_cache, shape, "sdpa", config.max_num_seqs)
+        self._kv_cache = KVCache(num_blocks, block_size, **shape.tensors(spec, patched.dtype, patched.device))
+        self._runner = ModelRunner(patched, self._kv_cache, shape, "sdpa", config.max_num_seqs)
         self._rows: dict[int, int] = {}
         self._logits: list[list[torch.Tensor]] = [[], [], []]
 
     def logits(self) -> torch.Tensor:
-        """Logits behind every token, (3, tokens, vocabulary); of those that came from the cache, the first prompt's."""
+        """Return the logits of every token, (3, tokens, vocabulary); cached tokens get the first prompt's."""
         length, cut = self._length, self._length * 2 // 5
         first, third = self._start(0), self._start(2)
         self._step({first: cut, third: length // 4})
@@ -301,7 +301,7 @@ class _Steps:
         return seq
 
     def _step(self, counts: dict[int, int]) -> None:
-        """Compute that number of further tokens of each sequence; where a state is kept, in several steps."""
+        """Compute some further tokens of each sequence, in several steps if a state is checkpointed."""
         while counts:
             seqs = list(counts)
             plan = self._cache.reserve(seqs, list(counts.values()))

@@ -1,4 +1,4 @@
-"""`blockyard demo` serves chat requests for real, and measures what the blocks saved."""
+"""`blockyard demo`: answers chat requests with a real model, and reports what paging and prefix sharing saved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from blockyard.errors import ModelError
 from blockyard.observe import PoolSnapshot, snapshot_pool
 
 from .. import GenerationResult, SamplingParams, StepReport
-from ..options import require_model_path, require_step_budget
+from ..engine_options import require_model_path, require_step_budget
 from .demo_report import DemoReport, as_json, as_text, demo_prompts
 
 if TYPE_CHECKING:
@@ -28,11 +28,13 @@ _NOTE = "(SmolLM2-135M is a very small model: fluent, and often wrong. This is a
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """Run the demo as its options say and print its report. Exit status 1 if a block leaked or a token differed."""
+    """Run the demo and print its report. Return 1 if a block leaked or a token differed, else 0."""
     require_int("--requests", options.requests, 1, _MAX_REQUESTS)
     require_int("--answers", options.answers, 0, _MAX_REQUESTS)
     sampling = SamplingParams(options.max_new_tokens, temperature=options.temperature, seed=options.seed)
-    _require_sizes(options)
+    sizes = {name: getattr(options, name) for name in ("num_blocks", "block_size", "max_num_seqs")}
+    cache_config(**sizes, max_model_len=1)
+    require_step_budget(options.max_num_batched_tokens, options.max_num_seqs)
     if options.model:
         require_model_path(Path(options.model))
     started = time.perf_counter()
@@ -49,30 +51,23 @@ def run_demo(options: argparse.Namespace) -> int:
     return 0 if report.num_leaked_blocks == 0 and report.verified_same_tokens is not False else 1
 
 
-def _require_sizes(options: argparse.Namespace) -> None:
-    """Raise `InvalidArgument` for sizes that no model can be served with."""
-    sizes = {name: getattr(options, name) for name in ("num_blocks", "block_size", "max_num_seqs")}
-    cache_config(**sizes, max_model_len=1)
-    require_step_budget(options.max_num_batched_tokens, options.max_num_seqs)
-
-
 def _load(options: argparse.Namespace) -> tuple[Path, Any, Any]:
-    """Returns the path of the model, the model and its tokenizer; torch is imported only now."""
     import torch
 
     from ..model import demo_model_path, load_model
 
     path = Path(options.model) if options.model else demo_model_path()
-    with _status("loading the model (a .gguf file is converted once, which takes a while)"):
+    status = "loading the model (a .gguf file is converted once, which takes a while)"
+    with Console(file=sys.stderr).status(status):
         model, tokenizer = load_model(path, getattr(torch, options.dtype), options.device)
     if tokenizer is None:
-        raise ModelError(f"{path} has no tokenizer, and the demo asks in words")
+        raise ModelError(f"{path} has no tokenizer; the demo needs one")
     return path, model, tokenizer
 
 
 @dataclass(slots=True)
 class DemoRun:
-    """A run has all requests on a fresh engine, and what was seen on the way."""
+    """One run of all requests on a fresh engine, with statistics of its steps."""
 
     engine: Engine
     prompts: list[Any]
@@ -85,11 +80,11 @@ class DemoRun:
 
     @property
     def token_ids(self) -> list[list[int]]:
-        """Returns the new tokens of every request."""
+        """New tokens of every request."""
         return [result.token_ids for result in self.results]
 
     def watch(self, step: StepReport) -> None:
-        """Look at the cache after a step."""
+        """Update the statistics after a step."""
         cache = self.engine.cache
         stats = cache.stats()
         self.max_running = max(self.max_running, step.num_seqs)
@@ -147,7 +142,3 @@ def _report(options: argparse.Namespace, run: DemoRun, path: Path, load_seconds:
         leaking=cache.running(),
         note="" if options.model else _NOTE,
     )
-
-
-def _status(text: str) -> Any:
-    return Console(file=sys.stderr).status(text)

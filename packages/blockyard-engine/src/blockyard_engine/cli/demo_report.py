@@ -1,4 +1,4 @@
-"""The demo asks questions of a railway's passengers, and says what it found as text and as JSON."""
+"""Prompts of the demo (questions of a railway's passengers), and its report as text and JSON."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ QUESTIONS = (
 
 
 def question(number: int) -> str:
-    """Returns the question of request `number`, counted from 0; after the last the first comes again."""
+    """Return the question of request `number`, from 0; they repeat after the last."""
     return QUESTIONS[number % len(QUESTIONS)]
 
 
 def demo_prompts(num_requests: int, tokenizer: Any) -> list[Any]:
-    """Returns chats of handbook and question, or plain text where the tokenizer has no chat template."""
+    """Return chats of handbook and question, or plain text if the tokenizer has no chat template."""
     if tokenizer.chat_template:
         return [
             [{"role": "system", "content": HANDBOOK}, {"role": "user", "content": question(number)}]
@@ -94,12 +94,16 @@ _WIDTH = 78
 
 @dataclass(slots=True)
 class DemoReport:
-    """A report holds the figures of one run; times are in seconds.
+    """Statistics of one run; times are in seconds.
 
-    wasted_share: slots that sequences held and no token filled, of all held slots, over all steps.
-    fullest, at_end: the pool after the step that held most blocks, and at the end. leaking: sequences that still
-    hold blocks at the end, handle to holder. verified_same_tokens, other_seconds: of a second run with the prefix
-    cache switched the other way, if there was one. note: a sentence about the answers.
+    Attributes:
+        wasted_share: share of held slots without a token, over all steps.
+        fullest: the pool after the step that held most blocks.
+        at_end: the pool at the end.
+        leaking: sequences that still hold blocks at the end, handle to holder.
+        note: a sentence about the answers.
+        verified_same_tokens: whether a second run with the prefix cache toggled gave the same tokens; None without one.
+        other_seconds: duration of the second run.
     """
 
     model: str
@@ -127,17 +131,17 @@ class DemoReport:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Returns the prompt tokens of all requests."""
+        """Prompt tokens of all requests."""
         return sum(result.num_prompt_tokens for result in self.results)
 
     @property
     def num_cached_tokens(self) -> int:
-        """Returns the prompt tokens whose keys and values the cache had."""
+        """Prompt tokens found in the cache."""
         return sum(result.num_cached_tokens for result in self.results)
 
     @property
     def cached_share(self) -> float:
-        """Returns the share of the prompt tokens that came from the cache, 0 to 1."""
+        """Share of the prompt tokens found in the cache, 0 to 1."""
         return self.num_cached_tokens / self.num_prompt_tokens
 
     @property
@@ -147,20 +151,20 @@ class DemoReport:
 
     @property
     def num_preemptions(self) -> int:
-        """Counts the times that requests were preempted to make room."""
+        """Number of preemptions."""
         return sum(result.num_preemptions for result in self.results)
 
     @property
     def contiguous_blocks(self) -> int:
-        """Blocks that as many requests at once take if each reserves the model's whole context in advance."""
+        """Blocks that as many concurrent requests need if each reserves the model's whole context in advance."""
         return self.max_running * -(-self.max_model_len // self.block_size)
 
     def mib(self, num_blocks: int) -> float:
-        """Returns the MiB of keys and values in `num_blocks` blocks."""
+        """Return the MiB of keys and values in `num_blocks` blocks."""
         return num_blocks * self.bytes_per_block / 2**20
 
 
-#: Fields of a report that its JSON has under the same names.
+#: Fields of a report that have the same names in JSON.
 _FIGURES = (
     *("model", "dtype", "device", "prefix_cache", "max_num_seqs", "block_size", "num_blocks", "max_model_len"),
     *("num_prompt_tokens", "num_cached_tokens", "cached_share", "num_new_tokens", "num_preemptions"),
@@ -170,7 +174,7 @@ _FIGURES = (
 
 
 def as_json(report: DemoReport) -> str:
-    """Returns one JSON object; counts are numbers, shares from 0 to 1, times in seconds, memory in bytes."""
+    """Return the report as one JSON object; shares are from 0 to 1, times in seconds, memory in bytes."""
     results = [
         {
             "question": question(number),
@@ -193,18 +197,17 @@ def as_json(report: DemoReport) -> str:
 
 
 def as_text(report: DemoReport, num_answers: int) -> str:
-    """Answers, a table, a picture of the pool and the proof that nothing leaked."""
+    """Return answers, a table, a picture of the pool, and the leak check."""
     answers = [*_answers(report, num_answers), report.note]
-    parts = [_head(report), *answers, _table(report), _pictures(report), _leaks(report)]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _head(report: DemoReport) -> str:
-    return (
+    rows = [*_token_rows(report), *_block_rows(report), *_time_rows(report)]
+    labels, values = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+    table = "\n".join(f"{label:<{labels}}  {value:>{values}}  {note}".rstrip() for label, value, note in rows)
+    head = (
         f"Blockyard {__version__}, {build_name()}\n"
         f"{report.model}, {report.dtype} on {report.device}: {len(report.results)} chat requests, "
         f"at most {report.max_num_seqs} at once, prefix cache {'on' if report.prefix_cache else 'off'}"
     )
+    return "\n\n".join(part for part in (head, *answers, table, _pictures(report), _leaks(report)) if part)
 
 
 def _answers(report: DemoReport, num_answers: int) -> list[str]:
@@ -215,12 +218,6 @@ def _answers(report: DemoReport, num_answers: int) -> list[str]:
         wrapped = textwrap.fill(answer, _WIDTH, initial_indent="  ", subsequent_indent="  ")
         shown.append(f"{question(number)}\n{wrapped}")
     return shown
-
-
-def _table(report: DemoReport) -> str:
-    rows = [*_token_rows(report), *_block_rows(report), *_time_rows(report)]
-    labels, values = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
-    return "\n".join(f"{label:<{labels}}  {value:>{values}}  {note}".rstrip() for label, value, note in rows)
 
 
 def _token_rows(report: DemoReport) -> list[tuple[str, str, str]]:
@@ -242,8 +239,8 @@ def _block_rows(report: DemoReport) -> list[tuple[str, str, str]]:
         (
             "contiguous reservation",
             f"{contiguous:,}",
-            f"{report.mib(contiguous):,.1f} MiB, {contiguous / peak:,.0f} times as much: what {report.max_running} "
-            f"requests at once take",
+            f"{report.mib(contiguous):,.1f} MiB, {contiguous / peak:,.0f} times as much, for {report.max_running} "
+            f"concurrent requests",
         ),
         ("", "", f"if each reserves the model's {report.max_model_len:,} tokens in advance"),
         ("internal waste", f"{report.wasted_share:.1%}", "of the slots in held blocks had no token, over all steps"),
@@ -267,17 +264,13 @@ def _pictures(report: DemoReport) -> str:
     usable = report.num_blocks - 1
     return (
         f"The pool after its fullest step, {report.fullest.num_held} of {usable} blocks held:\n"
-        f"{_indented(draw_pool(report.fullest))}\n\n"
-        f"The pool at the end:\n{_indented(draw_pool(report.at_end))}"
+        f"{textwrap.indent(draw_pool(report.fullest), '  ')}\n\n"
+        f"The pool at the end:\n{textwrap.indent(draw_pool(report.at_end), '  ')}"
     )
-
-
-def _indented(picture: str) -> str:
-    return textwrap.indent(picture, "  ")
 
 
 def _leaks(report: DemoReport) -> str:
     if report.num_leaked_blocks == 0:
-        return f"0 blocks leaked: all {report.num_blocks - 1} are free again, and check() found every law kept."
+        return f"0 blocks leaked: all {report.num_blocks - 1} are free again, and check() found all invariants hold."
     holders = ", ".join(report.leaking.values()) or "none"
     return f"{report.num_leaked_blocks} BLOCKS LEAKED, held by {holders}."

@@ -1,4 +1,4 @@
-"""`blockyard generate` takes prompts from the shell, and prints completions to it as they come."""
+"""`blockyard generate`: prints completions of prompts from the shell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from blockyard.errors import InvalidArgument
 
 from .. import GenerationResult, SamplingParams, StepReport
-from .model_loading import engine_arguments, engine_of, follow_torchrun
+from .model_loading import engine_arguments, follow_torchrun, load_engine
 
 if TYPE_CHECKING:
     from .. import Engine
@@ -21,12 +21,13 @@ _MAX_LINE = 2**20
 
 
 def run_generate(options: argparse.Namespace) -> int:
-    """Generate as the options say and print it: in pieces if it is one completion, else in order at the end."""
-    sampling = _sampling(options)
+    """Generate and print: one completion in pieces, several in order at the end."""
+    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "n", "ignore_eos")
+    sampling = SamplingParams(**{name: getattr(options, name) for name in names}, stop=tuple(options.stop))
     arguments = engine_arguments(options)
     follow_torchrun(options)
     prompts = _prompts(options, sys.stdin)
-    engine, _ = engine_of(options, arguments)
+    engine, _ = load_engine(options, arguments)
     with closing(engine):
         _generate(options, engine, prompts, sampling)
     return 0
@@ -43,15 +44,10 @@ def _generate(options: argparse.Namespace, engine: Engine, prompts: list[Any], s
             _show_text(number, result, len(prompts) * sampling.n > 1)
 
 
-def _sampling(options: argparse.Namespace) -> SamplingParams:
-    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "n", "ignore_eos")
-    return SamplingParams(**{name: getattr(options, name) for name in names}, stop=tuple(options.stop))
-
-
 def _prompts(options: argparse.Namespace, source: TextIO) -> list[Any]:
-    """Returns the prompts of the command line, or the lines of `source`, as text or as chats."""
+    """Return the prompts of the command line, or the lines of `source`, as text or as chats."""
     if options.system is not None and not options.chat:
-        raise InvalidArgument("--system goes with --chat")
+        raise InvalidArgument("--system is given without --chat; add --chat")
     try:
         texts = options.prompts or _lines(source)
     except UnicodeDecodeError as error:
@@ -70,14 +66,13 @@ def _lines(source: TextIO) -> list[str]:
         if line.strip():
             texts.append(line.rstrip("\n"))
         if len(texts) > _MAX_PROMPTS:
-            raise InvalidArgument(f"standard input has more than {_MAX_PROMPTS} prompts")
+            raise InvalidArgument(f"standard input has more than {_MAX_PROMPTS} prompts, the limit")
     if not texts:
         raise InvalidArgument("there is no prompt: give one, or lines on standard input")
     return texts
 
 
 def _stream(engine: Engine, prompt: Any, sampling: SamplingParams) -> None:
-    """Print one completion piece by piece."""
     num_printed = 0
 
     def show(report: StepReport) -> None:

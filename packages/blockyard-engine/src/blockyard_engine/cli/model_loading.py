@@ -1,4 +1,4 @@
-"""This module makes an engine of the options of model and cache, and checks all it can before torch is imported."""
+"""Makes an engine from command-line options, after checking all that can be checked before torch is imported."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from blockyard.sizing import MAX_RANKS
 
 from .. import PromptLookup
 from ..decoding.speculation import MAX_DRAFT
-from ..options import EngineOptions, require_model_path
-from .engine_options import ENGINE_OPTIONS
-from .tenants import tenants_asked
+from ..engine_options import EngineOptions, require_model_path
+from .command_options import ENGINE_OPTIONS
+from .tenant_options import tenant_factory
 
 if TYPE_CHECKING:
     from .. import Engine
     from ..ranks.peers import TorchrunPeers
 
-#: Name of the model that is served when none is given.
+#: Name of the default model.
 DEMO_NAME = "SmolLM2-135M-Instruct"
 _MAX_DIGITS = 40
 
 
 def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns what the options ask of an engine, by the names of `EngineOptions`.
+    """Return the engine's arguments from the options, by the names of `EngineOptions`.
 
-    Raises `InvalidArgument` for all that is wrong whatever the model is, and `MissingExtra` for --kv-events without
+    Raises `InvalidArgument` for values that are invalid for every model, and `MissingExtra` for --kv-events without
     pyzmq.
     """
     require_int("--speculate", options.speculate, 0, MAX_DRAFT)
-    _asked_ranks(options)
+    _num_ranks(options)
     cache_options = {name: getattr(options, name) for name in COMMAND_OPTIONS}
-    cache_options["tenants"] = tenants_asked(getattr(options, "tenant", ()), getattr(options, "tenant_group", ()))
+    cache_options["tenants"] = tenant_factory(getattr(options, "tenant", ()), getattr(options, "tenant_group", ()))
     arguments = {
         **{name: getattr(options, name) for name in ENGINE_OPTIONS},
         "enable_prefix_caching": not options.no_prefix_cache,
@@ -56,7 +56,7 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tiers(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the engine's tiers, opened: a folder is read while the model loads."""
+    """Return the engine's tiers, opened: a folder is scanned while the model loads."""
     if not options.tier:
         return {}
     from blockyard_tiers import open_tier_use
@@ -66,14 +66,13 @@ def _tiers(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _pool_bytes(text: str | None) -> int | None:
-    """Returns the bytes of a plain number, as vLLM takes it, or of an amount with a unit."""
+    """Return the bytes of a plain number, as in vLLM, or of an amount with a unit."""
     if text is None or (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
         return None if text is None else int(text)
     return parse_memory("--kv-cache-memory-bytes", text)
 
 
 def _kv_events(options: argparse.Namespace) -> dict[str, Any] | None:
-    """Returns where KV events go, for the commands that publish them."""
     if getattr(options, "kv_events", None) is None:
         return None
     from blockyard.events import require_endpoint  # needs the extra `events`
@@ -82,14 +81,13 @@ def _kv_events(options: argparse.Namespace) -> dict[str, Any] | None:
     return {"endpoint": endpoint, "topic": options.kv_events_topic}
 
 
-def _asked_ranks(options: argparse.Namespace) -> dict[str, int]:
-    """Returns the ranks that were asked for, by the name of the engine's argument. Raises `InvalidArgument`."""
+def _num_ranks(options: argparse.Namespace) -> dict[str, int]:
     given = {name: getattr(options, name) for name in ("tensor_parallel", "context_parallel")}
     return {name: require_int(name, number, 1, MAX_RANKS) for name, number in given.items() if number is not None}
 
 
 def follow_torchrun(options: argparse.Namespace) -> None:
-    """Becomes the rank that torchrun started this process as, and never returns; rank 0 goes on."""
+    """Run as a rank other than 0 if torchrun started this process as one, and do not return."""
     if os.environ.get("RANK", "0") == "0":
         return
     import torch
@@ -115,10 +113,10 @@ def _model_path(options: argparse.Namespace) -> Path:
 
 
 def _ranks(options: argparse.Namespace) -> dict[str, int | TorchrunPeers]:
-    """Processes that torchrun started, or as many as are asked for: they share heads unless told to share tokens."""
+    """Return the engine's rank arguments: torchrun's processes, tensor parallel by default, or numbers."""
     from ..ranks.peers import TorchrunPeers, TorchrunRank
 
-    asked = _asked_ranks(options)
+    asked = _num_ranks(options)
     rank = TorchrunRank.of(os.environ)
     if rank is None:
         return {**asked}
@@ -129,20 +127,20 @@ def _ranks(options: argparse.Namespace) -> dict[str, int | TorchrunPeers]:
     return dict.fromkeys(asked or ["tensor_parallel"], TorchrunPeers(rank))
 
 
-def _say(message: Warning | str, *_: object, **__: object) -> None:
-    """Prints a warning as a line of a command's own."""
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"blockyard: {message}", file=sys.stderr)
 
 
-def engine_of(options: argparse.Namespace, arguments: dict[str, Any], says: bool = False) -> tuple[Engine, str]:
-    """Returns the engine that the options ask for, and the model's name. Raises `ModelError` and `InvalidArgument`.
+def load_engine(options: argparse.Namespace, arguments: dict[str, Any], says: bool = False) -> tuple[Engine, str]:
+    """Return the engine for the options, and the model's name. Raises `ModelError` and `InvalidArgument`.
 
-    arguments: `engine_arguments` of the same options. says: a line for logs says that it loads; terminals show it.
+    `arguments` are the `engine_arguments` of the same options. With `says`, a line for logs tells that loading has
+    started; terminals show a spinner.
     """
     if options.model:
         require_model_path(Path(options.model))
     if says and not sys.stderr.isatty():
-        _say("loading the model")
+        _print_warning("loading the model")
     import torch
 
     from .. import Engine
@@ -150,10 +148,10 @@ def engine_of(options: argparse.Namespace, arguments: dict[str, Any], says: bool
     path = _model_path(options)
     waiting = Console(file=sys.stderr).status("loading the model (a .gguf file is converted once, which takes a while)")
     with waiting, warnings.catch_warnings():
-        warnings.showwarning = _say
+        warnings.showwarning = _print_warning
         made = Engine.from_pretrained(
             path, dtype=getattr(torch, options.dtype), device=options.device, **arguments, **_ranks(options)
         )
     if made.tokenizer is None:
-        raise ModelError(f"{path} has no tokenizer, and this command works with text")
+        raise ModelError(f"{path} has no tokenizer; this command needs one")
     return made, (path.resolve().name if options.model else DEMO_NAME)

@@ -1,1 +1,1 @@
-"""From logits to text: the choice of tokens, guesses ahead of the model, and text that is certain."""
+"""From logits to text: sampling, speculation and detokenization."""

@@ -1,4 +1,4 @@
-"""The choice of the next token from logits, adjusted by a request's fields: the same whatever the batch around it."""
+"""Samples the next token from a request's logits, independently of the rest of the batch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ..sampling import SamplingParams
 def adjusted(
     logits: torch.Tensor, params: SamplingParams, banned: Collection[int], prompt: list[int], answer: list[int]
 ) -> torch.Tensor:
-    """Logits (vocabulary,) with biases added, penalties for what was said already, and `banned` tokens out of reach.
+    """Return logits (vocabulary,) with biases, penalties for earlier tokens, and `banned` tokens excluded.
 
-    In vLLM's order: biases, the repetition penalty, then the two that count the answer alone. Computed in float32, so
-    that no bias overflows. O(vocabulary + tokens).
+    In vLLM's order: biases, the repetition penalty, then the two penalties that count only the answer. Computed in
+    float32, so no bias overflows. O(vocabulary + tokens).
     """
     logits = _biased(logits.float(), params.biases)
     logits = penalized(logits, params.repetition_penalty, [*prompt, *answer])
@@ -30,12 +30,12 @@ def adjusted(
 
 
 def penalized(logits: torch.Tensor, penalty: float, token_ids: list[int]) -> torch.Tensor:
-    """Return logits (vocabulary,) with those of `token_ids` made less likely, each once. O(vocabulary + tokens)."""
+    """Return logits (vocabulary,) with the penalty applied once to each of `token_ids`. O(vocabulary + tokens)."""
     if penalty == 1:
         return logits
     seen = torch.tensor(sorted(set(token_ids)), device=logits.device)
     own = logits[seen]
-    # A penalty near 0 overflows, and infinities leave nothing to draw from.
+    # A penalty near 0 overflows, and infinite logits cannot be drawn from.
     return logits.index_copy(0, seen, torch.where(own < 0, own * penalty, own / penalty).nan_to_num())
 
 
@@ -59,7 +59,7 @@ def _discouraged(logits: torch.Tensor, presence: float, frequency: float, answer
 
 def _without(logits: torch.Tensor, banned: Collection[int]) -> torch.Tensor:
     known = [token for token in banned if token < len(logits)]
-    if not known or len(known) == len(logits):  # where all are banned, one of them must do
+    if not known or len(known) == len(logits):  # if all are banned, ignore the ban
         return logits
     return logits.index_fill(0, torch.tensor(known, device=logits.device), -math.inf)
 
@@ -73,8 +73,15 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """For whom a token is chosen: completion `index` of a request, how long its prompt is, and what would end it."""
+class SamplingContext:
+    """The request and completion for which a token is sampled.
+
+    Attributes:
+        params: sampling parameters.
+        index: number of the completion.
+        num_prompt_tokens: tokens of the prompt.
+        stop_token_ids: tokens that end the completion.
+    """
 
     params: SamplingParams
     index: int
@@ -82,50 +89,51 @@ class Asked:
     stop_token_ids: frozenset[int] = frozenset()
 
     def banned(self, position: int) -> frozenset[int]:
-        """Tokens that may not be the answer's token at `position`, counted from 0."""
+        """Return the tokens that may not be the answer's token at `position`, counted from 0."""
         return self.stop_token_ids if position < self.params.min_tokens else frozenset()
 
 
 class StepSampler:
-    """Chooses from the logits of one step, (rows, vocabulary). Greedy rows are one argmax together.
+    """Samples from the logits of one step, (rows, vocabulary), with one argmax for all greedy rows.
 
     Raises `ModelError` if a row is not finite.
     """
 
     def __init__(self, logits: torch.Tensor) -> None:
         if len(logits) and not bool(torch.isfinite(logits.amax(dim=-1)).all()):
-            raise ModelError("the model's logits are not finite; its weights or its dtype may be unfit")
+            raise ModelError("the model's logits are not finite; check its weights, or use a dtype with a larger range")
         self._logits = logits
         self._likeliest: list[int] = logits.argmax(dim=-1).tolist()
 
-    def choose(self, row: int, asked: Asked, token_ids: list[int]) -> Choice:
-        """Return the token that follows `token_ids` (prompt and answer), whose logits are in `row`. O(vocabulary).
+    def choose(self, row: int, context: SamplingContext, token_ids: list[int]) -> Choice:
+        """Return the token that follows `token_ids` (prompt and answer), from the logits in `row`. O(vocabulary).
 
-        A drawn row is worked on by itself, so what else is in the batch cannot reach it.
+        A drawn row is processed by itself, so the rest of the batch cannot affect it.
         """
-        params, token_id, logits = asked.params, self._likeliest[row], self._logits[row]
-        position = len(token_ids) - asked.num_prompt_tokens
-        banned = asked.banned(position)
+        params, token_id, logits = context.params, self._likeliest[row], self._logits[row]
+        position = len(token_ids) - context.num_prompt_tokens
+        banned = context.banned(position)
         if params.adjusts_logits or banned:
-            prompt, answer = token_ids[: asked.num_prompt_tokens], token_ids[asked.num_prompt_tokens :]
+            prompt, answer = token_ids[: context.num_prompt_tokens], token_ids[context.num_prompt_tokens :]
             logits = adjusted(logits, params, banned, prompt, answer)
             token_id = int(logits.argmax())
         if params.temperature > 0:
-            token_id = _draw(logits, params, uniform(params.seed, asked.index, position))
+            token_id = _draw(logits, params, uniform(params.seed, context.index, position))
         return Choice(token_id, self._logprob(row, token_id, params.logprobs))
 
-    def verify(self, row: int, asked: Asked, token_ids: list[int], draft: list[int]) -> list[Choice]:
-        """The tokens that follow, as long as `draft` predicted them, and one more: rows `row` and on hold the logits.
+    def verify(self, row: int, context: SamplingContext, token_ids: list[int], draft: list[int]) -> list[Choice]:
+        """Return the tokens that follow while they match `draft`, plus one more.
 
-        Each is what would have been chosen without the draft: a draw is a function of seed and position, so that
-        "accepted" can mean "equal" (after Leviathan et al., ICML 2023). O(vocabulary * accepted).
+        Each is the token that would be chosen without the draft: a draw is a function of seed and position, so
+        "accepted" can mean "equal" (after Leviathan et al., ICML 2023). The logits are in `row` and the rows after it.
+        O(vocabulary * accepted).
         """
         known = list(token_ids)
         choices: list[Choice] = []
-        for place in range(len(draft) + 1):
-            choices.append(self.choose(row + place, asked, known))
+        for offset in range(len(draft) + 1):
+            choices.append(self.choose(row + offset, context, known))
             known.append(choices[-1].token_id)
-            if place < len(draft) and choices[-1].token_id != draft[place]:
+            if offset < len(draft) and choices[-1].token_id != draft[offset]:
                 break
         return choices
 
@@ -141,18 +149,18 @@ class StepSampler:
 def _draw(logits: torch.Tensor, params: SamplingParams, number: float) -> int:
     """Draw one token by inverting the distribution function at `number`, in [0, 1).
 
-    The sum runs in the order of token ids, not of probabilities: logits differ in their last bits from batch to
-    batch, and two near-equal tokens that change places in a sorted order would change what is drawn.
+    The sum runs in the order of token ids, not of probabilities: logits differ in their last bits between batches, and
+    two nearly equal tokens that change places in a sorted order would change the draw.
     """
     probabilities = drawn_from(logits, params)
     cumulated = probabilities.cumsum(dim=-1)
     token = int(torch.searchsorted(cumulated, number * cumulated[-1], right=True))
-    # Rounding may place the threshold at the very end, behind the last token that can be drawn.
+    # Rounding may move the threshold past the last token with a probability above 0.
     return min(token, int(probabilities.nonzero()[-1]))
 
 
 def drawn_from(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Return the probabilities (vocabulary,) by which a token is drawn, float64 on the CPU; they need not add up to 1.
+    """Return the probabilities (vocabulary,) of a draw, float64 on the CPU; they need not sum to 1.
 
     O(vocabulary log vocabulary).
     """
@@ -179,6 +187,9 @@ def _keep_top_p(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def uniform(seed: int, index: int, position: int) -> float:
-    """Draw a number in [0, 1) of this seed, completion and position: counter-based (Philox; Salmon et al., SC 2011)."""
+    """Return the random number in [0, 1) of this seed, completion and position.
+
+    It is counter-based (Philox; Salmon et al., SC 2011).
+    """
     key = np.array([seed, index], np.uint64)
     return float(np.random.Generator(np.random.Philox(key=key, counter=position)).random())

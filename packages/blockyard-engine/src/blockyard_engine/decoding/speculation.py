@@ -1,4 +1,4 @@
-"""Guesses of the next tokens from the text itself, for the model to confirm several at a time."""
+"""Speculation: drafts of the next tokens from the text itself, which the model verifies in one step."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ MAX_NGRAM = 16
 
 @dataclass(frozen=True, slots=True)
 class PromptLookup:
-    """Prompt-lookup decoding (Saxena, 2023): what followed the latest tokens where they occurred before.
+    """Prompt-lookup decoding (Saxena, 2023): drafts the tokens that followed an earlier occurrence of the latest ones.
 
-    num_tokens: tokens guessed at most, 1 to 64. max_ngram: the longest run of latest tokens that is looked for, 1 to
-    16; shorter ones follow. Raises `InvalidArgument` for values outside their limits.
+    Raises `InvalidArgument` for values outside their limits.
+
+    Args:
+        num_tokens: maximum tokens of a draft, 1 to 64.
+        max_ngram: longest run of latest tokens to look up, 1 to 16; shorter ones are tried next.
     """
 
     num_tokens: int = 4
@@ -28,33 +31,30 @@ class PromptLookup:
 
 
 def require_speculation(speculation: object) -> PromptLookup | None:
-    """`speculation` if it is a way to speculate, or None. Raises `InvalidArgument` for anything else."""
+    """Return `speculation` if it is a `PromptLookup` or None. Raises `InvalidArgument`."""
     if speculation is not None and not isinstance(speculation, PromptLookup):
         raise InvalidArgument(f"speculation is {speculation!r}; it must be a PromptLookup or None")
     return speculation
 
 
 class Drafter:
-    """Guesses for one sequence. An index of its n-grams makes a guess O(max_ngram), whatever the length."""
+    """Drafts for one sequence. An index of its n-grams makes a draft O(max_ngram), independent of the length."""
 
     def __init__(self, config: PromptLookup) -> None:
         self._config = config
-        #: n-gram: where the token after its latest occurrence stands.
+        #: n-gram to the index of the token after its latest occurrence.
         self._next: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
 
     def propose(self, token_ids: list[int], limit: int) -> list[int]:
-        """Return at most `limit` tokens that may follow `token_ids`, which only ever grows from call to call."""
-        self._index(token_ids)
+        """Return at most `limit` tokens that may follow `token_ids`, which may only grow between calls."""
+        for index in range(max(self._num_indexed, 1), len(token_ids)):
+            for length in range(1, min(self._config.max_ngram, index) + 1):
+                self._next[tuple(token_ids[index - length : index])] = index
+        self._num_indexed = len(token_ids)
         longest = min(self._config.max_ngram, len(token_ids) - 1)
         for length in range(longest, 0, -1):
-            place = self._next.get(tuple(token_ids[-length:]))
-            if place is not None:
-                return token_ids[place : place + min(limit, self._config.num_tokens)]
+            follows = self._next.get(tuple(token_ids[-length:]))
+            if follows is not None:
+                return token_ids[follows : follows + min(limit, self._config.num_tokens)]
         return []
-
-    def _index(self, token_ids: list[int]) -> None:
-        for place in range(max(self._num_indexed, 1), len(token_ids)):
-            for length in range(1, min(self._config.max_ngram, place) + 1):
-                self._next[tuple(token_ids[place - length : place])] = place
-        self._num_indexed = len(token_ids)

@@ -1,7 +1,7 @@
-"""Text out of tokens, a piece at a time, never more than is certain.
+"""Turns tokens into text, in pieces that are final.
 
-Two things hold a piece back: a character whose bytes are not all there (the tokenizer then shows U+FFFD), and the
-beginning of a stop string.
+Text is held back while the bytes of a character are incomplete (the tokenizer then shows U+FFFD), or while it may be
+the beginning of a stop string.
 """
 
 from __future__ import annotations
@@ -9,34 +9,35 @@ from __future__ import annotations
 from typing import Any
 
 _UNKNOWN = "�"
-#: Unknown characters at the end that may still become known ones: the bytes of two characters, which tokenizers with
-#: byte fallback take back together. More of them are the model's own nonsense.
+#: Trailing unknown characters that may still be completed: the bytes of two characters, which tokenizers with byte
+#: fallback revise together. Longer runs are invalid output of the model.
 _MAX_HELD = 8
 TextMark = tuple[int, tuple[str, bool], tuple[int, ...]]
 
 
 class IncrementalDetokenizer:
-    """New tokens to new text, decoding only the latest few: O(1) a token.
+    """Turns new tokens into new text by decoding only the latest few: O(1) per token.
 
-    A token's text can depend on the one before (a space, bytes of one character), so the tokens of the piece before
-    are always decoded along. The pieces joined are the tokenizer's `decode` of all tokens without special ones.
+    A token's text can depend on the previous one (a space, the bytes of one character), so the tokens of the previous
+    piece are decoded again with it. Joined, the pieces equal the tokenizer's `decode` of all tokens without special
+    ones.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._special_ids = frozenset(tokenizer.all_special_ids)
         self._token_ids: list[int] = []
-        #: Tokens before this are settled; from here on they are decoded again.
+        #: Index of the first token that is decoded again.
         self._start = 0
-        #: Where the piece given last ends, and how many characters of the decoded window were given.
+        #: End of the latest piece, and the number of characters of the decoded window that were returned.
         self._settled = 0
         self._num_given = 0
         self._num_held = 0
-        #: Characters that the last token made certain, of earlier tokens whose bytes cannot be read (U+FFFD).
+        #: Characters of earlier tokens that the last token showed to be unreadable (U+FFFD).
         self.num_unread = 0
 
     def push(self, token_id: int) -> str:
-        """Take a token; returns the text that is certain now and was not before."""
+        """Add a token; return the text that became final."""
         self.num_unread = 0
         if token_id in self._special_ids:
             return ""
@@ -49,29 +50,25 @@ class IncrementalDetokenizer:
         self.num_unread = min(self._num_held, len(piece) - len(piece.lstrip(_UNKNOWN)))
         self._num_held = len(window) - len(certain)
         self._num_given = max(self._num_given, len(certain))
-        if piece and certain == window:
-            self._advance()
+        if piece and certain == window:  # all text is returned: start the next window with the tokens of this piece
+            self._start, self._settled = self._settled, len(self._token_ids)
+            self._num_given = len(self._decode(self._start, self._settled))
         return piece
 
     def finish(self) -> str:
-        """Return the rest, as it stands."""
+        """Return the remaining text as it is."""
         piece = self._decode(self._start, len(self._token_ids))[self._num_given :]
         self._num_given += len(piece)
         return piece
 
     def mark(self) -> tuple[int, ...]:
-        """Return where it is now, for `reset`."""
+        """Return a mark of the present state, for `reset`."""
         return len(self._token_ids), self._start, self._settled, self._num_given, self._num_held
 
     def reset(self, mark: tuple[int, ...]) -> None:
-        """Go back to where it was."""
+        """Return to the state of `mark`."""
         num_tokens, self._start, self._settled, self._num_given, self._num_held = mark
         del self._token_ids[num_tokens:]
-
-    def _advance(self) -> None:
-        """All is given: the next window begins with the tokens of this piece."""
-        self._start, self._settled = self._settled, len(self._token_ids)
-        self._num_given = len(self._decode(self._start, self._settled))
 
     def _decode(self, start: int, end: int) -> str:
         text: str = self._tokenizer.decode(
@@ -81,20 +78,20 @@ class IncrementalDetokenizer:
 
 
 class StopStrings:
-    """Looks for stop strings in text that comes in pieces. O(longest stop) a character."""
+    """Finds stop strings in text that arrives in pieces. O(longest stop) per character."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._held = ""
-        #: Whether one was found.
+        #: Whether a stop string was found.
         self.is_found = False
 
     def push(self, piece: str) -> str:
-        """Take a piece; returns what is certainly in front of any stop string."""
+        """Add a piece; return the text that is certainly before any stop string."""
         if self.is_found or not self._stops:
             return "" if self.is_found else piece
         text = self._held + piece
-        found = [place for place in (text.find(stop) for stop in self._stops) if place >= 0]
+        found = [start for start in (text.find(stop) for stop in self._stops) if start >= 0]
         if found:
             self.is_found = True
             self._held = ""
@@ -105,24 +102,24 @@ class StopStrings:
 
     @property
     def num_held(self) -> int:
-        """Count the characters that are held back."""
+        """Number of characters held back."""
         return len(self._held)
 
     def finish(self) -> str:
-        """Return what was held back: no more is to come."""
+        """Return the text held back, at the end of the input."""
         held, self._held = self._held, ""
         return held
 
     def mark(self) -> tuple[str, bool]:
-        """Return where it is now, for `reset`."""
+        """Return a mark of the present state, for `reset`."""
         return self._held, self.is_found
 
     def reset(self, mark: tuple[str, bool]) -> None:
-        """Go back to where it was."""
+        """Return to the state of `mark`."""
         self._held, self.is_found = mark
 
     def _num_possible(self, text: str) -> int:
-        """Return how many characters at the end of `text` might be the beginning of a stop string."""
+        """Return how many characters at the end of `text` may be the beginning of a stop string."""
         longest = min(max(len(stop) for stop in self._stops) - 1, len(text))
         for length in range(longest, 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):
@@ -131,28 +128,28 @@ class StopStrings:
 
 
 class GeneratedText:
-    """The text of one completion as it grows. Without a tokenizer it stays empty."""
+    """Text of one completion in progress; empty without a tokenizer."""
 
     def __init__(self, tokenizer: Any, stops: tuple[str, ...]) -> None:
         self._detokenizer = None if tokenizer is None else IncrementalDetokenizer(tokenizer)
         self._stops = StopStrings(stops)
         self._pieces: list[str] = []
         self._num_given = 0
-        #: Characters before the token that was pushed last, or before the character that it is a part of.
+        #: Characters before the latest token, or before the character that it is part of.
         self.offset = 0
 
     @property
     def text(self) -> str:
-        """Return all pieces so far."""
+        """All final text so far."""
         return "".join(self._pieces)
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether a stop string came."""
+        """True if a stop string was found."""
         return self._stops.is_found
 
     def push(self, token_id: int, may_stop: bool = True) -> str:
-        """Take a token; returns the text that is certain now. may_stop: whether stop strings are looked for in it."""
+        """Add a token; return the text that became final. may_stop: whether to look for stop strings in it."""
         if self._detokenizer is None:
             return ""
         self.offset = self._num_given + self._stops.num_held
@@ -161,7 +158,7 @@ class GeneratedText:
         return self._note(self._stops.push(piece) if may_stop else piece)
 
     def finish(self, may_stop: bool = True) -> str:
-        """No more tokens come: returns what was held back, up to a stop string if it has one."""
+        """Return the text held back at the end, up to a stop string if there is one."""
         if self._detokenizer is None or self.is_stopped:
             return ""
         piece = self._detokenizer.finish()
@@ -169,11 +166,11 @@ class GeneratedText:
         return self._note(found + self._stops.finish())
 
     def mark(self) -> TextMark:
-        """Return where it is now, for `reset`. O(1)."""
+        """Return a mark of the present state, for `reset`. O(1)."""
         return len(self._pieces), self._stops.mark(), self._detokenizer.mark() if self._detokenizer else ()
 
     def reset(self, mark: TextMark) -> None:
-        """Go back to where it was, as if nothing had come since."""
+        """Return to the state of `mark`."""
         num_pieces, stops, detokenizer = mark
         self._num_given -= sum(map(len, self._pieces[num_pieces:]))
         del self._pieces[num_pieces:]

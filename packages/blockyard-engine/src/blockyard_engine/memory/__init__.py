@@ -1,7 +1,6 @@
-"""How many blocks an engine takes: what a device has left beside the weights and the largest step, which is run to see.
+"""The size of an engine's pool of blocks.
 
-meter           what a device's memory holds while something runs on it
-largest_step    the step to run, over a cache of two blocks
-account         the sum: how many blocks fit, and what the engine says of it
-finding         all of it together
+account        memory use in bytes, and the blocks that fit
+largest_step   the largest step, run to measure its memory
+pool_sizing    the size of the pool, measured on a GPU, computed on a CPU
 """

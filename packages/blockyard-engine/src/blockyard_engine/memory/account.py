@@ -1,11 +1,10 @@
-"""The sum of an engine's memory: how many blocks fit, and what it says of that when it starts."""
+"""Memory use of an engine, and the number of blocks that fit."""
 
 from __future__ import annotations
 
 import warnings
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,22 +15,24 @@ from blockyard.config import CacheConfig
 from blockyard.errors import InvalidArgument
 from blockyard.sizing import MAX_BYTES, KVCacheSpec, MemoryProfile
 
-#: KV memory of a CPU engine that is not told how much to take, unless its longest sequence needs more.
+#: Default KV memory of an engine on a CPU, unless its longest sequence needs more.
 CPU_KV_BYTES = 2**30
-#: The share of what a machine has left that such an engine takes at most, with all its ranks.
+#: Maximum share of the available memory for the default KV memory of all ranks on a CPU.
 _CPU_SHARE = 0.5
 _GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """What an engine takes of its device, in bytes.
+    """Memory that an engine takes on its device, in bytes.
 
-    weights_bytes: the model's parameters and buffers. kv_bytes: the pool of blocks. state_bytes: the working states of
-    running sequences, of a model that keeps some. total_bytes: all that the device
-    has; None where it was not asked, as on a CPU. step_bytes: most that the largest step takes beside both;
-    outside_bytes: what is in use outside the engine: kernels, libraries, other processes. They are None where the step
-    was not run, because num_blocks was given, or on a CPU.
+    Attributes:
+        weights_bytes: the model's parameters and buffers.
+        kv_bytes: the pool of blocks.
+        total_bytes: size of the device; None if it was not read, as on a CPU.
+        step_bytes: the most that the largest step takes beside weights and pool; None if no step was run.
+        outside_bytes: memory in use outside the engine: kernels, libraries, other processes; None if no step was run.
+        state_bytes: working states of running sequences of a hybrid model.
     """
 
     device: str
@@ -44,7 +45,7 @@ class EngineMemory:
 
     @property
     def left_bytes(self) -> int | None:
-        """Return what nothing takes; None where it is not known."""
+        """Unused bytes; None if unknown."""
         if self.total_bytes is None:
             return None
         taken = self.weights_bytes + self.kv_bytes + self.state_bytes
@@ -52,7 +53,7 @@ class EngineMemory:
         return self.total_bytes - taken
 
     def __str__(self) -> str:
-        """Return one line, in GiB."""
+        """Return the memory use as one line, in GiB."""
         parts = [
             ("weights", self.weights_bytes),
             ("largest step", self.step_bytes),
@@ -67,32 +68,31 @@ class EngineMemory:
 
 
 def weights_bytes(model: Any) -> int:
-    """Count the bytes of a model's parameters and buffers, each storage once. O(tensors)."""
+    """Return the bytes of a model's parameters and buffers, counting each storage once. O(tensors)."""
     storages = (tensor.untyped_storage() for tensor in chain(model.parameters(), model.buffers()))
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def cpu_blocks(config: CacheConfig, spec: KVCacheSpec, available_bytes: int | None) -> int:
-    """Return the blocks of an engine on a CPU that is not told how many to take: 1 GiB, or what the longest sequence
-    needs, within half of the machine's available memory.
+    """Return the default number of blocks on a CPU. O(log**2 of the blocks).
 
-    available_bytes: None where the system does not say, and then 1 GiB is all; less what is taken besides. O(log**2 of
-    the blocks).
+    1 GiB, or the blocks of the longest sequence if they are more, within half of the available memory. Without
+    `available_bytes` (None: unknown), 1 GiB is the limit.
     """
     num_ranks = spec.tensor_parallel_size * spec.context_parallel_size
     most_bytes = CPU_KV_BYTES if available_bytes is None else int(available_bytes * _CPU_SHARE) // num_ranks
     most = min(most_bytes // spec.bytes_per_block, MAX_BLOCKS)
     fewest = max(2, 1 + config.state_blocks)
-    needed = bisect_left(range(max(most, fewest)), config.max_model_len, fewest, key=partial(_servable_tokens, config))
+
+    def servable_tokens(num_blocks: int) -> int:
+        return replace(config, num_blocks=num_blocks).max_servable_tokens
+
+    needed = bisect_left(range(max(most, fewest)), config.max_model_len, fewest, key=servable_tokens)
     return max(fewest, min(most, max(needed, CPU_KV_BYTES // spec.bytes_per_block)))
 
 
-def _servable_tokens(config: CacheConfig, num_blocks: int) -> int:
-    return replace(config, num_blocks=num_blocks).max_servable_tokens
-
-
 def warn_of_short_pool(config: CacheConfig) -> None:
-    """Warn, with both numbers, if the longest sequence that the model can serve does not fit the pool."""
+    """Warn if the pool cannot hold the longest sequence that the model supports."""
     if config.max_servable_tokens < config.max_model_len:
         warnings.warn(
             f"the pool of {config.num_blocks} blocks holds a sequence of {config.max_servable_tokens} tokens at most, "
@@ -104,9 +104,9 @@ def warn_of_short_pool(config: CacheConfig) -> None:
 
 
 def swap_blocks(swap_space_bytes: object, num_cpu_blocks: int, spec: KVCacheSpec) -> int:
-    """Count the blocks of the CPU pool: as many as were asked for, or as fit the swap space; 0 for none.
+    """Return the number of blocks of the CPU pool: as given, or as many as fit the swap space; 0 for none.
 
-    Raises `InvalidArgument` if both are given, or the space is smaller than two blocks.
+    Raises `InvalidArgument` if both are given, or if the space is smaller than two blocks.
     """
     size = require_int("swap_space_bytes", swap_space_bytes, 0, MAX_BYTES)
     if size == 0:
@@ -115,20 +115,18 @@ def swap_blocks(swap_space_bytes: object, num_cpu_blocks: int, spec: KVCacheSpec
         raise InvalidArgument(
             f"swap_space_bytes is {size} and num_cpu_blocks is {num_cpu_blocks}; both size the same pool, so give one"
         )
-    return _blocks_in("swap_space_bytes", size, spec)
-
-
-def _blocks_in(name: str, size: int, spec: KVCacheSpec) -> int:
     number = sizing.num_cpu_blocks(size, spec=spec)
     if number < 2:
-        raise InvalidArgument(f"{name} is {size}; it must be at least two blocks of {spec.bytes_per_block} bytes")
+        raise InvalidArgument(
+            f"swap_space_bytes is {size}; it must be at least two blocks of {spec.bytes_per_block} bytes"
+        )
     return min(number, MAX_BLOCKS)
 
 
-def blocks_beside(memory: EngineMemory, spec: KVCacheSpec, gpu_memory_utilization: float) -> int:
-    """Blocks that fit a share of the device beside the weights, the largest step and what is outside the engine.
+def gpu_blocks(memory: EngineMemory, spec: KVCacheSpec, gpu_memory_utilization: float) -> int:
+    """Return the blocks that fit the allowed share of the device beside weights, the largest step and other processes.
 
-    memory: as a profile found it. Raises `InvalidArgument`, with the sum, if fewer than two fit.
+    `memory` is the measured use. Raises `InvalidArgument`, with the sum, if fewer than two fit.
     """
     total, step, outside = memory.total_bytes or 0, memory.step_bytes or 0, memory.outside_bytes or 0
     profile = MemoryProfile(total, memory.weights_bytes + memory.state_bytes + step + outside)
@@ -140,7 +138,7 @@ def blocks_beside(memory: EngineMemory, spec: KVCacheSpec, gpu_memory_utilizatio
         f"{_gib(total)} GiB; weights{' and states' if memory.state_bytes else ''} take "
         f"{_gib(memory.weights_bytes + memory.state_bytes)}, the largest step {_gib(step)} and what is "
         f"outside the engine {_gib(outside)}, which leaves no room for two blocks of {spec.bytes_per_block} bytes "
-        f"(a smaller max_num_batched_tokens, max_num_seqs or max_model_len makes the step smaller)"
+        f"(reduce max_num_batched_tokens, max_num_seqs or max_model_len to make the step smaller)"
     )
 
 

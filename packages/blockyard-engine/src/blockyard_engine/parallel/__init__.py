@@ -1,14 +1,14 @@
-"""Several caches: a prompt computed here and decoded there, one request over several pools, a cache for each rank.
+"""Several caches: hand-over of prompts between engines, one request over several pools, one cache per rank.
 
     from blockyard_engine.parallel import HandoffReceiver, HandoffSender, PeerInfo
 
-`docs/parallel.md` is the guide. What moves bytes needs torch and is imported by itself:
-`blockyard_engine.parallel.tensors`, `blockyard_engine.parallel.distributed`.
+`docs/parallel.md` is the guide. The modules that move bytes need torch and are imported by themselves:
+`blockyard_engine.parallel.link`, `tensors`, `transport`.
 """
 
 from blockyard.errors import HandoffError, PeerMismatch, StaleOffer
 
-from .cache_group import CacheGroup, Placement, added_uses
+from .cache_group import CacheGroup, Placement, add_tenant_uses
 from .local import LocalBlocks, fetch
 from .multi_pool import MultiBlockPool, MultiLease
 from .offer import Offer, OfferId
@@ -36,7 +36,7 @@ __all__ = [
     "TokenRuns",
     "Transfer",
     "TransferPlan",
-    "added_uses",
+    "add_tenant_uses",
     "fetch",
     "head_runs",
     "require_compatible",

@@ -1,4 +1,4 @@
-"""Data parallel: a cache for each rank, and the choice of the rank for each prompt."""
+"""Data parallelism: one cache per rank, and the choice of the rank for each prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_CACHES = 4096
 
 
 class Placement(NamedTuple):
-    """Where a prompt was admitted: the rank, the sequence in that rank's cache, and the tokens it hit there."""
+    """Where a prompt was admitted: the rank, the sequence in that rank's cache, and the tokens that hit there."""
 
     rank: int
     seq: int
@@ -26,17 +26,22 @@ class Placement(NamedTuple):
 
 
 class CacheGroup:
-    """The caches of the ranks that share the requests between them; each step is the rank's own cache's.
+    """The caches of data parallel ranks. Each rank makes its steps with its own cache.
 
-    A prompt goes to the rank where it costs least, in blocks:
+    A prompt goes to the rank with the lowest cost, in blocks:
 
-        cost = blocks of the prompt that the rank's cache lacks + load_weight * blocks that its requests hold
+        cost = blocks of the prompt that the rank lacks + load_weight * blocks that its requests hold
 
-    which is Dynamo's rule (`prompt_blocks - overlap + active blocks`, ai-dynamo 1.x, kv-router): a hit attracts, and
-    load drives away once it is larger than the hit. So equal prompts gather, and no rank gets all. Of equal ranks the
-    one with the fewest sequences is taken, then each in turn. A rank that has no room is passed over.
+    This is Dynamo's rule (`prompt_blocks - overlap + active blocks`, ai-dynamo 1.x, kv-router). A hit attracts requests
+    until the load outweighs it, so equal prompts gather but no rank gets all of them. Ties go to the rank with the
+    fewest sequences, then round-robin. Ranks without room are skipped.
 
-    caches: one a rank. load_weight: 0 asks for the longest hit alone. Raises `InvalidArgument`.
+    Args:
+        caches: one per rank.
+        load_weight: weight of the load; 0 considers only hits.
+
+    Raises:
+        InvalidArgument: a value is outside its limits.
 
     >>> from blockyard import CacheConfig
     >>> group = CacheGroup([KVCacheManager(CacheConfig(num_blocks=50, block_size=4)) for _ in range(2)])
@@ -53,7 +58,7 @@ class CacheGroup:
             if not isinstance(cache, KVCacheManager):
                 raise InvalidArgument(f"caches[{rank}] is {shown(cache)}; it must be a KVCacheManager")
             if any(cache is other for other in caches[:rank]):
-                raise InvalidArgument(f"caches[{rank}] is in the list twice; each rank has a cache of its own")
+                raise InvalidArgument(f"caches[{rank}] is in the list twice; give each rank its own cache")
         self.caches = tuple(caches)
         self.load_weight = require_number("load_weight", load_weight)
         if self.load_weight < 0:
@@ -63,12 +68,12 @@ class CacheGroup:
     # Admission.
 
     def costs(self, token_ids: object, *, extra_keys: object = ()) -> list[float]:
-        """Return what a prompt would cost on each rank, in blocks. O(tokens * ranks). Changes nothing."""
-        return [self._cost(cache, token_ids, extra_keys) for cache in self.caches]
-
-    def _cost(self, cache: KVCacheManager, token_ids: object, extra_keys: object) -> float:
-        missing = len(token_ids) - cache.num_cached_tokens(token_ids, extra_keys=extra_keys)  # type: ignore[arg-type]
-        return missing / cache.block_size + self.load_weight * cache.num_used_blocks
+        """Return the cost of a prompt on each rank, in blocks. Changes nothing. O(tokens * ranks)."""
+        costs = []
+        for cache in self.caches:
+            missing = len(token_ids) - cache.num_cached_tokens(token_ids, extra_keys=extra_keys)  # type: ignore[arg-type]
+            costs.append(missing / cache.block_size + self.load_weight * cache.num_used_blocks)
+        return costs
 
     def try_allocate(
         self,
@@ -80,10 +85,10 @@ class CacheGroup:
         resumed: bool = False,
         session: str | None = None,
     ) -> Placement | Admission:
-        """Admit a prompt on the best rank that has room. O(tokens * ranks).
+        """Admit a prompt on the cheapest rank that has room. O(tokens * ranks).
 
-        The arguments are those of `KVCacheManager.allocate`. Returns where it is, or LATER, or NEVER where no rank
-        could ever take it; nothing has changed then. Raises as `KVCacheManager.try_allocate`.
+        Takes the arguments of `KVCacheManager.allocate` and raises as `KVCacheManager.try_allocate`. Returns the
+        placement, or LATER, or NEVER if no rank could ever take the prompt; nothing has changed then.
         """
         options: dict[str, Any] = {
             "holder": holder,
@@ -134,13 +139,16 @@ class CacheGroup:
             token_ids, holder=holder, extra_keys=extra_keys, num_seqs=num_seqs, resumed=resumed, session=session
         )
         if answer is Admission.NEVER:
-            raise NeverFits(f"a prompt of {len(token_ids)} tokens fits no empty cache of {len(self.caches)}")  # type: ignore[arg-type]
+            raise NeverFits(
+                f"a prompt of {len(token_ids)} tokens does not fit the empty cache of any of {len(self.caches)} ranks"  # type: ignore[arg-type]
+            )
         if isinstance(answer, Admission):
-            raise OutOfBlocks(f"no rank of {len(self.caches)} has room; {self.num_free_blocks} blocks are free in all")
+            raise OutOfBlocks(
+                f"none of {len(self.caches)} ranks has room; {self.num_free_blocks} blocks are free in total"
+            )
         return answer
 
     def _by_cost(self, token_ids: object, extra_keys: object) -> list[int]:
-        """Return the ranks, the cheapest first."""
         count, caches = len(self.caches), self.caches
         costs = self.costs(_sized(token_ids), extra_keys=extra_keys)
         in_turn = [(self._next_rank + number) % count for number in range(count)]
@@ -149,19 +157,22 @@ class CacheGroup:
     # Sequences.
 
     def rank_of(self, seq: int) -> int:
-        """Return the rank of a running sequence; handles are never equal on two. O(ranks). Raises `UnknownSequence`."""
+        """Return the rank of a running sequence; handles are unique across ranks. O(ranks).
+
+        Raises `UnknownSequence`.
+        """
         for rank, cache in enumerate(self.caches):
             try:
                 cache.num_tokens(require_int("seq", seq, 0, 2**63 - 1))
             except UnknownSequence:
                 continue
             return rank
-        raise UnknownSequence(f"sequence {seq} runs on none of {len(self.caches)} ranks")
+        raise UnknownSequence(f"sequence {seq} does not run on any of {len(self.caches)} ranks")
 
     def free(self, seqs: int | Iterable[int]) -> None:
-        """End sequences of any ranks, and free their blocks. O(blocks + sequences * ranks).
+        """Free sequences of any ranks and their blocks. O(blocks + sequences * ranks).
 
-        Raises `UnknownSequence` for one that runs nowhere or is named twice; then none is freed.
+        Raises `UnknownSequence` if a sequence runs nowhere or is named twice; then none is freed.
         """
         handles = list(seqs) if isinstance(seqs, Iterable) else [seqs]
         if len(set(handles)) < len(handles):
@@ -176,34 +187,35 @@ class CacheGroup:
 
     @property
     def num_free_blocks(self) -> int:
-        """Return free blocks of all caches."""
+        """Free blocks of all caches."""
         return sum(cache.num_free_blocks for cache in self.caches)
 
     @property
     def num_used_blocks(self) -> int:
-        """Count the blocks held in all caches."""
+        """Blocks held in all caches."""
         return sum(cache.num_used_blocks for cache in self.caches)
 
     @property
     def num_seqs(self) -> int:
-        """Count the running sequences of all caches."""
+        """Running sequences of all caches."""
         return sum(cache.num_seqs for cache in self.caches)
 
     def stats(self) -> CacheStats:
-        """Return the counters of all caches, added up; `peak_used_blocks` is the sum of peaks, each at its own time.
+        """Return the counters of all caches, added up.
 
-        Tenants of one name are added up too, floors and limits included; a weight stays what the first cache has.
+        `peak_used_blocks` is the sum of the peaks, each at its own time. Tenants with the same name are added up too,
+        with their guarantees and limits; the weight is that of the first cache.
         """
         each = [cache.stats() for cache in self.caches]
         names = [field.name for field in dataclasses.fields(CacheStats) if field.name != "tenants"]
         tenants: dict[str, TenantUse] = {}
         for use in (use for stats in each for use in stats.tenants):
-            tenants[use.name] = added_uses(tenants[use.name], use) if use.name in tenants else use
+            tenants[use.name] = add_tenant_uses(tenants[use.name], use) if use.name in tenants else use
         sums = {name: sum(getattr(stats, name) for stats in each) for name in names}
         return CacheStats(**sums, tenants=tuple(tenants.values()))
 
     def leak_report(self) -> list[tuple[int, Holding]]:
-        """Say who holds which blocks on which rank now. O(held blocks)."""
+        """Return all holders of blocks, with their ranks. O(held blocks)."""
         return [(rank, holding) for rank, cache in enumerate(self.caches) for holding in cache.leak_report()]
 
     def reset_prefix_cache(self) -> None:
@@ -213,7 +225,7 @@ class CacheGroup:
             cache.reset_prefix_cache()
 
     def hint(self, target: int | str, *, over: bool = False) -> HintOutcome:
-        """Say that a session is over, to the caches of all ranks that know it, or to a sequence's own.
+        """Signal that a session is over, to all caches that know it, or to a sequence's cache.
 
         Returns the best outcome of all ranks. Raises as `KVCacheManager.hint`.
         """
@@ -223,7 +235,7 @@ class CacheGroup:
         return next(outcome for outcome in HintOutcome if outcome in found)
 
     def advance_time(self, now: float) -> None:
-        """Tell every cache the time. Raises `InvalidArgument` for a time that one of them has left behind."""
+        """Set the time of every cache. Raises `InvalidArgument` for a time before that of one of them."""
         self._require_idle()
         for cache in self.caches:
             cache.advance_time(now)
@@ -238,8 +250,8 @@ class CacheGroup:
             cache.check()
 
 
-def added_uses(use: TenantUse, more: TenantUse) -> TenantUse:
-    """Return what a tenant has and may have in two caches; without a limit in one of them it has none."""
+def add_tenant_uses(use: TenantUse, more: TenantUse) -> TenantUse:
+    """Return the sum of a tenant's use and limits in two caches; no limit in one of them means no limit."""
     sums: dict[str, int | None] = {}
     for field in dataclasses.fields(TenantUse):
         ours, theirs = getattr(use, field.name), getattr(more, field.name)
@@ -249,9 +261,9 @@ def added_uses(use: TenantUse, more: TenantUse) -> TenantUse:
 
 
 def _sized(token_ids: object) -> object:
-    """Return `token_ids`, which must say how many they are: they are read once for each rank."""
+    """Return `token_ids` if they have a length: they are read once for each rank."""
     try:
         len(token_ids)  # type: ignore[arg-type]
     except Exception:
-        raise InvalidArgument(f"token_ids is {shown(token_ids)}; a list or array of integers is needed") from None
+        raise InvalidArgument(f"token_ids is {shown(token_ids)}; it must be a list or array of integers") from None
     return token_ids

@@ -1,4 +1,4 @@
-"""Offers and transfers end: by themselves after a time to live, in the caller's time, and whatever interrupts that."""
+"""Expiry of offers and transfers, and their cleanup even after an interrupt."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from blockyard.errors import InvalidArgument, UnknownSequence
 
 
 class Deadlines:
-    """Keys that each end a time to live (ttl) after they were started, in any unit of time: seconds, or steps.
+    """Keys that expire a time to live (ttl) after their start, in any unit of time: seconds, or steps.
 
-    All live equally long and time never goes back, so the order of starts is that of ends: each call is O(1),
-    and the question for what is over is O(what is over).
+    All have the same ttl and time never goes back, so they expire in the order of their starts: each call is O(1), and
+    finding the expired keys is O(expired).
     """
 
     def __init__(self, ttl: object) -> None:
@@ -28,42 +28,42 @@ class Deadlines:
         self._ends: OrderedDict[int, float] = OrderedDict()
 
     def advance(self, now: object) -> list[int]:
-        """Set the time; the keys whose time is over, in the order of their ends. `end` forgets them.
+        """Set the time and return the expired keys in order; remove them with `end`.
 
         Raises `InvalidArgument` for a time before the last one.
         """
         time = require_number("now", now)
         if time < self.now:
-            raise InvalidArgument(f"now is {time}; it was {self.now} before, and time never goes back")
+            raise InvalidArgument(f"now is {time}; it must be at least the last time, {self.now}")
         self.now = time
         return list(takewhile(lambda key: self._ends[key] <= time, self._ends))
 
     def start(self, key: int) -> None:
-        """Start a key's time to live now, or start it again."""
+        """Start or restart a key's time to live."""
         self._ends[key] = self.now + self.ttl
         self._ends.move_to_end(key)
 
     def end(self, key: int) -> None:
-        """Forget a key, if it is known."""
+        """Remove a key, if it is known."""
         self._ends.pop(key, None)
 
     def keys(self) -> set[int]:
-        """Return all that live."""
+        """Return all keys that are not removed."""
         return set(self._ends)
 
 
 def end_sequence(cache: KVCacheManager, seq: int, forget: Callable[[], object]) -> None:
-    """Free a sequence and forget what was known of it. An interrupt is raised when both are done. O(blocks)."""
+    """Free a sequence and call `forget`. An interrupt is raised after both are done. O(blocks)."""
     try:
         cache.free(seq)
         forget()
     except BaseException:
         forget()
-        free_at_last(cache, seq)
+        ensure_freed(cache, seq)
         raise
 
 
-def free_at_last(cache: KVCacheManager, seq: int) -> None:
-    """Free a sequence after an error or an interrupt, unless that came when it was free already."""
+def ensure_freed(cache: KVCacheManager, seq: int) -> None:
+    """Free a sequence after an error or interrupt, unless it is already freed."""
     with contextlib.suppress(UnknownSequence):
         cache.free(seq)

@@ -1,23 +1,23 @@
-"""The conversation between two processes: control messages over one connection, keys and values over a transport.
+"""The protocol between two processes: control messages over a connection, keys and values over a transport.
 
     sender                       receiver
-    peer ───────────────────────▶            the handshake, both ways; a side that cannot serve the other raises
+    peer ───────────────────────▶            handshake, both ways; either side raises if they are incompatible
          ◀─────────────────────── peer
-    offer ──────────────────────▶            these tokens are computed
-         ◀─────────────────────── pull       from which token on
-    data, or stale ─────────────▶            and then the lanes, and states behind them, by the transport
-         ◀─────────────────────── release    fetched, or not wanted; if it is lost, its ttl ends it
-    bye ────────────────────────▶            no more offers, and none that still lives
+    offer ──────────────────────▶            a computed prompt and its blocks
+         ◀─────────────────────── pull       the first token to send
+    data, or stale ─────────────▶            followed by the lanes, then states, over the transport
+         ◀─────────────────────── release    fetched or rejected; if this is lost, the offer expires
+    bye ────────────────────────▶            no further offers; all earlier ones are released
 
-Where the receiver reads the sender's memory itself (`OneSided`), the sender says where that is after the handshake, and
-instead of a pull the receiver reads, and then asks:
+With one-sided reads (`OneSided`) the sender describes its memory after the handshake. Instead of sending a pull, the
+receiver reads, and then asks whether the blocks were held:
 
-         ◀─────────────────────── read       all has been read: was it held until now?
+         ◀─────────────────────── read       reading is done: was the offer held until now?
     held, or stale ─────────────▶
 
-A connection is anything with `send_bytes`, `recv_bytes` and `poll`, such as `multiprocessing.Pipe()` gives. The message
-"data" comes after the sender has made sure that it still holds the blocks, and it does nothing else until they are
-sent; so what arrives is what was offered. Needs torch.
+A connection has `send_bytes`, `recv_bytes` and `poll`, such as `multiprocessing.Pipe()`. The sender checks that it
+holds the blocks before it sends "data", and does nothing else until they are sent, so the data is that of the
+offer. Needs torch.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from .transport import DistributedTransport, Transport, receive_lanes, receive_s
 
 __all__ = ["DistributedTransport", "OneSided", "ReceiverLink", "SenderLink", "Transport"]
 
-#: Messages that are kept while another one is due.
-MOST_ARRIVED = 4096
-#: Messages that one call of `serve` answers: a receiver that asks without end holds up no step.
-MOST_SERVED = 256
+#: Limit of the messages queued while another one is due.
+MAX_QUEUED_MESSAGES = 4096
+#: Limit of the messages that one call of `serve` answers, so that a flood of them does not delay a step.
+MAX_SERVED_MESSAGES = 256
 
 
 class _Link:
-    """What both sides have: one rank's tensors, the way to the other side, and what arrived and was not asked for."""
+    """Common part of both sides: tensors of one rank, connection, transport, and queued messages."""
 
     def __init__(
         self,
@@ -65,15 +65,16 @@ class _Link:
     ) -> None:
         if own.shards.num_ranks != 1:
             raise InvalidArgument(
-                f"peer has {own.shards.num_ranks} ranks; a link serves a side of one: send lanes on each of several"
+                f"peer has {own.shards.num_ranks} ranks; a link serves a side of 1 rank: with several, use send_lanes "
+                f"and receive_lanes on each"
             )
         if own.state_bytes and (port.slots is None or port.slots.num_bytes != own.state_bytes):
             found = 0 if port.slots is None else port.slots.num_bytes
-            raise InvalidArgument(f"port has slots of {found} bytes; a state of the peer has {own.state_bytes}")
+            raise InvalidArgument(f"port has state slots of {found} bytes; peer has state_bytes {own.state_bytes}")
         if own.state_bytes and isinstance(transport, OneSided):
             raise InvalidArgument(
-                f"transport is a {type(transport).__name__}, which reads keys and values alone; states need one that "
-                f"sends and receives"
+                f"transport is a {type(transport).__name__}, which reads only keys and values; states need a transport "
+                f"with send and receive"
             )
         self.port = port
         self._own = own
@@ -83,9 +84,9 @@ class _Link:
         self._checked = checked
         self._timeout = require_number("timeout", timeout)
         self._arrived: deque[Message] = deque()
-        #: Whether the other side has said that nothing more will come.
+        #: Whether the other side has sent "bye".
         self.has_ended = False
-        #: Whether it broke in the middle of something: then it is unknown what the next bytes would belong to.
+        #: Whether a transfer failed halfway: the meaning of the next bytes is unknown then.
         self.is_broken = False
         self.peer = self._handshake()
 
@@ -100,51 +101,58 @@ class _Link:
 
     def _require_whole(self) -> None:
         if self.is_broken:
-            raise HandoffError("this link broke in the middle of a transfer; make another one")
+            raise HandoffError("this link failed in the middle of a transfer; make a new one")
 
     def _send(self, message: bytes) -> None:
         try:
             self._connection.send_bytes(message)
         except OSError as error:
-            raise HandoffError(f"the other side has gone: {type(error).__name__}") from error
+            raise HandoffError(f"the other side is gone: {type(error).__name__}") from error
 
     def _receive(self, timeout: float) -> Message | None:
-        """Return the next message, if one comes in time. One that was damaged breaks the link."""
+        """Return the next message, or None if none arrives in time. A damaged message breaks the link."""
         try:
             if self.has_ended or not self._connection.poll(timeout):
                 return None
             message = Message.of(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
-            raise HandoffError(f"the other side has gone: {type(error).__name__}") from error
+            raise HandoffError(f"the other side is gone: {type(error).__name__}") from error
         except InvalidArgument as error:
             self.is_broken = True
-            raise HandoffError(f"what the other side sent cannot be read: {error}") from error
+            raise HandoffError(f"the other side sent a message that cannot be read: {error}") from error
         if message.kind != "bye":
             return message
         self.has_ended = True
         return None
 
     def _wait_for(self, *kinds: str) -> Message:
-        """Return the next message of these kinds, within the timeout; others are kept for later, a bounded number."""
+        """Return the next message of these kinds, within the timeout; queue others, up to a limit."""
         deadline = time.monotonic() + self._timeout
-        while len(self._arrived) < MOST_ARRIVED:
+        while len(self._arrived) < MAX_QUEUED_MESSAGES:
             message = self._receive(max(0.0, deadline - time.monotonic()))
             if self.has_ended:
-                raise HandoffError(f"the other side has ended; {' or '.join(kinds)} was due")
+                raise HandoffError(f"the other side has closed the link; {' or '.join(kinds)} was due")
             if message is None:
-                raise HandoffError(f"{' or '.join(kinds)} was due; it did not come in {self._timeout:g} s")
+                raise HandoffError(f"{' or '.join(kinds)} was due; it did not arrive in {self._timeout:g} s")
             if message.kind in kinds:
                 return message
             self._arrived.append(message)
-        raise HandoffError(f"{' or '.join(kinds)} was due; {MOST_ARRIVED} other messages came")
+        raise HandoffError(f"{' or '.join(kinds)} was due; {MAX_QUEUED_MESSAGES} other messages arrived")
 
 
 class SenderLink(_Link):
-    """The sender's end. port: its tensors. ranks: the receiver's ranks as the transport numbers them.
+    """The sender's end of a link.
 
-    checked: send checksums behind the bytes; both ends must say the same. timeout: seconds that the other side may be
-    silent in the middle of something. Both ends must be made at the same time: each waits for the other's handshake.
-    Raises `PeerMismatch`, `HandoffError`.
+    Make both ends at the same time: each waits for the other's handshake. Raises `PeerMismatch`, `HandoffError`.
+
+    Args:
+        sender: makes and holds the offers.
+        port: the sender's tensors.
+        transport: moves keys and values.
+        connection: carries the control messages.
+        ranks: the receiver's ranks, as the transport numbers them.
+        checked: send checksums after the data; both ends must agree.
+        timeout: seconds to wait for a message that is due.
     """
 
     def __init__(
@@ -164,20 +172,26 @@ class SenderLink(_Link):
         self._offered: set[OfferId] = set()
 
     def offer(self, offer: Offer) -> None:
-        """Tell the receiver of an offer. Raises `HandoffError` if it has gone; `close` then ends all offers to it."""
+        """Send an offer to the receiver.
+
+        Raises `HandoffError` if the receiver is gone; `close` then releases all offers to it.
+        """
         self._offered.add(offer.id)
         self._send(offer.to_bytes())
 
     def serve(self, now: float, timeout: float = 0.0) -> int:
-        """Do what the receiver asks for; returns how many messages came, at most 256. Call it in every step.
+        """Answer the receiver's messages, at most 256; return how many there were. Call it in every step.
 
-        timeout: seconds to wait for the first. Raises `HandoffError` if the receiver has gone: all that was offered to
-        it is released then.
+        Raises `HandoffError` if the receiver is gone; all offers to it are released then.
+
+        Args:
+            now: the time.
+            timeout: seconds to wait for the first message.
         """
         count = 0
         self._require_whole()
         try:
-            while count < MOST_SERVED and (message := self._receive(0.0 if count else timeout)) is not None:
+            while count < MAX_SERVED_MESSAGES and (message := self._receive(0.0 if count else timeout)) is not None:
                 self._handle(message, now)
                 count += 1
         except HandoffError:
@@ -199,7 +213,7 @@ class SenderLink(_Link):
         elif kind == "read":
             self._confirm(OfferId.from_bytes("read", message), now)
         else:
-            raise HandoffError(f"the receiver sent a {kind!r}; a pull, read or release is expected")
+            raise HandoffError(f"the receiver sent {kind!r}; it must send pull, read or release")
 
     def _confirm(self, offer_id: OfferId, now: float) -> None:
         try:
@@ -214,7 +228,7 @@ class SenderLink(_Link):
         try:
             offer = self._sender.require_held(offer_id, now)
             start = require_int("start", message.fields.get("start"), 0, offer.num_computed)
-            kept = require_int("kept", message.fields.get("kept", 0), 0, offer.kept)
+            kept = require_int("checkpoint_tokens", message.fields.get("kept", 0), 0, offer.checkpoint_tokens)
             lanes = sending_lanes(offer, start, self._own, self.peer)
             states = self._states(offer, kept, now) if start < offer.num_computed else []
         except StaleOffer:
@@ -226,16 +240,16 @@ class SenderLink(_Link):
             send_state(transport, self.port, state, self._ranks[0], self._checked)
 
     def _states(self, offer: Offer, kept: int, now: float) -> list[torch.Tensor]:
-        """Return the kept state that is asked for, if it is still there, and the one behind all computed tokens."""
+        """Return the requested checkpoint, if it still exists, and the state after all computed tokens."""
         slots = self.port.slots
         if slots is None or not self._own.state_bytes:
             return []
-        is_there = kept == offer.kept > 0
-        blocks = self._sender.kept_blocks(offer.id, now) if is_there else np.empty(0, np.int32)
+        is_there = kept == offer.checkpoint_tokens > 0
+        blocks = self._sender.checkpoint_blocks(offer.id, now) if is_there else np.empty(0, np.int32)
         return [*([slots.kept(blocks)] if len(blocks) else []), slots.state(self._sender.state_slot(offer.id, now))]
 
     def close(self) -> None:
-        """Release all that was offered through this link, and say so. A second call does nothing."""
+        """Release all offers of this link, and tell the receiver. A second call does nothing."""
         self._release_all()
         if not self.has_ended:
             self.has_ended = True
@@ -248,7 +262,19 @@ class SenderLink(_Link):
 
 
 class ReceiverLink(_Link):
-    """The receiver's end; as `SenderLink`."""
+    """The receiver's end of a link.
+
+    Make both ends at the same time: each waits for the other's handshake. Raises `PeerMismatch`, `HandoffError`.
+
+    Args:
+        receiver: takes the offers.
+        port: the receiver's tensors.
+        transport: moves keys and values.
+        connection: carries the control messages.
+        ranks: the sender's ranks, as the transport numbers them.
+        checked: expect checksums after the data; both ends must agree.
+        timeout: seconds to wait for a message that is due.
+    """
 
     def __init__(
         self,
@@ -264,18 +290,21 @@ class ReceiverLink(_Link):
         if isinstance(transport, OneSided):
             transport.connect(self._wait_for("memory"))
         self._receiver = receiver
-        #: Offers that were read and not returned yet: one behind them could not be read.
+        #: Offers that were read but not returned yet, because a later one was invalid.
         self._found: list[Offer] = []
         receiver.connect(self.peer)
 
     def offers(self, timeout: float = 0.0) -> list[Offer]:
-        """Return the offers that have come since the last call. timeout: seconds to wait for the first.
+        """Return the offers that have arrived since the last call.
 
-        Raises `HandoffError` if the sender has gone: its transfers are aborted then; `InvalidArgument` for a message
-        that is no offer, and the next call returns the others.
+        Raises `HandoffError` if the sender is gone; its transfers are aborted then. Raises `InvalidArgument` for an
+        invalid offer; the next call returns the others.
+
+        Args:
+            timeout: seconds to wait for the first offer.
         """
         try:
-            while len(self._arrived) < MOST_ARRIVED:
+            while len(self._arrived) < MAX_QUEUED_MESSAGES:
                 message = self._receive(0.0 if self._arrived else timeout)
                 if message is None:
                     break
@@ -286,17 +315,18 @@ class ReceiverLink(_Link):
                 raise
         while self._arrived:
             message = self._arrived.popleft()
-            # A late answer to what was given up says nothing any more.
+            # Ignore late answers about aborted transfers.
             if message.kind not in ("held", "stale"):
                 self._found.append(Offer.from_bytes(message))
         found, self._found = self._found, []
         return found
 
     def fetch(self, transfer: Transfer) -> None:
-        """Have a transfer's keys and values sent, into its blocks; `HandoffReceiver.finish` comes next. O(bytes).
+        """Fetch a transfer's keys and values into its blocks; then call `HandoffReceiver.finish`. O(bytes).
 
-        Raises `StaleOffer` if the sender holds the offer no longer, `HandoffError` if it has gone, is silent or a
-        checksum is wrong; the transfer is aborted then. After any but `StaleOffer` the link is broken for good.
+        After an error the transfer is aborted. Raises `StaleOffer` if the sender no longer holds the offer, and
+        `HandoffError` if it is gone or silent or a checksum is wrong; after any error but `StaleOffer` the link is
+        unusable.
         """
         self._receiver.require_live(transfer)
         try:
@@ -312,21 +342,21 @@ class ReceiverLink(_Link):
         if isinstance(self._transport, OneSided):
             self._transport.read(transfer.plan)
             self._send(offer_id.to_bytes("read"))
-            self._hear(offer_id, "held")
+            self._await_answer(offer_id, "held")
             return
-        self._send(pack("pull", {"id": list(offer_id), "start": transfer.start, "kept": transfer.kept}))
-        answer = self._hear(offer_id, "data")
-        if transfer.kept and answer.fields.get("kept") != transfer.kept:
-            self._receiver.drop_kept(transfer)
+        self._send(pack("pull", {"id": list(offer_id), "start": transfer.start, "kept": transfer.checkpoint_tokens}))
+        answer = self._await_answer(offer_id, "data")
+        if transfer.checkpoint_tokens and answer.fields.get("kept") != transfer.checkpoint_tokens:
+            self._receiver.drop_checkpoint(transfer)
         self._receive_data(transfer, self._transport)
 
-    def _hear(self, offer_id: OfferId, good: str) -> Message:
-        """Read and return the sender's answer about an offer, which is `good` or stale."""
+    def _await_answer(self, offer_id: OfferId, good: str) -> Message:
+        """Return the sender's answer about an offer. Raises `StaleOffer` if it is not `good`."""
         answer = self._wait_for(good, "stale")
         if id_from(answer.fields) != offer_id:
-            raise HandoffError(f"offer {offer_id.number} was asked for; the sender answers for another one")
+            raise HandoffError(f"offer {offer_id.number} was requested; the sender answered for another one")
         if answer.kind == "stale":
-            raise StaleOffer(f"offer {offer_id.number} of {offer_id.sender!r} has ended")
+            raise StaleOffer(f"offer {offer_id.number} of {offer_id.sender!r} has ended; wait for a new one")
         return answer
 
     def _receive_data(self, transfer: Transfer, transport: Transport) -> None:
@@ -337,18 +367,18 @@ class ReceiverLink(_Link):
         slots = self.port.slots
         if slots is None or transfer.slot < 0:
             return
-        for boundary in dict.fromkeys((transfer.kept or transfer.stop, transfer.stop)):
+        for boundary in dict.fromkeys((transfer.checkpoint_tokens or transfer.stop, transfer.stop)):
             receive_state(transport, self.port, slots.state(transfer.slot), self._ranks[0], self._checked)
-            saved = [blocks for place, blocks in transfer.saves if place == boundary]
+            saved = [blocks for position, blocks in transfer.saves if position == boundary]
             slots.save(np.full(len(saved), transfer.slot, np.int32), np.array(saved, np.int32))
 
     def release(self, offer_id: OfferId) -> None:
-        """Tell the sender that an offer was fetched, or is not wanted: its blocks are free before its time is over.
+        """Tell the sender that an offer was fetched or is not wanted, so that it frees the blocks before they expire.
 
-        Raises `HandoffError` if it has gone.
+        Raises `HandoffError` if the sender is gone.
         """
         self._send(offer_id.to_bytes("release"))
 
     def close(self) -> None:
-        """Abort all transfers from this sender, and take no more. A second call does nothing."""
+        """Abort all transfers from this sender, and accept no others. A second call does nothing."""
         self._receiver.disconnect(self.peer.name)

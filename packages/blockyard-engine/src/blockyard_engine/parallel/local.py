@@ -1,4 +1,4 @@
-"""The transport within a process: it moves real bytes between arrays, for tests, simulations and first steps."""
+"""Transport within one process: copies real bytes between arrays, for tests, simulations and first steps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,16 @@ _MAX_WIDTH = 2**24
 
 
 class LocalBlocks:
-    """One rank and layer group as a numpy array: `data` is (num_blocks * block_size, heads, width).
+    """Memory of one rank and layer group as a numpy array, zeros at first.
 
-    width: elements of one head of one token, keys and values and all layers. Every element is 0 at first.
-    Raises `InvalidArgument` for sizes outside their limits.
+    `data` is (num_blocks * block_size, heads, width). Raises `InvalidArgument` for sizes outside their limits.
+
+    Args:
+        num_blocks: number of blocks.
+        block_size: tokens per block.
+        num_kv_heads: heads of keys and values.
+        width: elements of one head of one token, for keys, values and all layers.
+        dtype: dtype of the elements.
     """
 
     def __init__(
@@ -36,10 +42,11 @@ class LocalBlocks:
 
 
 def fetch(plan: TransferPlan, source: Sequence[Sequence[LocalBlocks]], target: Sequence[Sequence[LocalBlocks]]) -> None:
-    """Carry a plan out: copy from the sender's arrays into the receiver's, `[rank][layer group]` each. O(bytes).
+    """Carry out a plan: copy from the sender's arrays to the receiver's, `[rank][layer group]` each. O(bytes).
 
-    Like a one-sided read it asks no peer: the sender's `require_held` tells afterwards whether what was read is right.
-    Raises `InvalidArgument` where a rank, group or slot of the plan is not there; nothing is copied then.
+    Like a one-sided read it does not ask the sender first; call the sender's `require_held` afterwards to know whether
+    the data is valid. Raises `InvalidArgument` if a rank, group or slot of the plan does not exist; nothing is copied
+    then.
     """
     copies = []
     for run in plan.heads:
@@ -51,18 +58,20 @@ def fetch(plan: TransferPlan, source: Sequence[Sequence[LocalBlocks]], target: S
             _require_slots("target", new, writes)
             part = slice(run.from_head, run.from_head + run.num_heads)
             if old.dtype != new.dtype or old.shape[2] != new.shape[2] or part.stop > old.shape[1]:
-                raise InvalidArgument(f"source has shape {old.shape}, {old.dtype}; target {new.shape}, {new.dtype}")
+                raise InvalidArgument(
+                    f"source has shape {old.shape} and {old.dtype}, target {new.shape} and {new.dtype}; they must match"
+                )
             copies.append((old, part, reads, new, slice(run.to_head, run.to_head + run.num_heads), writes))
-    for old, part, reads, new, place, writes in copies:
-        new[writes, place] = old[reads, part]
+    for old, part, reads, new, heads, writes in copies:
+        new[writes, heads] = old[reads, part]
 
 
 def _array(name: str, ranks: Sequence[Sequence[LocalBlocks]], rank: int, group: int) -> npt.NDArray[np.generic]:
     if rank >= len(ranks) or group >= len(ranks[rank]):
-        raise InvalidArgument(f"{name} has no layer group {group} of rank {rank}; the plan moves blocks of it")
+        raise InvalidArgument(f"{name} has no layer group {group} of rank {rank}; the plan needs it")
     blocks = ranks[rank][group]
     if not isinstance(blocks, LocalBlocks):
-        raise InvalidArgument(f"{name} holds {shown(blocks)}; LocalBlocks are needed")
+        raise InvalidArgument(f"{name} has {shown(blocks)}; each entry must be LocalBlocks")
     return blocks.data
 
 

@@ -1,4 +1,4 @@
-"""One request's blocks over the pools of several devices: taken all or none, freed in one call."""
+"""One request's blocks over the pools of several devices: allocated all or none, freed in one call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_POOLS = 4096
 
 
 class MultiLease:
-    """A counted hold on blocks of several pools, in the order of the request's blocks. Freed once, by `free_blocks`."""
+    """A lease of blocks of several pools, in the order of the request's blocks. Free it once, with `free_blocks`."""
 
     def __init__(self, owner: MultiBlockPool, serial: int, holder: str) -> None:
         self._owner = owner
@@ -29,12 +29,12 @@ class MultiLease:
 
     @property
     def holder(self) -> str:
-        """The name it was taken under."""
+        """Name of the holder."""
         return self._holder
 
     @property
     def block_ids(self) -> npt.NDArray[np.int32]:
-        """Return device and block id of each of the request's blocks, in order, int32 (n, 2), a copy. O(n)."""
+        """Device and block id of each block, in order, int32 (n, 2); a copy. O(n)."""
         rows = [np.empty((0, 2), np.int32)]
         for device, part in self._parts:
             ids = part.block_ids
@@ -42,7 +42,7 @@ class MultiLease:
         return np.concatenate(rows)
 
     def num_blocks_of(self, device: int) -> int:
-        """How many of the blocks are on a device. O(parts). Raises `InvalidArgument` for what is no number of one."""
+        """Return how many of the blocks are on a device. O(parts). Raises `InvalidArgument` for an invalid number."""
         require_int("device", device, 0, 2**31 - 1)
         return sum(len(part) for number, part in self._parts if number == device)
 
@@ -66,11 +66,13 @@ class MultiLease:
 
 
 class MultiBlockPool:
-    """Pools of several devices as one (the course's `MultiGPUBlockPool`).
+    """Pools of several devices as one pool (the course's `MultiGPUBlockPool`).
 
-    pools: one a device, device i being `pools[i]`; all of one block size, none twice. They may be used by others too.
-    A request's blocks are spread in proportion to what each pool has free, so that all fill alike; what the division
-    leaves over goes to those with the most left. Raises `InvalidArgument`.
+    A request's blocks are spread in proportion to each pool's free blocks, so all pools fill evenly; the remainder goes
+    to the pools with the largest fractions. The pools may have other users too. Raises `InvalidArgument`.
+
+    Args:
+        pools: one per device, all with the same block size, none twice.
 
     >>> from blockyard import BlockPool
     >>> pool = MultiBlockPool([BlockPool(11, 16), BlockPool(6, 16)])
@@ -90,52 +92,54 @@ class MultiBlockPool:
                 raise InvalidArgument(f"pools[{device}] is {shown(pool)}; it must be a pool")
             if pool.block_size != pools[0].block_size:
                 raise InvalidArgument(
-                    f"pools[{device}] has blocks of {pool.block_size}; pools[0] of {pools[0].block_size}"
+                    f"pools[{device}] has block_size {pool.block_size}; it must be that of pools[0], "
+                    f"{pools[0].block_size}"
                 )
             if any(pool is other for other in pools[:device]):
-                raise InvalidArgument(f"pools[{device}] is in the list twice; each device has a pool of its own")
+                raise InvalidArgument(f"pools[{device}] is in the list twice; give each device its own pool")
         self.pools = tuple(pools)
         self._live: dict[int, MultiLease] = {}
         self._last_serial = 0
 
-    # What is there. O(devices).
+    # Sizes. O(devices).
 
     @property
     def block_size(self) -> int:
-        """Tokens a block."""
+        """Tokens per block."""
         return int(self.pools[0].block_size)
 
     @property
     def num_usable_blocks(self) -> int:
-        """Return all blocks of all pools but their null blocks."""
+        """Blocks of all pools, without the null blocks."""
         return sum(pool.num_usable_blocks for pool in self.pools)
 
     @property
     def num_free_blocks(self) -> int:
-        """Return free blocks of all pools."""
+        """Free blocks of all pools."""
         return sum(pool.num_free_blocks for pool in self.pools)
 
     @property
     def num_used_blocks(self) -> int:
-        """Count the blocks held in all pools, by whomever."""
+        """Blocks held in all pools, by any holder."""
         return sum(pool.num_used_blocks for pool in self.pools)
 
     @property
     def usage(self) -> float:
-        """Return the share of the usable blocks in use, 0 to 1."""
+        """Share of the usable blocks in use, 0 to 1."""
         return self.num_used_blocks / self.num_usable_blocks
 
     def leases(self) -> list[MultiLease]:
-        """Return the leases not freed yet, oldest first: the leak report."""
+        """Return the leases that are not freed, oldest first: the leak report."""
         return list(self._live.values())
 
     # Leases.
 
     def get_new_blocks(self, num_blocks: int, *, holder: str = "") -> MultiLease:
-        """Hold `num_blocks` blocks, spread over the pools by their free space. O(num_blocks + devices * log devices).
+        """Lease `num_blocks` blocks, spread over the pools by free space. O(num_blocks + devices * log devices).
 
-        Raises `OutOfBlocks` when all pools together have fewer, `InvalidArgument`; nothing has changed then. If an
-        eviction policy of a pool fails (`PolicyError`), nothing is held, but what other pools evicted before is gone.
+        Raises `OutOfBlocks` if all pools together have fewer free blocks, and `InvalidArgument`; nothing has changed
+        then. If an eviction policy fails (`PolicyError`), nothing is held, but blocks that other pools evicted stay
+        evicted.
         """
         name = require_str("holder", holder)
         self._last_serial += 1
@@ -146,22 +150,22 @@ class MultiBlockPool:
             return lease
         except BaseException:
             self._live.pop(lease._serial, None)
-            self._give_back(lease._parts, 0)
+            self._free_parts(lease._parts, 0)
             raise
 
     def extend(self, lease: MultiLease, num_blocks: int) -> None:
-        """Add `num_blocks` blocks behind those of a live lease, as a request grows. Raises as `get_new_blocks`."""
+        """Append `num_blocks` blocks to a lease. Raises as `get_new_blocks`."""
         held = self._require_live(lease)
         num_parts = len(held._parts)
         try:
             self._take(held, num_blocks)
             self._require_live(held)  # an eviction policy may have freed it meanwhile
         except BaseException:
-            self._give_back(held._parts, num_parts if held._serial in self._live else 0)
+            self._free_parts(held._parts, num_parts if held._serial in self._live else 0)
             raise
 
     def _take(self, lease: MultiLease, num_blocks: int) -> None:
-        """Hold blocks of the pools behind those of a lease; what an error leaves of them is the caller's to undo."""
+        """Append blocks to a lease; after an error the caller frees those already taken."""
         count = require_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
         shares = [(device, share) for device, share in enumerate(self._spread(count)) if share > 0]
         for device, _ in shares:
@@ -170,7 +174,7 @@ class MultiBlockPool:
             lease._parts.append((device, self.pools[device].get_new_blocks(share, holder=lease._holder)))
 
     def _spread(self, count: int) -> list[int]:
-        """How many blocks each pool gives. Largest remainders (Hamilton's method), never more than a pool has."""
+        """Return how many blocks each pool gives: largest remainders (Hamilton's method), within its free blocks."""
         free = [pool.num_free_blocks for pool in self.pools]
         total = sum(free)
         if count > total:
@@ -178,7 +182,7 @@ class MultiBlockPool:
         if count == 0:
             return [0] * len(free)
         shares = [count * each // total for each in free]
-        # The rest is smaller than the number of pools that have a remainder, and those have a block more to give.
+        # The remainder is smaller than the number of pools with a fraction, each of which has one more block.
         by_rest = sorted(range(len(free)), key=lambda device: (-(count * free[device] % total), device))
         for device in by_rest[: count - sum(shares)]:
             shares[device] += 1
@@ -187,23 +191,23 @@ class MultiBlockPool:
     def free_blocks(self, lease: MultiLease) -> None:
         """Free a lease on all devices, last block first. O(blocks).
 
-        Raises `DoubleFree` for a lease already freed, `ForeignBlock` for one of another `MultiBlockPool`. In the middle
-        of a call of one of the pools, that pool's blocks are freed when the call ends.
+        During a call of one of the pools, that pool's blocks are freed when the call ends. Raises `DoubleFree` for a
+        lease that is already freed, and `ForeignBlock` for one of another `MultiBlockPool`.
         """
         held = self._require_live(lease)
         try:
-            self._give_back(held._parts, 0)
+            self._free_parts(held._parts, 0)
             self._live.pop(held._serial, None)
         except BaseException:
             with contextlib.suppress(DoubleFree):
-                self._give_back(held._parts, 0)
+                self._free_parts(held._parts, 0)
             self._live.pop(held._serial, None)
             raise
 
-    def _give_back(self, parts: list[tuple[int, BlockLease]], first: int) -> None:
-        """Free all parts but the `first` ones, the last before the others, and take them off the list.
+    def _free_parts(self, parts: list[tuple[int, BlockLease]], first: int) -> None:
+        """Free all parts after the `first` ones, last part first, and remove them from the list.
 
-        Raises `DoubleFree` for one that was freed elsewhere, when the others are free.
+        If a part was freed elsewhere, free the others and then raise `DoubleFree`.
         """
         failed: DoubleFree | None = None
         while len(parts) > first:
@@ -226,7 +230,7 @@ class MultiBlockPool:
         return lease
 
     def check(self) -> None:
-        """Verify every pool, and that each lease's blocks are held, by no other lease of this pool. O(all blocks).
+        """Verify every pool, and that each lease's blocks are held and in no other lease of this pool. O(all blocks).
 
         Raises `InvariantError`.
         """
@@ -237,7 +241,7 @@ class MultiBlockPool:
         for lease in self._live.values():
             for device, part in lease._parts:
                 if id(part) not in live[device]:
-                    raise InvariantError(f"{lease!r} has lost its blocks {list(part)} of device {device}")
+                    raise InvariantError(f"{lease!r} no longer holds its blocks {list(part)} of device {device}")
             blocks = {(device, block) for device, block in lease.block_ids.tolist()}
             if len(blocks) != len(lease) or blocks & seen:
                 raise InvariantError(f"{lease!r} holds blocks that another lease holds too")
@@ -245,5 +249,5 @@ class MultiBlockPool:
 
 
 def require_idle(pool: LeasePool) -> None:
-    """Raise `ConcurrentCall` while a call of the pool, or of its manager, runs. O(1)."""
+    """Raise `ConcurrentCall` while a call of the pool, or of its manager, is running. O(1)."""
     pool.free_blocks(pool.get_new_blocks(0))

@@ -1,4 +1,4 @@
-"""NIXL (NVIDIA Inference Xfer Library): the receiver reads the sender's memory, by UCX: shared memory, TCP, RDMA.
+"""NIXL (NVIDIA Inference Xfer Library): one-sided reads of the sender's memory by UCX (shared memory, TCP, RDMA).
 
 Needs the package `nixl` with its wheel for a CUDA version, and torch. Tested between CPU memories.
 """
@@ -27,10 +27,15 @@ _PAUSE = 5e-5
 
 
 class NixlMemory(OneSided):
-    """One rank's tensors as NIXL reaches them: either side of a link takes it as its transport.
+    """Tensors of one rank as NIXL memory; both ends of a link take it as their transport.
 
-    name: of the agent, used once among those that speak with one another. timeout: seconds that a read may take.
-    backend: NIXL's. `close` gives the registration back.
+    `close` deregisters the memory.
+
+    Args:
+        kv_cache: the tensors.
+        name: name of the NIXL agent, unique among those that communicate.
+        timeout: seconds that a read may take.
+        backend: NIXL's backend.
     """
 
     def __init__(self, kv_cache: KVCache, name: str, timeout: float = 30.0, backend: str = "UCX") -> None:
@@ -53,19 +58,19 @@ class NixlMemory(OneSided):
         return self._shape.to_bytes(f"{self._memory} {self._device} {metadata}")
 
     def connect(self, message: object) -> None:
-        """Take what the sender's `describe` made. Raises `InvalidArgument` for anything else."""
+        """Connect to the sender's memory by the result of its `describe`. Raises `InvalidArgument`."""
         shape, access = MemoryShape.from_bytes(message)
         try:
             memory, device, metadata = access.split(" ")
             name = self._agent.add_remote_agent(base64.b64decode(metadata, validate=True))
             self._peer = (name.decode() if isinstance(name, bytes) else name, shape, int(device), memory)
         except (ValueError, binascii.Error) as error:
-            raise InvalidArgument(f"message has no agent of NIXL: {error}") from None
+            raise InvalidArgument(f"message has no valid NIXL agent: {error}") from None
 
     def read(self, plan: TransferPlan) -> None:
-        """Read all runs in one request. O(runs * layers)."""
+        """Read all runs in one NIXL transfer. O(runs * layers)."""
         if self._peer is None:
-            raise HandoffError("no memory is connected; the sender says where its own is first")
+            raise HandoffError("no memory is connected; call connect with the sender's describe() first")
         name, shape, device, memory = self._peer
         runs = byte_runs(plan, shape, self._shape, self._num_layers).tolist()
         if not runs:
@@ -88,10 +93,10 @@ class NixlMemory(OneSided):
             time.sleep(_PAUSE)
             state = self._agent.check_xfer_state(handle)
         if state != "DONE":
-            raise HandoffError("the read failed; the other side may have gone")
+            raise HandoffError("the read failed; the other side may be gone")
 
     def close(self) -> None:
-        """Forget the other side, and give the registration of the memory back. A second call does nothing."""
+        """Disconnect from the other side and deregister the memory. A second call does nothing."""
         if self._peer is not None:
             self._agent.remove_remote_agent(self._peer[0])
             self._peer = None

@@ -1,4 +1,4 @@
-"""Reads of another process's memory that do not ask it first: what is read, as runs of bytes, and by what."""
+"""One-sided reads of another process's memory: the interface, and the byte ranges of a plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,18 @@ _LIMIT = 2**62
 
 @dataclass(frozen=True, slots=True)
 class MemoryShape:
-    """Where the keys and values of one rank lie: `KVCache.data` as bytes from `base` on, place after place."""
+    """Layout of a rank's keys and values in memory: `KVCache.data` as bytes from `base`.
+
+    Attributes:
+        base: address of the first byte.
+        num_places: layers in memory (layers of different groups share places).
+        num_blocks: blocks of each place.
+        block_size: tokens per block.
+        num_kv_heads: heads on this rank.
+        key_bytes: bytes of a key of one head.
+        value_bytes: bytes of a value of one head.
+        is_nhd: whether the layout is NHD, else HND.
+    """
 
     base: int
     num_places: int
@@ -37,11 +48,11 @@ class MemoryShape:
         require_bool("is_nhd", self.is_nhd)
         end = self.base + self.num_places * self.num_blocks * self.block_bytes
         if end > _LIMIT:
-            raise InvalidArgument(f"the memory ends at {end}; an address is at most {_LIMIT}")
+            raise InvalidArgument(f"the memory ends at address {end}; the limit is {_LIMIT}")
 
     @classmethod
     def of(cls, cache: KVCache) -> MemoryShape:
-        """Take those of a rank's tensors. key_bytes, value_bytes: of one head of one token."""
+        """Return the layout of a rank's tensors."""
         size = cache.data.element_size()
         return cls(
             cache.data.data_ptr(),
@@ -56,16 +67,19 @@ class MemoryShape:
 
     @property
     def block_bytes(self) -> int:
-        """Count the bytes of a block in one place."""
+        """Bytes of a block in one place."""
         return self.block_size * self.num_kv_heads * (self.key_bytes + self.value_bytes)
 
     def places(self, count: int) -> npt.NDArray[np.int64]:
-        """Return the address of each of the first `count` places."""
+        """Return the addresses of the first `count` places."""
         addresses: npt.NDArray[np.int64] = self.base + np.arange(count) * (self.num_blocks * self.block_bytes)
         return addresses
 
     def parts(self, slot: int, count: int) -> list[tuple[int, int]]:
-        """(offset in its place, bytes) of `count` tokens from a slot on; whole blocks are one part."""
+        """Return (offset in its place, bytes) of `count` tokens from a slot on.
+
+        Consecutive whole blocks are one part.
+        """
         found = []
         size = self.block_size
         end = slot + count
@@ -82,7 +96,7 @@ class MemoryShape:
         return found
 
     def _parts_of_block(self, first: int, count: int) -> list[tuple[int, int]]:
-        """Yield keys and values of some tokens of one block: one part each, or one for each head."""
+        """Return the parts of some tokens of one block: one each for keys and values, or one for each head."""
         size, heads = self.block_size, self.num_kv_heads
         values = size * heads * self.key_bytes
         parts = []
@@ -94,28 +108,34 @@ class MemoryShape:
         return parts
 
     def to_bytes(self, access: str = "") -> bytes:
-        """Return the message. access: what else the transport needs to reach this memory."""
+        """Return the message. access: further data that the transport needs to reach this memory."""
         return pack("memory", {"shape": asdict(self), "access": access})
 
     @classmethod
     def from_bytes(cls, message: object) -> tuple[MemoryShape, str]:
-        """Return the shape of a message, and the access. Raises `InvalidArgument`."""
+        """Return the layout in a message, and its `access`. Raises `InvalidArgument`."""
         fields = read("memory", message).fields
         try:
             return cls(**fields["shape"]), str(fields["access"])
         except (KeyError, TypeError) as error:
-            raise InvalidArgument(f"message has no whole account of a memory: {error}") from None
+            raise InvalidArgument(f"message does not describe a memory: {type(error).__name__}: {error}") from None
 
 
 def byte_runs(
     plan: TransferPlan, source: MemoryShape, target: MemoryShape, num_layers: list[int]
 ) -> npt.NDArray[np.int64]:
-    """Return what a plan moves between memories of one kind: (n, 3), address at the source, at the target, bytes.
+    """Return the byte ranges of a plan: (n, 3) of source address, target address and bytes. O(runs * layers).
 
-    num_layers: of each layer group. The block size, layout and heads are those of both sides. O(runs * layers).
-    Raises `InvalidArgument` for memories of two kinds, and for a slot or place that one of the sides does not have.
+    Both sides must have equal block sizes, layouts and heads. Raises `InvalidArgument` if they differ, and for a slot
+    or place that one of the sides does not have.
+
+    Args:
+        plan: the plan.
+        source: the sender's memory.
+        target: the receiver's memory.
+        num_layers: layers of each layer group.
     """
-    _require_one_kind(source, target, max(num_layers, default=0))
+    _require_same_layout(source, target, max(num_layers, default=0))
     tables = [np.empty((0, 3), np.int64)]
     for runs, count in zip(plan.groups, num_layers, strict=True):
         _require_slots(runs, source, target)
@@ -132,15 +152,17 @@ def byte_runs(
     return np.concatenate(tables)
 
 
-def _require_one_kind(source: MemoryShape, target: MemoryShape, num_places: int) -> None:
-    """What both sides say of a block is the same: else the lengths of one would be written over more of the other."""
+def _require_same_layout(source: MemoryShape, target: MemoryShape, num_places: int) -> None:
+    """Raise unless both sides have the same block layout: otherwise a copy would overwrite other data."""
     for name in ("block_size", "num_kv_heads", "key_bytes", "value_bytes", "is_nhd"):
         there, here = getattr(source, name), getattr(target, name)
         if there != here:
             raise InvalidArgument(f"{name} is {there} at the source, {here} at the target; they must be equal")
     fewest = min(source.num_places, target.num_places)
     if num_places > fewest:
-        raise InvalidArgument(f"num_layers has a group of {num_places} layers; a side has {fewest} places")
+        raise InvalidArgument(
+            f"num_layers has a group of {num_places} layers; it must be at most {fewest}, the places of a side"
+        )
 
 
 def _require_slots(runs: TokenRuns, source: MemoryShape, target: MemoryShape) -> None:
@@ -148,21 +170,22 @@ def _require_slots(runs: TokenRuns, source: MemoryShape, target: MemoryShape) ->
         size = shape.block_size
         if len(slots) and not (slots.min() >= size and (slots + runs.lengths).max() <= size * shape.num_blocks):
             raise InvalidArgument(
-                f"the plan names slots from {slots.min()} on; the {name} has {size * shape.num_blocks}"
+                f"the plan has slots {slots.min()} to {(slots + runs.lengths).max() - 1}; those of the {name} are "
+                f"{size} to {size * shape.num_blocks - 1}"
             )
 
 
 class OneSided(ABC):
-    """A transport by which the receiver reads the sender's memory. A link asks afterwards whether it was still held."""
+    """A transport that lets the receiver read the sender's memory; the link asks afterwards if it was held."""
 
     @abstractmethod
     def describe(self) -> bytes:
-        """Return the sender's side: what the receiver needs to read its memory, made by `MemoryShape.to_bytes`."""
+        """Return the sender's message with all that is needed to read its memory, made by `MemoryShape.to_bytes`."""
 
     @abstractmethod
     def connect(self, message: object) -> None:
-        """Take, at the receiver's side, what `describe` of the sender said."""
+        """Connect the receiver to the sender's memory by the result of its `describe`."""
 
     @abstractmethod
     def read(self, plan: TransferPlan) -> None:
-        """Fetch what a plan says. Nothing is written any more when it returns or raises. Raises `HandoffError`."""
+        """Fetch the data of a plan; all writes are over when it returns or raises. Raises `HandoffError`."""

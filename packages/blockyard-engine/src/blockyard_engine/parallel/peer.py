@@ -1,4 +1,4 @@
-"""The handshake: what each side says of its cache, and what of it must be equal."""
+"""The handshake: the description of each side's cache, and the compatibility checks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MAX_HEADS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class HeadShards:
-    """The key-value heads of each rank of one side: `ranges[rank]` is (first head, number of heads).
+    """KV heads of each rank of one side: `ranges[rank]` is (first head, number of heads).
 
-    Heads may be on several ranks (GQA with fewer heads than ranks; MLA, whose one head all ranks keep).
-    Raises `InvalidArgument` for a range outside the heads, or a head that no rank keeps. O(ranks).
+    Heads may be on several ranks (GQA with fewer heads than ranks; MLA, whose one head is on all ranks). Raises
+    `InvalidArgument` for a range outside the heads, or a head on no rank. O(ranks).
 
     >>> HeadShards.even(8, 2).ranges
     ((0, 4), (4, 4))
@@ -37,13 +37,16 @@ class HeadShards:
         object.__setattr__(self, "ranges", _checked_ranges(self.ranges, self.num_kv_heads))
         missing = _first_missing(self.ranges, self.num_kv_heads)
         if missing is not None:
-            raise InvalidArgument(f"ranges is {shown(self.ranges)}; head {missing} is on no rank")
+            raise InvalidArgument(
+                f"ranges is {shown(self.ranges)}; it must include each head, but head {missing} is missing"
+            )
 
     @classmethod
     def even(cls, num_kv_heads: int, num_ranks: int = 1) -> HeadShards:
-        """Heads in order, as even as they go, the first ranks one more: a tensor-parallel model's (`Shard`). O(ranks).
+        """Return heads in order, divided evenly as in a tensor parallel model (`Shard`). O(ranks).
 
-        With more ranks than heads each rank has one, neighbours the same, the first heads on one rank more.
+        The first ranks have one more if they do not divide. With more ranks than heads each rank has one, and
+        neighbouring ranks share it.
         """
         heads = require_int("num_kv_heads", num_kv_heads, 1, MAX_HEADS)
         ranks = require_int("num_ranks", num_ranks, 1, MAX_RANKS)
@@ -52,13 +55,13 @@ class HeadShards:
 
     @property
     def num_ranks(self) -> int:
-        """Count the ranks of this side."""
+        """Number of ranks of this side."""
         return len(self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRun:
-    """Heads that one rank gives to another: `num_heads` from `from_head` on, as each rank numbers its own from 0."""
+    """Consecutive heads that one rank sends to another; each rank numbers its own from 0."""
 
     from_rank: int
     to_rank: int
@@ -68,10 +71,10 @@ class HeadRun:
 
 
 def head_runs(sender: HeadShards, receiver: HeadShards) -> tuple[HeadRun, ...]:
-    """What goes from which rank to which, so that each rank of the receiver gets each of its heads once. O(heads).
+    """Return the heads that each rank of the receiver gets from the sender's ranks, each head once. O(heads).
 
-    A head that several ranks of the sender keep is taken from one of them, another one for each rank that receives, so
-    that all send alike. Raises `PeerMismatch` if the sides have different numbers of heads.
+    A head that several of the sender's ranks have comes from a different one for each receiving rank, which balances
+    the load. Raises `PeerMismatch` if the sides have different numbers of heads.
 
     >>> [(run.from_rank, run.to_rank, run.num_heads) for run in head_runs(HeadShards.even(3, 2), HeadShards.even(3))]
     [(0, 0, 2), (1, 0, 1)]
@@ -91,14 +94,14 @@ def head_runs(sender: HeadShards, receiver: HeadShards) -> tuple[HeadRun, ...]:
 
 
 def _runs_to(to_rank: int, first: int, sources: list[int], sender: HeadShards) -> list[HeadRun]:
-    """The runs to one rank, whose heads from `first` on come from the ranks `sources`."""
+    """Return the runs to one rank, whose heads from `first` on come from the ranks `sources`."""
     runs = []
     start = 0
-    for place in range(1, len(sources) + 1):
-        if place == len(sources) or sources[place] != sources[start]:
+    for end in range(1, len(sources) + 1):
+        if end == len(sources) or sources[end] != sources[start]:
             rank = sources[start]
-            runs.append(HeadRun(rank, to_rank, first + start - sender.ranges[rank][0], start, place - start))
-            start = place
+            runs.append(HeadRun(rank, to_rank, first + start - sender.ranges[rank][0], start, end - start))
+            start = end
     return runs
 
 
@@ -115,7 +118,6 @@ def _checked_ranges(ranges: object, num_kv_heads: int) -> tuple[tuple[int, int],
 
 
 def _first_missing(ranges: tuple[tuple[int, int], ...], num_kv_heads: int) -> int | None:
-    """Return the first head that no range covers."""
     covered = 0
     for first, count in sorted(ranges):
         if first > covered:
@@ -127,23 +129,31 @@ def _first_missing(ranges: tuple[tuple[int, int], ...], num_kv_heads: int) -> in
 MAX_INCARNATION = 2**62
 _MAX_LAYERS = 2**20
 _MAX_TENSORS = 2**20
-#: What both sides must have the same; block sizes, layouts and shards are converted.
+#: Attributes that must be equal on both sides; block sizes, layouts and shards are converted.
 _EQUAL = ("dtype", "num_layers", "head_size", "value_size")
-_TOLD = ("name", "incarnation", "layout")
+_IDENTITY = ("name", "incarnation", "layout")
 
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """What one side of a hand-over is: the message that both sides send first.
-
-    name: of this side, used once among all that it speaks with. incarnation: a number that it never had before, so
-    that offers of an earlier start of the same process are recognized: a count of its starts, or a random number.
-    config: the cache's. dtype, num_layers, head_size, value_size: of its keys and values. shards: which rank keeps
-    which heads. layout: the order in a block, "NHD" or "HND". layer_groups: the layers of each group; one group of all
-    if empty. state_bytes: of a state; 0 for a cache without states. state_tensors: what it is made of, a
-    name for each tensor (`StateSlots.describe`). A side with states has one rank.
+    """Description of one side's cache: the message that both sides send first.
 
     Raises `InvalidArgument` for values outside their limits.
+
+    Attributes:
+        name: name of this side, unique among all that it communicates with.
+        incarnation: a number that this name never used before, such as a count of its starts or a random number; it
+            identifies offers of an earlier start.
+        groups: layer groups of the cache.
+        dtype: dtype of keys and values.
+        num_layers: number of layers.
+        head_size: elements of a key.
+        shards: KV heads of each rank.
+        value_size: elements of a value; 0 for head_size.
+        layout: order in a block, "NHD" or "HND".
+        layer_groups: layers of each group; empty for one group of all layers.
+        state_bytes: bytes of a state; 0 for a cache without states. A side with states has one rank.
+        state_tensors: name of each tensor of a state (`StateSlots.describe`).
     """
 
     name: str
@@ -188,7 +198,9 @@ class PeerInfo:
         for tensor in self.state_tensors:
             require_str("a tensor of state_tensors", tensor)
         if self.state_tensors and not self.state_bytes:
-            raise InvalidArgument(f"state_bytes is 0; state_tensors has {len(self.state_tensors)}")
+            raise InvalidArgument(
+                f"state_bytes is 0; it must be the bytes of the {len(self.state_tensors)} state_tensors"
+            )
         if self.state_bytes and self.shards.num_ranks != 1:
             raise InvalidArgument(f"shards has {self.shards.num_ranks} ranks; a side with states must have 1")
 
@@ -206,56 +218,59 @@ class PeerInfo:
 
     @classmethod
     def of(cls, config: CacheConfig, name: str, incarnation: int, **fields: Any) -> PeerInfo:
-        """Return a side with the layer groups and the states of a cache's config. fields: the others of this class."""
+        """Return a description with the layer groups and states of a cache's config. fields: the other attributes."""
         return cls(name, incarnation, config.layer_groups, state_bytes=config.state_bytes, **fields)
 
     @property
     def num_kv_heads(self) -> int:
-        """Count the key-value heads of the whole model."""
+        """KV heads of the whole model."""
         return self.shards.num_kv_heads
 
     def to_bytes(self) -> bytes:
         """Return the message."""
-        groups = [list(group) for group in _told(self.groups)]
-        fields = {name: getattr(self, name) for name in (*_TOLD, "layer_groups", *_EQUAL)}
+        groups = [list(group) for group in _group_fields(self.groups)]
+        fields = {name: getattr(self, name) for name in (*_IDENTITY, "layer_groups", *_EQUAL)}
         fields |= {"groups": groups, "heads": self.num_kv_heads, "shards": self.shards.ranges}
         fields |= {"state_bytes": self.state_bytes, "state_tensors": self.state_tensors}
         return pack("peer", fields)
 
     @classmethod
     def from_bytes(cls, message: object) -> PeerInfo:
-        """Return the side that a message tells of. Raises `PeerMismatch` for another version, `InvalidArgument`."""
+        """Return the description in a message. Raises `PeerMismatch` for another version, `InvalidArgument`."""
         fields = read("peer", message).fields
         try:
             return cls(
                 groups=tuple(_group(*group) for group in fields["groups"]),
                 shards=HeadShards(fields["heads"], tuple(fields["shards"])),
                 layer_groups=tuple(map(tuple, fields["layer_groups"])),
-                # Sides of before there were states say nothing of them.
+                # Messages of older versions have no states.
                 state_tensors=tuple(fields.get("state_tensors", ())),
                 state_bytes=fields.get("state_bytes", 0),
-                **{name: fields[name] for name in (*_TOLD, *_EQUAL)},
+                **{name: fields[name] for name in (*_IDENTITY, *_EQUAL)},
             )
         except (KeyError, TypeError) as error:
-            raise InvalidArgument(f"message has no whole account of a peer: {error}") from None
+            raise InvalidArgument(f"message does not describe a peer: {type(error).__name__}: {error}") from None
 
 
 def require_compatible(mine: PeerInfo, theirs: PeerInfo) -> None:
-    """Raise `PeerMismatch`, with both values, where keys and values of one side are of no use to the other. O(layers).
+    """Raise `PeerMismatch`, with both values, if one side cannot use the other's keys and values. O(layers).
 
-    Block sizes, layouts and shards may differ. `require_same_memory` asks for more.
+    Block sizes, layouts and shards may differ; `require_same_memory` is stricter.
     """
     for name in ("num_kv_heads", *_EQUAL, "state_bytes", "layer_groups"):
         _require_equal(name, getattr(mine, name), getattr(theirs, name))
     for number, (ours, other) in enumerate(zip(mine.groups, theirs.groups, strict=True)):
         _require_equal(f"sliding_window of group {number}", ours.sliding_window, other.sliding_window)
     _require_equal("the number of state_tensors", len(mine.state_tensors), len(theirs.state_tensors))
-    for number, (tensor, told) in enumerate(zip(mine.state_tensors, theirs.state_tensors, strict=True)):
-        _require_equal(f"state_tensors[{number}]", tensor, told)
+    for number, tensors in enumerate(zip(mine.state_tensors, theirs.state_tensors, strict=True)):
+        _require_equal(f"state_tensors[{number}]", *tensors)
 
 
 def require_same_memory(mine: PeerInfo, theirs: PeerInfo) -> None:
-    """`require_compatible`, and the same layout, block sizes and shards: where blocks are copied as they lie."""
+    """Raise `PeerMismatch` unless blocks can be copied as they are: same layout, block sizes and shards.
+
+    Includes `require_compatible`.
+    """
     require_compatible(mine, theirs)
     _require_equal("layout", mine.layout, theirs.layout)
     _require_equal("shards", mine.shards.ranges, theirs.shards.ranges)
@@ -269,21 +284,24 @@ def _require_equal(name: str, mine: object, theirs: object) -> None:
 
 
 def require_own_config(cache: KVCacheManager, peer: PeerInfo) -> None:
-    """Raise `InvalidArgument` unless `peer` tells of this cache."""
+    """Raise `InvalidArgument` unless `peer` describes this cache."""
     if not isinstance(cache, KVCacheManager):
         raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager")
     if not isinstance(peer, PeerInfo):
         raise InvalidArgument(f"peer is {shown(peer)}; it must be a PeerInfo")
-    if _told(peer.groups) != _told(cache.config.layer_groups):
-        raise InvalidArgument(f"peer has the groups {shown(peer.groups)}; the cache has {cache.config.layer_groups}")
+    if _group_fields(peer.groups) != _group_fields(cache.config.layer_groups):
+        raise InvalidArgument(
+            f"peer has groups {shown(peer.groups)}; they must be those of the cache, {cache.config.layer_groups}"
+        )
     if peer.state_bytes != cache.config.state_bytes:
-        raise InvalidArgument(f"peer has state_bytes {peer.state_bytes}; the cache has {cache.config.state_bytes}")
+        raise InvalidArgument(
+            f"peer has state_bytes {peer.state_bytes}; it must be that of the cache, {cache.config.state_bytes}"
+        )
 
 
 def _group(block_size: int, sliding_window: int, name: str) -> LayerGroup:
     return LayerGroup(block_size, sliding_window, name=name)
 
 
-def _told(groups: tuple[LayerGroup, ...]) -> list[tuple[int, int, str]]:
-    """Return what a message says of groups."""
+def _group_fields(groups: tuple[LayerGroup, ...]) -> list[tuple[int, int, str]]:
     return [(group.block_size, group.sliding_window, group.name) for group in groups]

@@ -1,4 +1,4 @@
-"""The side that goes on with a prompt: it takes blocks, lets them be filled, and shares them once they are."""
+"""The receiving side of a hand-over: allocates blocks for offers and shares them once they are filled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from blockyard.errors import (
     UnknownSequence,
 )
 
-from .deadlines import Deadlines, end_sequence, free_at_last
+from .deadlines import Deadlines, end_sequence, ensure_freed
 from .offer import Offer, OfferId
 from .peer import PeerInfo, head_runs, require_compatible, require_own_config
 from .runs import TransferPlan, token_runs
@@ -27,14 +27,18 @@ from .runs import TransferPlan, token_runs
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """An offer on its way in. `HandoffReceiver.finish` or `abort` ends it.
+    """An offer that is being fetched. `HandoffReceiver.finish` or `abort` ends it.
 
-    offer: what is fetched. seq: the sequence that takes it; the receiver's until `finish` returns it. start, stop: the
-    tokens to fetch: those before `start` were in the cache. plan: where each goes.
-
-    slot: where the state behind `stop` tokens is to be put; -1 if none is fetched. saves: which states are to be kept
-    besides, (behind how many tokens, blocks) each, in order; all but the last may be one that the sender has kept
-    (`Offer.kept`), which is brought through the slot.
+    Attributes:
+        offer: the offer.
+        seq: the sequence that receives it; the receiver owns it until `finish` returns it.
+        start: first token to fetch; earlier ones were in the cache.
+        stop: end of the tokens to fetch.
+        plan: where each token's data goes.
+        generation: the cache's generation when the transfer started.
+        slot: slot for the state after `stop` tokens; -1 for none.
+        saves: checkpoints to write, in order: (tokens before it, blocks). All but the last may be the sender's
+            checkpoint (`Offer.checkpoint_tokens`), which is fetched through the slot.
     """
 
     number: int
@@ -48,22 +52,29 @@ class Transfer:
     saves: tuple[tuple[int, npt.NDArray[np.int32]], ...] = ()
 
     @property
-    def kept(self) -> int:
-        """Return behind how many tokens a state that the sender has kept is wanted too; 0 for none."""
-        return self.offer.kept if any(boundary == self.offer.kept for boundary, _ in self.saves) else 0
+    def checkpoint_tokens(self) -> int:
+        """Tokens before the sender's checkpoint, if this transfer fetches that too; 0 if not."""
+        return (
+            self.offer.checkpoint_tokens
+            if any(boundary == self.offer.checkpoint_tokens for boundary, _ in self.saves)
+            else 0
+        )
 
 
 class HandoffReceiver:
-    """Takes offers in: blocks first, then bytes, then, when all are there and right, the sequence.
+    """Fetches offers: first allocates blocks, then lets them be filled, then returns the sequence.
 
-    cache: that takes the sequences, with `max_steps_in_flight` 1. peer: what this side says of itself. ttl: how long
-    a transfer may take, in the unit of every `now`. on_plan: called with each `StepPlan` that is made here, to carry
-    out its copies and swaps at once (`KVCache.move_blocks`), and those of states (`StateSlots.move`); needed with a CPU
-    pool, partial hits or states, which make such plans.
+    A transfer's blocks are reserved but not committed, so no prompt can hit them before `finish`. Equal prompts may
+    join and wait for them, as for blocks that are being computed; if the transfer is aborted, one of them computes the
+    prompt. So half a transfer is a miss. Not thread-safe.
 
-    A transfer's blocks are reserved and not committed: no prompt can hit them before `finish`. Equal prompts may join
-    them meanwhile, as they join blocks that are being computed: they wait, and if the transfer is aborted one of them
-    computes the prompt. Half a transfer is therefore a miss and nothing else. Not safe for use by several threads.
+    Args:
+        cache: cache for the sequences, with `max_steps_in_flight` 1.
+        peer: description of this side.
+        ttl: time that a transfer may take, in the unit of `now`.
+        on_plan: called with each `StepPlan` made here, to carry out its copies and swaps at once
+            (`KVCache.move_blocks`) and those of states (`StateSlots.move`). Required with a CPU pool, partial hits or
+            states.
     """
 
     def __init__(
@@ -77,12 +88,13 @@ class HandoffReceiver:
         config = cache.config
         if on_plan is None and (config.cpu.num_blocks or config.partial_hits or config.has_states):
             raise InvalidArgument(
-                "on_plan is None; a cache with a CPU pool, partial hits or states makes plans that move blocks"
+                "on_plan is None; give a function that moves blocks: plans of a cache with a CPU pool, partial hits or "
+                "states have moves"
             )
         if config.max_steps_in_flight > 1:
             raise InvalidArgument(
                 f"cache has max_steps_in_flight {config.max_steps_in_flight}; a receiver's cache must have 1, because "
-                f"a transfer would be a step in flight until it ends"
+                f"each transfer would count as a step in flight"
             )
         self.cache = cache
         self.peer = peer
@@ -93,13 +105,13 @@ class HandoffReceiver:
         self._peers: dict[str, PeerInfo] = {}
         self._last_number = 0
 
-    # Whom it takes offers from.
+    # Senders.
 
     def connect(self, peer: PeerInfo) -> None:
-        """Take offers of this sender from now on. Of an earlier start of it all transfers are aborted.
+        """Accept offers of this sender. If it has restarted, abort all transfers of its earlier start.
 
-        Raises `PeerMismatch` where its keys and values are of no use here, `StaleOffer` for a message of an earlier
-        start than the one that is known.
+        Raises `PeerMismatch` if its keys and values cannot be used here, and `StaleOffer` for a message of an earlier
+        start than the known one.
         """
         if not isinstance(peer, PeerInfo):
             raise InvalidArgument(f"peer is {shown(peer)}; it must be a PeerInfo")
@@ -107,14 +119,14 @@ class HandoffReceiver:
         known = self._peers.get(peer.name)
         if known is not None and peer.incarnation < known.incarnation:
             raise StaleOffer(
-                f"incarnation is {peer.incarnation}; {peer.name!r} has started again as {known.incarnation}"
+                f"incarnation is {peer.incarnation}; {peer.name!r} has restarted as incarnation {known.incarnation}"
             )
         if known is not None and peer.incarnation > known.incarnation:
             self.disconnect(peer.name)
         self._peers[peer.name] = peer
 
     def disconnect(self, name: str) -> list[Transfer]:
-        """Take no more offers of a sender, because it has gone; its transfers are aborted and returned."""
+        """Forget a sender that is gone; abort its transfers and return them."""
         self._peers.pop(require_str("name", name), None)
         ended = [transfer for transfer in self._live.values() if transfer.offer.id.sender == name]
         for transfer in ended:
@@ -124,12 +136,18 @@ class HandoffReceiver:
     # One transfer.
 
     def accept(self, offer: Offer, now: float, holder: str = "") -> Transfer | Admission:
-        """Take blocks for an offer; what of it the cache has already is held and not fetched. O(tokens).
+        """Allocate blocks for an offer; tokens that are already cached here are held, not fetched. O(tokens).
 
-        Returns the transfer, or `Admission.LATER` or NEVER as `try_allocate` does; then nothing is held. LATER also
-        where another sequence is computing or fetching the same beginning: it can be hit soon.
-        Raises `StaleOffer` or `PeerMismatch` for an offer of a sender that is not connected, `HandoffError` where the
-        sender has lost blocks that are needed, `InvalidArgument` for an offer that is being fetched already.
+        Returns the transfer, or LATER or NEVER as `try_allocate` does; nothing is held then. LATER also while another
+        sequence computes or fetches the same prefix, because it can be hit soon.
+
+        Raises `StaleOffer` or `PeerMismatch` for an offer of a sender that is not connected, `HandoffError` if the
+        sender no longer has blocks that are needed, and `InvalidArgument` for an offer that is being fetched already.
+
+        Args:
+            offer: the offer.
+            now: the time.
+            holder: name of the sequence's holder.
         """
         self._advance(now)
         peer = self._peer_of(offer)
@@ -148,7 +166,7 @@ class HandoffReceiver:
         except BaseException:
             self._forget(self._last_number, offer.id)
             if not isinstance(answer, Admission):
-                free_at_last(self.cache, answer)
+                ensure_freed(self.cache, answer)
             raise
 
     def _peer_of(self, offer: Offer) -> PeerInfo:
@@ -156,24 +174,24 @@ class HandoffReceiver:
             raise InvalidArgument(f"offer is {shown(offer)}; it must be an Offer")
         peer = self._peers.get(offer.id.sender)
         if peer is None:
-            raise PeerMismatch(f"the offer is of {offer.id.sender!r}; no such sender is connected")
+            raise PeerMismatch(f"offer is from {offer.id.sender!r}, which is not connected; call connect first")
         if offer.id.incarnation != peer.incarnation:
             raise StaleOffer(
-                f"the offer is of incarnation {offer.id.incarnation} of {peer.name!r}, not {peer.incarnation}"
+                f"offer is from incarnation {offer.id.incarnation} of {peer.name!r}; it is now {peer.incarnation}"
             )
         if len(offer.tables) != len(peer.groups):
-            raise PeerMismatch(f"the offer has {len(offer.tables)} tables; {peer.name!r} has {len(peer.groups)} groups")
+            raise PeerMismatch(f"offer has {len(offer.tables)} tables; {peer.name!r} has {len(peer.groups)} groups")
         if offer.id in self._by_offer:
-            raise InvalidArgument(f"offer {offer.id.number} of {peer.name!r} is being fetched already")
+            raise InvalidArgument(f"offer {offer.id.number} of {peer.name!r} is already being fetched")
         return peer
 
     def _begin(self, offer: Offer, peer: PeerInfo, seq: int) -> Transfer | None:
-        """Take slots for what is to be fetched; None if they cannot be had now."""
+        """Reserve slots for the tokens to fetch; return None if that is not possible now."""
         start = int(self.cache.num_computed_tokens(seq))
         has_state = bool(self.peer.state_bytes) and start < offer.num_computed
-        if has_state and self._wants_kept(offer, start):
-            self.cache.states.skip(seq, offer.num_computed, checkpoint=offer.kept)
-        # With nothing to fetch, a token is reserved all the same: it tells whether the beginning is there or in work.
+        if has_state and self._wants_checkpoint(offer, start):
+            self.cache.states.skip(seq, offer.num_computed, checkpoint=offer.checkpoint_tokens)
+        # Even with nothing to fetch, reserve a token to learn whether the prefix is still being computed.
         count = max(offer.num_computed - start, 1)
         step = self.cache.reserve([seq], [count])
         status = int(step.status[0])
@@ -193,14 +211,15 @@ class HandoffReceiver:
         self._deadlines.start(number)
         return transfer
 
-    def _wants_kept(self, offer: Offer, start: int) -> bool:
-        """Return whether the state that the sender has kept can be kept here, and is not, nor one at the hit's end."""
-        if offer.kept == 0 or offer.kept % self.cache.config.hit_alignment:
+    def _wants_checkpoint(self, offer: Offer, start: int) -> bool:
+        """Return whether the sender's checkpoint can be used here and is missing, as is one at the hit's end."""
+        if offer.checkpoint_tokens == 0 or offer.checkpoint_tokens % self.cache.config.hit_alignment:
             return False
-        if offer.kept > start:
+        if offer.checkpoint_tokens > start:
             return True
         tokens, keys = offer.token_ids, offer.extra_keys
-        return not any(len(self.cache.states.blocks(tokens[:place], extra_keys=keys)) for place in (offer.kept, start))
+        positions = (offer.checkpoint_tokens, start)
+        return not any(len(self.cache.states.blocks(tokens[:position], extra_keys=keys)) for position in positions)
 
     def _plan(self, offer: Offer, peer: PeerInfo, seq: int, start: int) -> TransferPlan:
         groups = [
@@ -214,56 +233,60 @@ class HandoffReceiver:
         return TransferPlan(tuple(groups), head_runs(peer.shards, self.peer.shards))
 
     def finish(self, transfer: Transfer, now: float, next_token: int = -1) -> int:
-        """All bytes are there and the sender has said that they are right: share them. O(blocks).
+        """Commit a transfer after all bytes have arrived and the sender has confirmed them. O(blocks).
 
-        next_token: a token to append, -1 for none. Returns the sequence, from now on the caller's to free. Raises
-        `StaleOffer` if the transfer has ended meanwhile, or the cache was reset since it began, and then it is aborted,
-        as it is by an interrupt (Ctrl-C).
+        Returns the sequence, which the caller must free. Raises `StaleOffer` if the transfer has ended, or if the cache
+        was reset since it started; the transfer is aborted then, as after an interrupt (Ctrl-C).
+
+        Args:
+            transfer: the transfer.
+            now: the time.
+            next_token: a token to append, -1 for none.
         """
         self._advance(now)
         self.require_live(transfer)
         token = require_int("next_token", next_token, -1, 2**31 - 1)
         if transfer.generation != self.cache.generation:
             self.abort(transfer)
-            raise StaleOffer(f"the cache was reset while offer {transfer.offer.id.number} was fetched")
+            raise StaleOffer(f"the cache was reset while offer {transfer.offer.id.number} was being fetched")
         try:
             self.cache.commit([transfer.seq], [transfer.stop - transfer.start], [token])
             self._forget(transfer.number, transfer.offer.id)
             return transfer.seq
         except Exception:
-            raise  # the commit was refused, and nothing has changed
+            raise  # commit has changed nothing
         except BaseException:
             self._forget(transfer.number, transfer.offer.id)
-            free_at_last(self.cache, transfer.seq)
+            ensure_freed(self.cache, transfer.seq)
             raise
 
-    def drop_kept(self, transfer: Transfer) -> None:
-        """The sender does not have the state that `kept` names any more: no state of this transfer is kept. O(saves).
+    def drop_checkpoint(self, transfer: Transfer) -> None:
+        """Write no checkpoints for this transfer, because the sender's is gone. O(saves).
 
         Raises `StaleOffer` if the transfer has ended.
         """
         self.require_live(transfer)
-        if transfer.kept:
+        if transfer.checkpoint_tokens:
             self.cache.states.drop_checkpoints(transfer.seq)
             transfer.saves = ()
 
     def require_live(self, transfer: Transfer) -> None:
-        """Raise `StaleOffer` unless the transfer goes on: then bytes that arrive must not be written. O(1)."""
+        """Raise `StaleOffer` if the transfer has ended: bytes that arrive must not be written then. O(1)."""
         if not isinstance(transfer, Transfer):
             raise InvalidArgument(f"transfer is {shown(transfer)}; it must be a Transfer")
         if self._live.get(transfer.number) is not transfer:
-            raise StaleOffer(f"the transfer of offer {transfer.offer.id.number} has ended; its blocks are not its own")
+            raise StaleOffer(f"the transfer of offer {transfer.offer.id.number} has ended; its blocks may be in use")
 
     def renew(self, transfer: Transfer, now: float) -> None:
-        """Start a transfer's time to live again, from now. Raises `StaleOffer` if it has ended."""
+        """Restart a transfer's time to live. Raises `StaleOffer` if it has ended."""
         self._advance(now)
         self.require_live(transfer)
         self._deadlines.start(transfer.number)
 
     def abort(self, transfer: Transfer) -> bool:
-        """Give a transfer up, and free its blocks; says whether it lived. O(blocks).
+        """Abort a transfer and free its blocks; return whether it was live. O(blocks).
 
-        Nothing may write into its blocks any more: end what the transport still does first.
+        Stop the transport's writes to its blocks first.
         """
         if not isinstance(transfer, Transfer):
             raise InvalidArgument(f"transfer is {shown(transfer)}; it must be a Transfer")
@@ -279,7 +302,7 @@ class HandoffReceiver:
         self._deadlines.end(number)
 
     def expire(self, now: float) -> list[Transfer]:
-        """Abort the transfers whose time is over; call it in every step. O(1) where none is."""
+        """Abort and return the expired transfers; call it in every step. O(1) if there are none."""
         return self._advance(now)
 
     def _advance(self, now: float) -> list[Transfer]:
@@ -290,11 +313,11 @@ class HandoffReceiver:
 
     @property
     def num_transfers(self) -> int:
-        """Transfers that go on."""
+        """Number of live transfers."""
         return len(self._live)
 
     def transfers(self) -> list[Transfer]:
-        """Return the transfers that go on, oldest first."""
+        """Return the live transfers, oldest first."""
         return list(self._live.values())
 
     def close(self) -> None:
@@ -303,16 +326,18 @@ class HandoffReceiver:
             self.abort(transfer)
 
     def check(self) -> None:
-        """Verify that every transfer has its sequence, and that nothing of it is computed yet. O(transfers).
+        """Verify that every transfer has its sequence, with only its hit computed. O(transfers).
 
-        Raises `InvariantError`. The cache's own `check` is apart.
+        Raises `InvariantError`. It does not include the cache's own `check`.
         """
         if self._deadlines.keys() != set(self._live) or set(self._by_offer.values()) != set(self._live):
-            raise InvariantError(f"deadlines run for {self._deadlines.keys()}; transfers go on: {set(self._live)}")
+            raise InvariantError(f"deadlines run for {self._deadlines.keys()}; live transfers are {set(self._live)}")
         for transfer in self._live.values():
             try:
                 computed = int(self.cache.num_computed_tokens(transfer.seq))
             except UnknownSequence:
-                raise InvariantError(f"transfer {transfer.number} has lost its sequence") from None
+                raise InvariantError(f"transfer {transfer.number} has no sequence") from None
             if computed != transfer.start:
-                raise InvariantError(f"transfer {transfer.number} began at {transfer.start}; {computed} are computed")
+                raise InvariantError(
+                    f"transfer {transfer.number} starts at token {transfer.start}; {computed} tokens are computed"
+                )

@@ -1,7 +1,7 @@
-"""What goes where in a transfer.
+"""The data of a transfer: token runs and lanes.
 
-A plan says it for both sides at once: runs of tokens from the sender's slots to the receiver's (`TransferPlan`). A lane
-is what one rank gives to one other: its own side, as slots, heads, and the order in which they go.
+A plan (`TransferPlan`) has runs of tokens from the sender's slots to the receiver's, for both sides at once. A lane is
+the data that one rank sends to one other: slots and heads of this rank, in order.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ MAX_TOKENS = 2**27
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRuns:
-    """Tokens of one layer group that follow one another on both sides.
+    """Runs of tokens in one layer group that are contiguous on both sides, in token order.
 
-    from_slots, to_slots: where each run begins at the sender and at the receiver, as block_id * block_size + offset
-    with each side's own block size, int64 (n,). lengths: tokens of each run, int64 (n,). first_token: the position of
-    the first run's first token in the sequence; the runs are in the order of the tokens.
+    Attributes:
+        from_slots: first slot of each run at the sender (block_id * block_size + offset), int64 (n,).
+        to_slots: first slot of each run at the receiver, with its block size, int64 (n,).
+        lengths: tokens of each run, int64 (n,).
+        first_token: position of the first token in the sequence.
     """
 
     from_slots: IntArray
@@ -53,10 +55,13 @@ class TokenRuns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransferPlan:
-    """What a transfer moves: tokens of each layer group, and heads from rank to rank.
+    """The data that a transfer moves: tokens of each layer group, and heads from rank to rank.
 
-    groups: the runs of each layer group, in the order of `CacheConfig.layer_groups`. heads: for each pair of ranks that
-    have heads in common. Every rank of a side has the same block tables, so the same runs of tokens hold for all.
+    All ranks of a side have the same block tables, so the runs hold for all of them.
+
+    Attributes:
+        groups: runs of each layer group, in the order of `CacheConfig.layer_groups`.
+        heads: heads for each pair of ranks that share some.
     """
 
     groups: tuple[TokenRuns, ...]
@@ -64,7 +69,7 @@ class TransferPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Count the tokens to move, of the group that moves most."""
+        """Tokens to move, of the group that moves most."""
         return max((runs.num_tokens for runs in self.groups), default=0)
 
     @property
@@ -76,11 +81,19 @@ class TransferPlan:
 def token_runs(
     from_blocks: object, from_block_size: object, to_blocks: object, to_block_size: object, start: object, stop: object
 ) -> TokenRuns:
-    """Runs that carry the tokens from `start` to `stop` of a sequence from one block table to another. O(blocks).
+    """Return runs that carry tokens `start` to `stop` of a sequence from one block table to another. O(blocks).
 
-    from_blocks, to_blocks: block ids of the sequence, integers (n,), as `KVCacheManager.block_ids` answers; 0 where a
-    block is gone. The block sizes may differ. A run is as long as both sides have its slots in a row.
-    Raises `HandoffError` where a token has no block on one of the sides, `InvalidArgument` for values outside limits.
+    A run is as long as the slots are contiguous on both sides. Raises `HandoffError` if a token has no block on one of
+    the sides, `InvalidArgument` for values outside their limits.
+
+    Args:
+        from_blocks: the sender's block ids of the sequence, integers (n,), as `KVCacheManager.block_ids` returns them;
+            0 for freed blocks.
+        from_block_size: the sender's block size.
+        to_blocks: the receiver's block ids.
+        to_block_size: the receiver's block size.
+        start: first token.
+        stop: end of the tokens.
 
     >>> runs = token_runs([5, 6], 4, [9, 3, 4], 2, 1, 6)
     >>> runs.from_slots.tolist(), runs.to_slots.tolist(), runs.lengths.tolist()
@@ -90,7 +103,7 @@ def token_runs(
     to_size = require_int("to_block_size", to_block_size, 1, MAX_BLOCK_SIZE)
     first = require_int("start", start, 0, MAX_TOKENS)
     last = require_int("stop", stop, first, MAX_TOKENS)
-    starts = _boundaries(first, last, from_size, to_size)
+    starts = _block_starts(first, last, from_size, to_size)
     from_slots = _slots("sender", from_blocks, from_size, starts, last)
     to_slots = _slots("receiver", to_blocks, to_size, starts, last)
     lengths = np.diff(starts, append=last)
@@ -100,8 +113,8 @@ def token_runs(
     return TokenRuns(from_slots[keep], to_slots[keep], merged, first)
 
 
-def _boundaries(start: int, stop: int, *sizes: int) -> IntArray:
-    """Return `start`, and every position behind it at which a block of either side begins."""
+def _block_starts(start: int, stop: int, *sizes: int) -> IntArray:
+    """Return `start`, and every later position at which a block of either side begins."""
     if start == stop:
         return np.empty(0, np.int64)
     inner = [np.arange((start // size + 1) * size, stop, size, dtype=np.int64) for size in sizes]
@@ -111,17 +124,21 @@ def _boundaries(start: int, stop: int, *sizes: int) -> IntArray:
 def _slots(side: str, blocks: object, size: int, positions: IntArray, stop: int) -> IntArray:
     table = np.asarray(blocks)
     if table.ndim != 1 or (table.size and table.dtype.kind not in "iu"):
-        raise InvalidArgument(f"the {side}'s blocks have shape {table.shape} and dtype {table.dtype}; (n,) integers")
+        raise InvalidArgument(
+            f"the {side}'s blocks have shape {table.shape} and dtype {table.dtype}; they must be integers of shape (n,)"
+        )
     if len(positions) == 0:
         return np.empty(0, np.int64)
     if len(table) * size < stop:
-        raise HandoffError(f"the {side} has {len(table)} blocks of {size} tokens; token {stop - 1} is in none")
+        raise HandoffError(
+            f"the {side} has {len(table)} blocks of {size} tokens; token {stop - 1} is not in one of them"
+        )
     ids = table.astype(np.int64)[positions // size]
     if ids.min() < 1:
         gone = int(positions[np.argmax(ids < 1)])
         raise HandoffError(
-            f"the {side} no longer has the block of token {gone}: it lies behind a sliding window; the whole prompt is "
-            f"needed, so a prompt that is longer than a window cannot be handed over"
+            f"the {side} has freed the block of token {gone}, which has left a sliding window; a prompt longer than a "
+            f"window cannot be handed over"
         )
     return ids * size + positions % size
 
@@ -134,11 +151,16 @@ def _spread(slots: IntArray, lengths: IntArray) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lane:
-    """One rank's side of what it gives to, or takes from, one rank of the other side.
+    """Data that one rank exchanges with one rank of the other side.
 
-    other_rank: that rank. first_head, num_heads: as this rank numbers its own heads. start: the position of the first
-    token. slots: of each layer group, the slot of every token, int64 (tokens,). whole_blocks: of each layer group,
-    whether a block lies in memory alike on both sides, so that it is copied as it lies.
+    Attributes:
+        other_rank: the other side's rank.
+        first_head: first head, numbered as on this rank.
+        num_heads: number of heads.
+        start: position of the first token.
+        slots: slot of every token, for each layer group, int64 (tokens,).
+        whole_blocks: whether blocks have the same memory layout on both sides, for each layer group, so that they are
+            copied as they are.
     """
 
     other_rank: int
@@ -150,9 +172,16 @@ class Lane:
 
 
 def sending_lanes(offer: Offer, start: int, own: PeerInfo, theirs: PeerInfo, rank: int = 0) -> list[Lane]:
-    """Return what `rank` of the sender sends, in order. start: the first token that the receiver asks for. O(tokens).
+    """Return the lanes that `rank` of the sender sends, in order. O(tokens).
 
-    Raises `HandoffError` where a block that is needed is gone.
+    Raises `HandoffError` if a block that is needed is freed.
+
+    Args:
+        offer: the offer.
+        start: first token that the receiver requests.
+        own: description of the sender.
+        theirs: description of the receiver.
+        rank: the sender's rank.
     """
     runs = [run for run in head_runs(own.shards, theirs.shards) if run.from_rank == rank]
     slots = _own_slots(offer.tables, own, start, offer.num_computed)
@@ -164,7 +193,16 @@ def sending_lanes(offer: Offer, start: int, own: PeerInfo, theirs: PeerInfo, ran
 def receiving_lanes(
     tables: Sequence[npt.NDArray[np.int32]], start: int, stop: int, own: PeerInfo, theirs: PeerInfo, rank: int = 0
 ) -> list[Lane]:
-    """What `rank` of the receiver takes, in order. tables: the receiver's blocks of each layer group. O(tokens)."""
+    """Return the lanes that `rank` of the receiver receives, in order. O(tokens).
+
+    Args:
+        tables: the receiver's blocks of each layer group.
+        start: first token.
+        stop: end of the tokens.
+        own: description of the receiver.
+        theirs: description of the sender.
+        rank: the receiver's rank.
+    """
     runs = [run for run in head_runs(theirs.shards, own.shards) if run.to_rank == rank]
     slots = _own_slots(tables, own, start, stop)
     return [

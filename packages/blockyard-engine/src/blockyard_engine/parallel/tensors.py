@@ -1,7 +1,7 @@
-"""The bytes of a transfer: keys and values read from one rank's tensors and written into another's.
+"""The bytes of a transfer: reads keys and values from one rank's tensors and writes them to another's.
 
-Both sides cut a lane into the same pieces, in the same order, whatever their block sizes and layouts are. A piece is
-one message. Needs torch: `pip install 'blockyard[engine]'`.
+Both sides cut a lane into the same pieces, in the same order, whatever their block sizes and layouts. A piece is one
+message. Needs torch: `pip install 'blockyard[engine]'`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blockyard.storage import KVCache, KVLayout, StateSlots
 
 from .runs import IntArray, Lane
 
-#: A layer of at least this many bytes is a message of its own, and goes without a copy where its blocks lie in a row.
+#: A layer of at least this many bytes is its own message, sent without a copy if its blocks are contiguous.
 _LARGE = 2**20
 
 
@@ -28,22 +28,27 @@ class Piece(Protocol):
 
     @property
     def num_elements(self) -> int:
-        """Count the elements of the message."""
+        """Elements of the message."""
 
     def view(self) -> torch.Tensor | None:
-        """Return the memory itself, flat, where it lies in a row; None where it must be collected."""
+        """Return the memory itself, flat, if it is contiguous; else None."""
 
     def read(self, out: torch.Tensor) -> None:
-        """Collect it in `out`, flat."""
+        """Copy the data into `out`, flat."""
 
     def write(self, message: torch.Tensor) -> None:
-        """Put a message where it belongs."""
+        """Copy a message to its destination."""
 
 
 class KVPort:
-    """Cuts what goes through it into pieces of about `piece_bytes` bytes; both sides must say the same number.
+    """Access of a transfer to one rank's tensors, in pieces.
 
-    slots: the states of a hybrid model's sequences. Raises `InvalidArgument` for a size outside 1 KiB to 1 GiB.
+    Raises `InvalidArgument` for a size outside 1 KiB to 1 GiB.
+
+    Args:
+        kv_cache: the tensors.
+        piece_bytes: approximate bytes of a piece; equal on both sides.
+        slots: states of a hybrid model's sequences.
     """
 
     def __init__(self, kv_cache: KVCache, piece_bytes: int = 4 * 2**20, slots: StateSlots | None = None) -> None:
@@ -59,13 +64,13 @@ class KVPort:
         ]
 
     def pieces(self, lane: Lane) -> Iterator[Piece]:
-        """The pieces of a lane, group by group. Raises `InvalidArgument` for slots or heads that are not there."""
+        """Yield the pieces of a lane, group by group. Raises `InvalidArgument` for slots or heads that do not exist."""
         cache = self.kv_cache
         if not 0 <= lane.first_head <= lane.first_head + lane.num_heads <= cache.num_kv_heads:
             end = lane.first_head + lane.num_heads
-            raise InvalidArgument(f"the lane has heads {lane.first_head} to {end}; there are {cache.num_kv_heads}")
+            raise InvalidArgument(f"the lane has heads {lane.first_head} to {end}; kv_cache has {cache.num_kv_heads}")
         if len(lane.slots) != len(self._layers):
-            raise InvalidArgument(f"the lane has {len(lane.slots)} layer groups; the tensors have {len(self._layers)}")
+            raise InvalidArgument(f"the lane has {len(lane.slots)} layer groups; kv_cache has {len(self._layers)}")
         cache.finish_moves()
         for slots, layers, whole in zip(lane.slots, self._layers, lane.whole_blocks, strict=True):
             self._require_slots(slots)
@@ -75,7 +80,7 @@ class KVPort:
             yield from self._tokens(lane, layers, slots[last:])
 
     def pieces_of_state(self, state: torch.Tensor) -> Iterator[Piece]:
-        """Return the pieces of a state's bytes, uint8 (n,), which lie in a row."""
+        """Yield the pieces of a state's bytes, uint8 (n,), which are contiguous."""
         for start in range(0, len(state), self._piece_bytes):
             yield _StatePiece(state[start : start + self._piece_bytes])
 
@@ -83,11 +88,11 @@ class KVPort:
         size, count = self.kv_cache.block_size, self.kv_cache.num_blocks
         if len(slots) and not size <= slots.min() <= slots.max() < size * count:
             raise InvalidArgument(
-                f"the lane has slots {slots.min()} to {slots.max()}; there are {size} to {size * count}"
+                f"the lane has slots {slots.min()} to {slots.max()}; those of kv_cache are {size} to {size * count - 1}"
             )
 
     def _whole(self, start: int, count: int) -> tuple[int, int]:
-        """Of `count` tokens from position `start` on, the first and the end of those in whole blocks."""
+        """Return first and end of the tokens in whole blocks, among `count` tokens from position `start` on."""
         size = self.kv_cache.block_size
         first = -start % size
         last = (start + count) // size * size - start
@@ -119,7 +124,7 @@ class KVPort:
 
 
 class _BlockPiece:
-    """Whole blocks of some layers, as they lie."""
+    """Whole blocks of some layers, in their own layout."""
 
     def __init__(self, cache: KVCache, places: list[int], block_ids: IntArray) -> None:
         self._layers = [cache.data[place].flatten(1) for place in places]
@@ -130,22 +135,18 @@ class _BlockPiece:
 
     @property
     def num_elements(self) -> int:
-        """Count the elements of the message. O(1)."""
         return len(self._layers) * self._count * self._width
 
     def view(self) -> torch.Tensor | None:
-        """Return the cache's own memory, where the blocks of one layer lie in a row; else None."""
         if len(self._layers) > 1 or not self._is_run:
             return None
         return self._layers[0][self._first : self._first + self._count].flatten()
 
     def read(self, out: torch.Tensor) -> None:
-        """Copy the blocks into a message."""
         for layer, part in self._cut(out):
             torch.index_select(layer, 0, self._ids, out=part)
 
     def write(self, message: torch.Tensor) -> None:
-        """Copy a message into the blocks."""
         for layer, part in self._cut(message):
             layer.index_copy_(0, self._ids, part)
 
@@ -156,7 +157,7 @@ class _BlockPiece:
 
 
 def _as_words(blocks: torch.Tensor) -> torch.Tensor:
-    """Blocks, a row each, as 8-byte words if they can be: torch copies half-precision rows half as fast."""
+    """Return blocks, a row each, as 8-byte words if possible: torch copies half-precision rows half as fast."""
     is_even = blocks.shape[1] * blocks.element_size() % 8 == 0 and blocks.data_ptr() % 8 == 0
     return blocks.view(torch.int64) if is_even else blocks
 
@@ -177,22 +178,18 @@ class _TokenPiece:
 
     @property
     def num_elements(self) -> int:
-        """Count the elements of the message. O(layers)."""
         return sum(self._count * part.shape[2] * part.shape[3] for part in self._parts)
 
     def view(self) -> torch.Tensor | None:
-        """Return None: single tokens do not lie in a row."""
         return None
 
     def read(self, out: torch.Tensor) -> None:
-        """Copy the tokens' keys and values into a message."""
-        for part, place in self._cut(out):
-            place.copy_(part[self._blocks, self._offsets])
+        for part, chunk in self._cut(out):
+            chunk.copy_(part[self._blocks, self._offsets])
 
     def write(self, message: torch.Tensor) -> None:
-        """Copy a message into the tokens' slots."""
-        for part, place in self._cut(message):
-            part[self._blocks, self._offsets] = place
+        for part, chunk in self._cut(message):
+            part[self._blocks, self._offsets] = chunk
 
     def _cut(self, message: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         start = 0
@@ -203,29 +200,25 @@ class _TokenPiece:
 
 
 class _StatePiece:
-    """Moves some bytes of a state."""
+    """Some bytes of a state."""
 
     def __init__(self, part: torch.Tensor) -> None:
         self._part = part
 
     @property
     def num_elements(self) -> int:
-        """Return the bytes of the message. O(1)."""
         return len(self._part)
 
     def view(self) -> torch.Tensor:
-        """Return the memory itself."""
         return self._part
 
     def read(self, out: torch.Tensor) -> None:
-        """Copy the bytes into a message."""
         out.copy_(self._part)
 
     def write(self, message: torch.Tensor) -> None:
-        """Copy a message into the state."""
         self._part.copy_(message)
 
 
 def checksum_of(message: torch.Tensor, before: int = 0) -> int:
-    """CRC-32 of a message's bytes behind those of the messages before. O(bytes)."""
+    """Return the CRC-32 of a message's bytes, continued from `before`. O(bytes)."""
     return zlib.crc32(message.detach().cpu().contiguous().view(torch.uint8).numpy(), before)

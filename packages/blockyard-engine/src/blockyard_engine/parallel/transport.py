@@ -1,4 +1,4 @@
-"""Messages of tensors from rank to rank, several under way at a time; torch.distributed is the transport that ships."""
+"""Transport of tensors between ranks, with several messages in flight; torch.distributed is the one included."""
 
 from __future__ import annotations
 
@@ -16,33 +16,36 @@ from blockyard.errors import HandoffError, InvalidArgument
 from .runs import Lane
 from .tensors import KVPort, Piece, checksum_of
 
-#: Messages that are under way at a time, each with a buffer of its own where its memory does not lie in a row.
+#: Messages in flight at a time, each with its own buffer if its memory is not contiguous.
 _DEPTH = 4
 
 
 class Work(Protocol):
-    """A message under way."""
+    """A message in flight."""
 
     def wait(self) -> None:
-        """Return when it is done; raise `HandoffError` where it cannot be."""
+        """Wait until the message is done. Raises `HandoffError` if it fails."""
 
 
 class Transport(Protocol):
-    """What moves messages. Those between two ranks arrive in the order in which they were sent."""
+    """Sends and receives messages. Those between two ranks arrive in the order of sending."""
 
     def send(self, message: torch.Tensor, rank: int) -> Work:
-        """Begin to send a flat, contiguous tensor; it must stay as it is until the work is done."""
+        """Start to send a flat, contiguous tensor, which must not change until the work is done."""
 
     def receive(self, message: torch.Tensor, rank: int) -> Work:
-        """Begin to fill a flat, contiguous tensor with the next message of a rank."""
+        """Start to fill a flat, contiguous tensor with the next message of a rank."""
 
 
 class DistributedTransport:
-    """Sends and receives of torch.distributed: gloo for tensors in CPU memory, NCCL by the same calls for CUDA.
+    """Transport by torch.distributed: gloo for tensors in CPU memory, NCCL with the same calls for CUDA.
 
-    group: the process group, initialized by the caller; None for the default one. ranks: of both sides, as the group
-    numbers them. timeout: seconds that a message may take. A peer that died is a `HandoffError`, as is one that is
-    silent for longer. Tested with gloo; NCCL has not been run.
+    A peer that has died or is silent for longer than `timeout` raises `HandoffError`. Tested with gloo; NCCL was never
+    run.
+
+    Args:
+        group: process group, initialized by the caller; None for the default one.
+        timeout: seconds that a message may take.
     """
 
     def __init__(self, group: Any = None, timeout: float = 30.0) -> None:
@@ -53,11 +56,11 @@ class DistributedTransport:
         self._timeout = timedelta(seconds=seconds)
 
     def send(self, message: torch.Tensor, rank: int) -> Work:
-        """Begin an `isend`; the tensor must stay as it is until the work is done. Raises `HandoffError`."""
+        """Start an `isend`; the tensor must not change until the work is done. Raises `HandoffError`."""
         return self._begin(torch.distributed.isend, message, rank)
 
     def receive(self, message: torch.Tensor, rank: int) -> Work:
-        """Begin an `irecv` into the tensor. Raises `HandoffError`."""
+        """Start an `irecv` into the tensor. Raises `HandoffError`."""
         return self._begin(torch.distributed.irecv, message, rank)
 
     def _begin(self, call: Any, message: torch.Tensor, rank: int) -> Work:
@@ -74,13 +77,12 @@ class _DistributedWork:
         self._rank = rank
 
     def wait(self) -> None:
-        """Wait for at most `timeout`. Raises `HandoffError` for a peer that died or is silent."""
         try:
             done = self._work.wait(self._timeout)
         except RuntimeError as error:
             raise _broken(self._rank, error) from error
         if done is False:
-            raise HandoffError(f"rank {self._rank} was silent for {self._timeout.total_seconds():g} s")
+            raise HandoffError(f"rank {self._rank} did not answer for {self._timeout.total_seconds():g} s")
 
 
 def _broken(rank: int, error: RuntimeError) -> HandoffError:
@@ -90,10 +92,16 @@ def _broken(rank: int, error: RuntimeError) -> HandoffError:
 def send_lanes(
     transport: Transport, port: KVPort, lanes: Iterable[Lane], ranks: list[int], checked: bool = False
 ) -> None:
-    """Send what this rank has for each rank of the other side. Returns when all is sent. O(bytes).
+    """Send this rank's lanes to the ranks of the other side, and wait until all are sent. O(bytes).
 
-    ranks: the other side's ranks as the transport numbers them. checked: send a checksum behind each lane; both sides
-    must say the same. Raises `HandoffError` if a rank cannot be reached.
+    Raises `HandoffError` if a rank cannot be reached.
+
+    Args:
+        transport: the transport.
+        port: this rank's tensors.
+        lanes: the lanes.
+        ranks: the other side's ranks, as the transport numbers them.
+        checked: send a checksum after each lane; both sides must agree.
     """
     for lane in lanes:
         _send(transport, port, port.pieces(lane), ranks[lane.other_rank], checked)
@@ -125,17 +133,24 @@ def _send(transport: Transport, port: KVPort, pieces: Iterable[Piece], rank: int
 def receive_lanes(
     transport: Transport, port: KVPort, lanes: Iterable[Lane], ranks: list[int], checked: bool = False
 ) -> None:
-    """Take what each rank of the other side has for this one, into its blocks. Returns when all is there. O(bytes).
+    """Receive the lanes of the other side's ranks into this rank's blocks, and wait for all. O(bytes).
 
-    As `send_lanes`. Raises `HandoffError` too where a checksum is not that of what arrived. Until it returns or
-    raises, the blocks are written: abort the transfer only afterwards.
+    Blocks are written until it returns or raises, so abort the transfer only afterwards. Raises `HandoffError` if a
+    rank cannot be reached or a checksum is wrong.
+
+    Args:
+        transport: the transport.
+        port: this rank's tensors.
+        lanes: the lanes.
+        ranks: the other side's ranks, as the transport numbers them.
+        checked: expect a checksum after each lane; both sides must agree.
     """
     for lane in lanes:
         _receive(transport, port, port.pieces(lane), ranks[lane.other_rank], checked)
 
 
 def receive_state(transport: Transport, port: KVPort, state: torch.Tensor, rank: int, checked: bool = False) -> None:
-    """Take the bytes of a state, uint8 (n,), as `receive_lanes` does a lane. O(bytes)."""
+    """Receive the bytes of a state, uint8 (n,), as `receive_lanes` does a lane. O(bytes)."""
     _receive(transport, port, port.pieces_of_state(state), rank, checked)
 
 
@@ -170,7 +185,7 @@ class _Arriving:
         self._work = transport.receive(self._message, rank)
 
     def finish(self, checksum: int, checked: bool) -> int:
-        """Wait for the piece and write it where it belongs; the checksum up to here, or 0."""
+        """Wait for the piece and write it to its destination; return the checksum so far, or 0."""
         self._work.wait()
         if self._view is None:
             self._piece.write(self._message)
@@ -178,14 +193,13 @@ class _Arriving:
 
 
 class _Buffers:
-    """Buffers for the messages under way, one after another; a message is done before its buffer comes again."""
+    """Reusable buffers for the messages in flight; a message is done before its buffer is used again."""
 
     def __init__(self, port: KVPort) -> None:
         self._data = port.kv_cache.data
         self._made: deque[torch.Tensor] = deque()
 
     def next(self, piece: Piece) -> torch.Tensor:
-        """Return a buffer for this piece, one that no message under way uses."""
         buffer = self._made.popleft() if len(self._made) > _DEPTH else None
         if buffer is None or len(buffer) < piece.num_elements:
             buffer = torch.empty(piece.num_elements, dtype=self._data.dtype, device=self._data.device)

@@ -1,23 +1,24 @@
-"""One model over several processes (tensor parallel): rank 0 decides, all ranks compute their share of each step.
+"""One model on several processes: rank 0 decides, and all ranks compute their share of each step.
 
 Read it in this order:
 
-    sharding          a rank's share of a model: the modules that its own plan splits, by rows or columns
+    sharding          a tensor parallel rank's share of a model: split rows or columns of planned modules
     group             sums over the ranks: torch.distributed's gloo, or NCCL on CUDA
-    joining           what ranks must have in common, a rank's way into the group, its part of the cache
-    peers             where the other ranks come from: processes of our own, or torchrun's
-    leader, watch     rank 0: sends steps; why a rank ended, in a sentence, and the end of the others
-    follower          the other ranks: receive steps, carry them out
+    joining           the checks before ranks join, a rank's share of the model and its part of the cache
+    peers             the other ranks' processes: started by rank 0, or by torchrun
+    leader, watch     rank 0: sends steps; finds out why a rank ended, and ends the others
+    follower          the other ranks: receive steps and carry them out
+    sharing           objects of tiers in memory that all ranks of a machine map
 
-What rank 0 (>) and another rank (<) say, in this order, as messages of `blockyard.wire`:
+Messages between rank 0 (>) and another rank (<), in this order (`blockyard.wire`):
 
-    > start     which model, as which rank (processes of our own alone)
-    < hello     what the rank has
+    > start     the model and the rank's number (only to processes that rank 0 started)
+    < hello     the rank's versions, model and sizes
     > welcome   join
-    > settings  the cache
-    < ready     everything is made
-    > step, swap    a plan, in one chain of all of them (`wire.plans`)
-    > ping, < pong  whether the rank is there, at any time
+    > settings  sizes of the cache
+    < ready     the rank is set up
+    > step, swap    a plan, all of them in one chain (`wire.plans`)
+    > ping, < pong  sign of life, at any time
     < failed    why the rank ends
-    > close     end; it says why, if something is wrong
+    > close     end; with the reason after a failure
 """

@@ -1,4 +1,4 @@
-"""Sums over the ranks of one engine: a process group of its own, beside any that the process has."""
+"""Collective operations of one engine's ranks, in their own process group."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from blockyard.arguments import reason
 from blockyard.errors import ModelError, RankError
 from blockyard.sizing import Shard
 
-#: Seconds that a rank waits for another within a step, before it takes it for dead.
+#: Seconds that a rank waits for another within a step before it counts as dead.
 STEP_SECONDS = 300
 
 
 class RankGroup(Protocol):
-    """What layers need of the other ranks. Every rank makes the same calls in the same order."""
+    """Collectives that layers use. Every rank makes the same calls in the same order."""
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the ranks' tensors of one shape, on every rank; the argument may be overwritten."""
+        """Return the sum of the ranks' tensors, on every rank; may overwrite the argument."""
 
     def all_gather(self, tensor: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """Return the ranks' tensors behind each other along the last dimension, of which rank i has counts[i]."""
+        """Return the ranks' tensors, concatenated along the last dimension; rank i has counts[i] elements there."""
 
 
 class CollectiveError(RankError):
-    """A sum over the ranks broke off, most likely because another rank ended."""
+    """A collective failed, most likely because another rank ended."""
 
 
 class ProcessGroup:
     """`RankGroup` by torch.distributed: gloo for tensors on the CPU, NCCL for CUDA.
 
-    shard: which rank this is, of how many. store: where the ranks find each other. is_local: whether all run on this
-    machine; then they use loopback alone. seconds: how long a rank waits for another one.
+    The ranks meet in `store`, use only loopback if all are local, and wait for each other at most `seconds`.
     """
 
     def __init__(self, shard: Shard, store: Any, device: torch.device, is_local: bool, seconds: float) -> None:
@@ -46,13 +45,11 @@ class ProcessGroup:
             raise CollectiveError(f"could not meet the other ranks: {reason(error)}") from error
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Does as `RankGroup` says. Raises `CollectiveError` where a rank has ended."""
         whole = tensor.contiguous()
         self._run(lambda: self._group.allreduce([whole]))
         return whole
 
     def all_gather(self, tensor: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """Does as `RankGroup` says. Raises `CollectiveError` where a rank has ended."""
         widest = max(counts)
         own = torch.nn.functional.pad(tensor, (0, widest - tensor.shape[-1])).contiguous()
         parts = [torch.empty_like(own) for _ in counts]
@@ -71,7 +68,7 @@ class ProcessGroup:
         try:
             start().wait()
         except RuntimeError as error:
-            raise CollectiveError(f"a sum over the ranks broke off: {reason(error)}") from error
+            raise CollectiveError(f"a sum over the ranks failed: {reason(error)}") from error
 
 
 def _gloo(store: Any, shard: Shard, is_local: bool, timeout: datetime.timedelta) -> Any:
@@ -87,7 +84,7 @@ def _gloo(store: Any, shard: Shard, is_local: bool, timeout: datetime.timedelta)
 
 def _nccl(store: Any, shard: Shard, is_local: bool, timeout: datetime.timedelta) -> Any:  # noqa: ARG001  # it finds its way
     if not dist.is_nccl_available():
-        raise ModelError("several ranks on CUDA need NCCL, which this torch does not have")
+        raise ModelError("several ranks on CUDA need NCCL, which this build of torch does not have; use one rank")
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return dist.ProcessGroupNCCL(store, shard.rank, shard.size, options)

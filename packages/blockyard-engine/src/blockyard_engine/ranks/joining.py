@@ -1,7 +1,4 @@
-"""A rank's way into the group: what all ranks must have in common, its share of the model, its part of the cache.
-
-The share is compared with the whole model before anything is served.
-"""
+"""Joins a rank to the group: compares the ranks, splits the model, tests the split, and makes the rank's cache."""
 
 from __future__ import annotations
 
@@ -20,32 +17,35 @@ from blockyard.storage import ContextShard, KVCache
 from blockyard.wire import VERSION
 
 from ..attention.context import ContextRank
-from ..borrowing import BorrowedModel
 from ..checks.trial import OWN_LENGTH, can_afford, require_equal_logits, run_steps
 from ..memory.account import weights_bytes
-from ..memory.finding import MemoryFinder, meter_of
 from ..memory.largest_step import StepSizes
+from ..memory.pool_sizing import PoolSizer, meter_of
+from ..patching import PatchedModel
 from ..probe import learn_shape
 from ..runner import ModelRunner
 from ..shape import KVShape
 from .group import ProcessGroup, RankGroup
 from .sharding import Heads, ModelShard, require_splittable
 
-#: Of a config: what depends on how it was loaded, and on nothing that is computed.
+#: Config fields that depend only on how the model was loaded.
 _OF_LOADING = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 _SAMPLED = 64
 
 
-def identity_of(borrowed: BorrowedModel, shape: KVShape, block_size: int) -> dict[str, Any]:
-    """Return what a rank has before it joins, in plain values. O(parameters' number), some elements of each."""
-    config = json.loads(borrowed.model.config.to_json_string(use_diff=False))
+def identity_of(patched: PatchedModel, shape: KVShape, block_size: int) -> dict[str, Any]:
+    """Return the properties that must be equal on all ranks, as plain values. O(parameters).
+
+    The weights are represented by a digest of some elements of each.
+    """
+    config = json.loads(patched.model.config.to_json_string(use_diff=False))
     return {
         "blockyard": __version__,
         "wire version": VERSION,
         "torch": torch.__version__.partition("+")[0],
-        "model": type(borrowed.model).__name__,
-        "dtype": str(borrowed.dtype).removeprefix("torch."),
-        "device type": borrowed.device.type,
+        "model": type(patched.model).__name__,
+        "dtype": str(patched.dtype).removeprefix("torch."),
+        "device type": patched.device.type,
         "block_size": block_size,
         "max_model_len": shape.max_model_len,
         "num_layers": shape.num_layers,
@@ -55,22 +55,22 @@ def identity_of(borrowed: BorrowedModel, shape: KVShape, block_size: int) -> dic
         "windows": list(shape.windows),
         "state_bytes": 0 if shape.states is None else shape.states.num_bytes,
         "config": {name: value for name, value in config.items() if name not in _OF_LOADING},
-        "weights (a sample's digest)": _sample_digest(borrowed.model),
+        "weights (a sample's digest)": _sample_digest(patched.model),
     }
 
 
 def require_same(rank: int, other: dict[str, Any], own: dict[str, Any]) -> None:
-    """Raise `RankError`, naming the first difference and both values. own: of rank 0. O(fields)."""
+    """Raise `RankError` for the first property that differs, with both values. own: of rank 0. O(fields)."""
     for name in dict.fromkeys([*own, *other]):
         mine, theirs = own.get(name), other.get(name)
         if isinstance(mine, dict) and isinstance(theirs, dict):
             require_same(rank, _named(name, theirs), _named(name, mine))
         elif mine != theirs:
-            raise RankError(f"rank {rank} has {name} {theirs!r}; rank 0 has {mine!r}, and all ranks need the same")
+            raise RankError(f"rank {rank} has {name} {theirs!r}; rank 0 has {mine!r}, and they must be equal")
 
 
 def agreed_bytes(identity: dict[str, Any]) -> bytes:
-    """Return what steps' digests begin with."""
+    """Return the initial bytes of the steps' digests."""
     return json.dumps(identity, sort_keys=True).encode()
 
 
@@ -88,57 +88,58 @@ def _sample_digest(model: Any) -> str:
     return digest.hexdigest()
 
 
-def require_shareable(borrowed: BorrowedModel, shape: KVShape, shard: Shard, interleave: int) -> None:
-    """Raise what `join` raises for a model that cannot be split, before this rank waits for others. O(modules)."""
+def require_shareable(patched: PatchedModel, shape: KVShape, shard: Shard, interleave: int) -> None:
+    """Raise as `join` for a model that cannot be split, before this rank waits for others. O(modules)."""
     if not interleave:
-        require_splittable(borrowed.model, Heads.of(borrowed.model, shape.num_kv_heads), shard)
+        require_splittable(patched.model, Heads.of(patched.model, shape.num_kv_heads), shard)
 
 
 def join(
-    borrowed: BorrowedModel, shape: KVShape, shard: Shard, interleave: int, group: RankGroup, is_tried: bool
-) -> tuple[BorrowedModel, KVShape]:
+    patched: PatchedModel, shape: KVShape, shard: Shard, interleave: int, group: RankGroup, is_tried: bool
+) -> tuple[PatchedModel, KVShape]:
     """Return this rank's share of a model, and its shape. All ranks call it at the same time.
 
-    interleave: 0 where ranks share heads and features; else they share tokens, as many neighbouring ones at a time, and
-    each has the whole model. is_tried: whether the logits of the ranks' steps are compared with the whole model's, on
-    rank 0. Raises `ModelError` for a model that cannot be split, or computes something else when it is;
-    `InvalidArgument` for more ranks than attention heads.
+    `interleave` is 0 for tensor parallel ranks; for context parallel ranks, which have the whole model, it is the
+    number of consecutive tokens on one rank. With `is_tried`, rank 0 compares the logits of the ranks' steps with the
+    whole model's.
+
+    Raises `ModelError` for a model that cannot be split, or whose logits change when it is, and `InvalidArgument` for
+    more ranks than attention heads.
     """
     if interleave:
         context = ContextRank(ContextShard(shard.rank, shard.size, interleave), group)
-        own, own_shape = borrowed, replace(shape, context=context)
+        own, own_shape = patched, replace(shape, context=context)
     else:
-        own, own_shape = _split(borrowed, shape, shard, group)
+        own, own_shape = _split(patched, shape, shard, group)
     if is_tried and shard.rank == 0:
-        require_equal_logits(own, own_shape, OWN_LENGTH, (borrowed, shape))
+        require_equal_logits(own, own_shape, OWN_LENGTH, (patched, shape))
     elif is_tried:
         run_steps(own, own_shape, OWN_LENGTH)
     return own, own_shape
 
 
-def _split(borrowed: BorrowedModel, shape: KVShape, shard: Shard, group: RankGroup) -> tuple[BorrowedModel, KVShape]:
-    """Return a rank's heads and features."""
-    split = ModelShard(borrowed.model, Heads.of(borrowed.model, shape.num_kv_heads), shard, group)
-    own = BorrowedModel(split.model)
+def _split(patched: PatchedModel, shape: KVShape, shard: Shard, group: RankGroup) -> tuple[PatchedModel, KVShape]:
+    split = ModelShard(patched.model, Heads.of(patched.model, shape.num_kv_heads), shard, group)
+    own = PatchedModel(split.model)
     own_shape = replace(shape, shard=shard if split.has_own_heads else None)
     seen = learn_shape(own, shape.max_model_len)
     num_expected = len(own_shape.kv_heads)
     if replace(seen, num_kv_heads=shape.num_kv_heads) != shape or seen.num_kv_heads != num_expected:
         raise ModelError(
-            f"{type(borrowed.model).__name__} cannot be split over ranks: rank {shard.rank} computes "
+            f"{type(patched.model).__name__} cannot be split over ranks: rank {shard.rank} computes "
             f"{seen.num_kv_heads} heads of keys instead of {num_expected}"
         )
     return own, own_shape
 
 
-def is_affordable(borrowed: BorrowedModel) -> bool:
-    """Return whether the whole model can be compared with, in seconds."""
-    return can_afford(borrowed, OWN_LENGTH)
+def is_affordable(patched: PatchedModel) -> bool:
+    """Return whether a trial against the whole model takes only seconds."""
+    return can_afford(patched, OWN_LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Of an engine's cache, as its arguments say it. num_blocks: None for as many as fit on every rank."""
+    """Sizes of an engine's cache, as rank 0 sends them; `num_blocks` is None for as many as fit on every rank."""
 
     block_size: int
     num_blocks: int | None
@@ -159,7 +160,7 @@ class CacheSettings:
         utilization: float,
         attention_backend: str,
     ) -> CacheSettings:
-        """Take those of rank 0. block_size: of a rank's tensors. is_sized: whether its number of blocks is final."""
+        """Return the settings of rank 0; `is_sized` tells whether the config's number of blocks is final."""
         return cls(
             block_size,
             config.num_blocks if is_sized else None,
@@ -172,17 +173,17 @@ class CacheSettings:
         )
 
     def make(
-        self, borrowed: BorrowedModel, shape: KVShape, group: ProcessGroup
+        self, patched: PatchedModel, shape: KVShape, group: ProcessGroup
     ) -> tuple[CacheConfig, KVCache, ModelRunner]:
-        """Config, tensors and runner of a rank other than 0. All ranks find out at the same time how many blocks fit.
+        """Return config, tensors and runner of a rank other than 0; all ranks agree on the number of blocks.
 
-        Raises what `Engine` raises for them.
+        Raises as `Engine`.
         """
 
         def runner_on(kv_cache: KVCache) -> ModelRunner:
-            return ModelRunner(borrowed, kv_cache, shape, self.attention_backend, self.max_num_seqs)
+            return ModelRunner(patched, kv_cache, shape, self.attention_backend, self.max_num_seqs)
 
-        spec = shape.spec(self.block_size, borrowed.dtype)
+        spec = shape.spec(self.block_size, patched.dtype)
         config = shape.cache_config(
             spec,
             self.num_blocks,
@@ -190,12 +191,12 @@ class CacheSettings:
             max_model_len=shape.max_model_len,
             num_cpu_blocks=self.num_cpu_blocks,
         )
-        tensors = shape.tensors(spec, borrowed.dtype, borrowed.device)
+        tensors = shape.tensors(spec, patched.dtype, patched.device)
         if self.num_blocks is None:
-            weights = weights_bytes(borrowed.model)
-            finder = MemoryFinder(spec, config, tensors, runner_on, weights, self.gpu_memory_utilization)
+            weights = weights_bytes(patched.model)
+            sizer = PoolSizer(spec, config, tensors, runner_on, weights, self.gpu_memory_utilization)
             sizes = StepSizes(self.max_num_batched_tokens, self.max_num_seqs, shape.max_model_len, self.logits_per_seq)
-            config, _ = finder.find(meter_of(borrowed.device), sizes)
+            config, _ = sizer.find(meter_of(patched.device), sizes)
         config = replace(config, num_blocks=group.least(config.num_blocks))
         kv_cache = KVCache(config.num_blocks, self.block_size, num_cpu_blocks=self.num_cpu_blocks, **tensors)
         return config, kv_cache, runner_on(kv_cache)

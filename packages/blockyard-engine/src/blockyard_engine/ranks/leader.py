@@ -1,4 +1,4 @@
-"""Rank 0: the engine's own process, which alone schedules, manages blocks and samples."""
+"""Rank 0: the engine's own process, which schedules, manages blocks and samples for all ranks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from blockyard.steps import PlanSender
 from blockyard.storage import KVCache
 from blockyard.wire import pack
 
-from ..borrowing import BorrowedModel
 from ..memory.account import EngineMemory
 from ..moves import MoveQueue
+from ..patching import PatchedModel
 from ..runner import ForwardBatch, ModelRunner, StepRunner
 from ..shape import KVShape
 from . import group
@@ -38,12 +38,11 @@ if TYPE_CHECKING:
 
 
 class Ranks:
-    """The ranks of an engine, from rank 0's side. They exist when it does, and have ended after `close`.
+    """The ranks of an engine, from rank 0's side; they end with `close`.
 
-    peers: the others; None for an engine that is alone: then no rank is told, and none can be lost. interleave: 0
-    where ranks share heads and features; else they share tokens, as many neighbouring ones at a time.
-
-    Once all are ready (`lead`) it carries out steps together with them: the interface of `ModelRunner`.
+    After `shared_runner` it carries out steps together with them, with the interface of `StepRunner`. An engine of one
+    rank has no `peers`. `interleave` is 0 for tensor parallel ranks; for context parallel ranks, the consecutive tokens
+    on one rank.
     """
 
     def __init__(
@@ -60,13 +59,13 @@ class Ranks:
 
     @property
     def size(self) -> int:
-        """Return how many ranks there are."""
+        """Number of ranks."""
         return 1 if self._peers is None else self._peers.size
 
     @property
-    def lost(self) -> str | None:
-        """Return why ranks are lost; None while they are there."""
-        return self._watch.lost
+    def failure(self) -> str | None:
+        """Why the ranks have ended; None while they run."""
+        return self._watch.failure
 
     def require_servable(self, shape: KVShape) -> None:
         """Raise `InvalidArgument` for a model that several ranks cannot share."""
@@ -75,7 +74,7 @@ class Ranks:
         name, size, heads = "context_parallel" if self._interleave else "tensor_parallel", self.size, shape.num_kv_heads
         if shape.index is not None:
             raise InvalidArgument(
-                f"{name} is {size} for a model whose layers keep index keys, which ranks do not share; it must be 1"
+                f"{name} is {size} for a model with index keys, which cannot be shared between ranks; it must be 1"
             )
         if shape.states is not None and not self._interleave and heads > size and heads % size:
             raise InvalidArgument(
@@ -83,48 +82,50 @@ class Ranks:
                 f"equally many blocks on each rank"
             )
 
-    def join(self, borrowed: BorrowedModel, shape: KVShape, block_size: int) -> tuple[BorrowedModel, KVShape]:
-        """Return this rank's share of a model, tried together with the others.
+    def join(self, patched: PatchedModel, shape: KVShape, block_size: int) -> tuple[PatchedModel, KVShape]:
+        """Return this rank's share of a model, tested together with the other ranks.
 
-        Raises `RankError` where ranks disagree or one is lost, and what `joining.join` raises.
+        Raises `RankError` if ranks disagree or one has ended, and as `joining.join`.
         """
         if self._peers is None:
-            return borrowed, shape
-        own = identity_of(borrowed, shape, block_size)
+            return patched, shape
+        own = identity_of(patched, shape, block_size)
         for peer, hello in zip(self._watch.peers, self._watch.await_all("hello"), strict=True):
             require_same(peer.rank, hello.fields, own)
         self._agreed = agreed_bytes(own)
-        is_tried = is_affordable(borrowed)
+        is_tried = is_affordable(patched)
         seconds = group.STEP_SECONDS
         welcome = {"is_tried": is_tried, "interleave": self._interleave, "step_seconds": seconds}
         self._watch.send_all(pack("welcome", welcome))
         shard = Shard(0, self._peers.size)
-        require_shareable(borrowed, shape, shard, self._interleave)
+        require_shareable(patched, shape, shard, self._interleave)
         try:
-            meeting = (shard, self._peers.store(), borrowed.device, self._peers.is_local, seconds)
-            self._group = self._watch.unless_lost(lambda: ProcessGroup(*meeting))
-            return join(borrowed, shape, shard, self._interleave, self._group, is_tried)
+            meeting = (shard, self._peers.store(), patched.device, self._peers.is_local, seconds)
+            self._group = self._watch.run_unless_lost(lambda: ProcessGroup(*meeting))
+            return join(patched, shape, shard, self._interleave, self._group, is_tried)
         except CollectiveError as error:
-            raise self._watch.blame(error) from error
+            raise self._watch.failure_after(error) from error
 
-    def settle(self, settings: CacheSettings) -> None:
-        """Tell the others what cache to make."""
+    def send_settings(self, settings: CacheSettings) -> None:
+        """Send the sizes of the cache to the other ranks."""
         self._watch.send_all(pack("settings", asdict(settings)))
 
-    def agree(self, config: CacheConfig, memory: EngineMemory, spec: KVCacheSpec) -> tuple[CacheConfig, EngineMemory]:
-        """Return the config and the sum with as many blocks as fit on every rank."""
+    def agree_on_size(
+        self, config: CacheConfig, memory: EngineMemory, spec: KVCacheSpec
+    ) -> tuple[CacheConfig, EngineMemory]:
+        """Return config and memory use with as many blocks as fit on every rank."""
         if self._peers is None:
             return config, memory
         try:
             num_blocks = self._group.least(config.num_blocks)
         except CollectiveError as error:
-            raise self._watch.blame(error) from error
+            raise self._watch.failure_after(error) from error
         config = replace(config, num_blocks=num_blocks)
         self._sender = PlanSender(config, self._agreed)
         return config, replace(memory, kv_bytes=num_blocks * spec.bytes_per_block)
 
-    def lead(self, runner: ModelRunner) -> StepRunner:
-        """A runner for all ranks, with rank 0's own in it, once all can take steps. Raises `RankError`."""
+    def shared_runner(self, runner: ModelRunner) -> StepRunner:
+        """Return a runner for all ranks, with rank 0's own inside, once all are ready. Raises `RankError`."""
         self._runner = runner
         if self._peers is None:
             return runner
@@ -133,22 +134,26 @@ class Ranks:
         return self
 
     def require_all(self) -> None:
-        """Raise `RankError` if ranks are lost."""
+        """Raise `RankError` if a rank has ended."""
         self._watch.require_all()
 
     def require_one_machine(self, what: str) -> None:
-        """Raise `InvalidArgument` where ranks cannot share memory, for what needs that."""
+        """Raise `InvalidArgument` if the ranks cannot share memory, which `what` needs."""
         if self._peers is None:
             return
         if not self._peers.is_local:
-            raise InvalidArgument(f"{what} need all ranks on one machine; of {self._peers.size} some are on others")
+            raise InvalidArgument(
+                f"{what} need all {self._peers.size} ranks on one machine, but some run on other machines"
+            )
         if not hasattr(os, "memfd_create"):
-            raise InvalidArgument(f"{what} need one rank on {sys.platform}; several share memory as Linux has it")
+            raise InvalidArgument(
+                f"{what} on {self._peers.size} ranks need Linux's memfd; on {sys.platform} use 1 rank"
+            )
 
     def objects(self, kv_cache: KVCache, shape: KVShape, buffer_bytes: int) -> tuple[Blocks, States | None, list[str]]:
-        """Return blocks and states of all ranks, for tiers, and digests of the weights that other ranks compute with.
+        """Return blocks and states of all ranks for tiers, and digests of the other ranks' weights. O(weights).
 
-        Raises `InvalidArgument` for buffers of less than two objects, and `RankError`. O(weights).
+        Raises `InvalidArgument` for buffers of less than two objects, and `RankError`.
         """
         from blockyard_tiers import KVBlocks, StateObjects
 
@@ -166,24 +171,24 @@ class Ranks:
         weights = [str(said.fields["weights"]) for said in self._watch.await_all("shares")]
         rows.close_path()
         own = part_of(kv_cache, rows.tensor, parts.firsts[0])
-        states = None if slots is None else RankStates(StateObjects(own, slots), self._ask)
-        return RankBlocks(own, rows.tensor, parts, self._ask), states, weights
+        states = None if slots is None else RankStates(StateObjects(own, slots), self._request_copy)
+        return RankBlocks(own, rows.tensor, parts, self._request_copy), states, weights
 
-    def _ask(self, what: str, rows: Sequence[int], blocks: npt.NDArray[np.int32], slot: int = 0) -> IsDone:
-        """Have the other ranks make a copy behind all that they were sent; `sharing.Ask`."""
+    def _request_copy(self, what: str, rows: Sequence[int], blocks: npt.NDArray[np.int32], slot: int = 0) -> IsDone:
+        """Let the other ranks make a copy after all earlier messages (`sharing.RequestCopy`)."""
         self._num_copies = number = self._num_copies + 1
         fields = {"what": what, "slot": slot, "shape": blocks.shape}
-        with suppress(RankError):  # the next step raises it
+        with suppress(RankError):  # the next step will raise it
             self._watch.send_all(pack("copy", fields, [np.array(rows, np.int32), blocks.ravel()], number))
-        return lambda: self._watch.have_said("copied", number)
+        return lambda: self._watch.has_received("copied", number)
 
-    def tell(self, call: Callable[[str], None]) -> None:
-        """Have `call` told why, in a thread of its own, when ranks are lost; at once if they are."""
-        self._watch.tell(call)
+    def on_failure(self, call: Callable[[str], None]) -> None:
+        """Call `call` with the reason, in a thread, once a rank has ended; at once if one has already ended."""
+        self._watch.on_failure(call)
 
-    def silence(self) -> str | None:
-        """Return why no step can be made now, asked of every rank; None while all answer."""
-        return self._watch.silence()
+    def ping(self) -> str | None:
+        """Ask every rank for a sign of life; return why no step is possible now, or None if all answer."""
+        return self._watch.ping()
 
     def close(self) -> None:
         """End the other ranks. A second call does nothing."""
@@ -195,31 +200,31 @@ class Ranks:
 
     @property
     def attention_backend(self) -> str:
-        """Return the name of the backend that was chosen."""
+        """Name of the chosen attention backend."""
         return self._runner.attention_backend
 
     def run(self, batch: ForwardBatch, moves: MoveQueue) -> torch.Tensor:
-        """Does as `ModelRunner`. Raises `RankError` where a rank is lost.
+        """Run a step on all ranks. Raises `RankError` if one has ended.
 
-        A step that breaks off here ends the others too, since they are in the middle of it.
+        A failure here ends the other ranks too, since they are in the middle of the step.
         """
         self._send(moves, batch)
         try:
             return self._runner.run(batch, moves)
         except CollectiveError as error:
-            raise self._watch.blame(error) from error
+            raise self._watch.failure_after(error) from error
         except BaseException as error:
-            self._watch.lose(f"a step broke off on rank 0: {type(error).__name__}: {reason(error)}")
+            self._watch.fail(f"a step failed on rank 0: {type(error).__name__}: {reason(error)}")
             raise
 
     def carry_out(self, moves: MoveQueue) -> None:
-        """Does as `ModelRunner`, on every rank that is left."""
-        if moves.plans and self.lost is None:
+        """Carry out block moves on every rank that is left."""
+        if moves.plans and self.failure is None:
             self._send(moves, None)
         self._runner.carry_out(moves)
 
     def _send(self, moves: MoveQueue, batch: ForwardBatch | None) -> None:
-        """Send a step to the others, moves first. Raises `RankError` if one is lost. O(bytes * ranks)."""
+        """Send a step to the other ranks, moves first. Raises `RankError` if one has ended. O(bytes * ranks)."""
         self.require_all()
         run = None if batch is None else batch.plan
         try:
@@ -227,13 +232,13 @@ class Ranks:
             if batch is not None and run is not None:
                 messages.append(self._sender.to_bytes(run, token_ids=batch.token_ids))
         except BaseException as error:
-            self._watch.lose(f"a step could not be sent: {type(error).__name__}: {reason(error)}")
+            self._watch.fail(f"a step could not be sent: {type(error).__name__}: {reason(error)}")
             raise
         for message in messages:
             self._watch.send_all(message)
 
 
-def ranks_of(
+def start_ranks(
     tensor_parallel: object,
     context_parallel: object,
     context_interleave: int,
@@ -241,11 +246,12 @@ def ranks_of(
     block_size: int,
     max_model_len: int | None,
 ) -> Ranks:
-    """Return the ranks that an engine is told to have, numbers or `Peers`, started."""
-    tensor, context = (_peers(*asked) for asked in _named(tensor_parallel, context_parallel))
+    """Start the ranks of an engine, given as numbers or `Peers`."""
+    tensor = _peers("tensor_parallel", tensor_parallel)
+    context = _peers("context_parallel", context_parallel)
     if tensor.size > 1 and context.size > 1:
         raise InvalidArgument(
-            f"tensor_parallel is {tensor.size} and context_parallel is {context.size}; ranks share heads or tokens"
+            f"tensor_parallel is {tensor.size} and context_parallel is {context.size}; one of them must be 1"
         )
     require_int("block_size", block_size, 1, MAX_GROUP_BLOCK_SIZE)
     LayerGroup(block_size * context.size, shards=context.size, interleave=context_interleave)
@@ -256,17 +262,13 @@ def ranks_of(
     return Ranks(None, 0, model, block_size, max_model_len)
 
 
-def _named(tensor_parallel: object, context_parallel: object) -> list[tuple[str, object]]:
-    return [("tensor_parallel", tensor_parallel), ("context_parallel", context_parallel)]
-
-
-def _peers(name: str, asked: object) -> Peers:
-    return asked if isinstance(asked, Peers) else StartedPeers(require_int(name, asked, 1, MAX_RANKS))
+def _peers(name: str, value: object) -> Peers:
+    return value if isinstance(value, Peers) else StartedPeers(require_int(name, value, 1, MAX_RANKS))
 
 
 @contextmanager
-def ended_on_error(ranks: Ranks) -> Iterator[None]:
-    """End the other ranks if what is done meanwhile raises."""
+def closing_on_error(ranks: Ranks) -> Iterator[None]:
+    """End the other ranks if the `with` block raises."""
     try:
         yield
     except BaseException:

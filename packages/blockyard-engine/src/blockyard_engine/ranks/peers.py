@@ -1,7 +1,7 @@
-"""The other ranks, as rank 0 sees them: a connection to each, and where they come from.
+"""The other ranks, as rank 0 sees them: their processes, and a connection to each.
 
-`StartedPeers` are processes that rank 0 starts on this machine: they end when it does, however that comes.
-`TorchrunPeers` were started by torchrun, each with the same command: they find rank 0 through torchrun's store.
+`StartedPeers` are processes that rank 0 starts on this machine; they end when it does, in any case. `TorchrunPeers`
+were started by torchrun, each with the same command, and find rank 0 through torchrun's store.
 """
 
 from __future__ import annotations
@@ -33,19 +33,18 @@ from blockyard.wire import ConnectionLost, SocketConnection, pack
 from ..model import quiet_transformers
 
 _END_SECONDS = 2.0
-#: For all ranks to load their model and come.
+#: Seconds for all ranks to load their model and connect.
 _MEETING_SECONDS = 1800
 _GREETING_SECONDS = 10.0
-#: Connections that have not said yet who they are.
-_MOST_STRANGERS = 256
+#: Limit of the connections that have not identified themselves.
+_MAX_UNIDENTIFIED = 256
 _TOKEN_BYTES = 32
 _RANK_BYTES = 4
 _ADDRESS_KEY = "rank 0"
 #: The packages that another rank imports.
 _PACKAGES = ("blockyard_engine", "blockyard_tiers", "blockyard")
-#: What a process does before it has imported anything large. Ctrl-C in a terminal reaches all processes, a service
-#: manager's SIGTERM too: rank 0 alone decides what becomes of it. And rank 0 may end while this one still imports,
-#: before it reads its connection.
+#: Start of a rank's process, before large imports. Ctrl-C in a terminal and a service manager's SIGTERM reach all
+#: processes, but only rank 0 reacts. A thread watches rank 0 until the connection is read.
 _PROGRAM = """
 import os, signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -64,7 +63,7 @@ main(int(sys.argv[1]))
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A rank other than 0. process: of its own making, if rank 0 started it."""
+    """A rank other than 0, and its process if rank 0 started it."""
 
     rank: int
     connection: SocketConnection
@@ -72,22 +71,22 @@ class Peer:
 
     @property
     def name(self) -> str:
-        """Return what errors call it."""
+        """Name of the rank in errors."""
         return f"rank {self.rank}" if self.process is None else f"rank {self.rank} (process {self.process.pid})"
 
     def how_it_ended(self) -> str:
-        """A sentence, after its connection has closed. Waits a moment for a process to be gone."""
+        """Return how the rank ended, after its connection has closed. Waits a moment for its process."""
         if self.process is None:
             return f"{self.name} has ended"
         try:
             status = self.process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            return f"{self.name} does not answer any more"
+            return f"{self.name} no longer answers"
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         return f"{self.name} {how}"
 
     def end(self, seconds: float) -> None:
-        """Close the connection, and see that a started process is gone: it is killed if it needs longer."""
+        """Close the connection, and wait for a started process; kill it if it takes longer."""
         self.connection.close()
         if self.process is None:
             return
@@ -100,28 +99,29 @@ class Peer:
 
 @runtime_checkable
 class Peers(Protocol):
-    """Where the other ranks come from.
+    """Source of the other ranks.
 
-    size: ranks in all. is_local: whether all run on this machine.
+    Attributes:
+        size: number of ranks, rank 0 included.
+        is_local: whether all ranks run on this machine.
     """
 
     size: int
     is_local: bool
 
     def connect(self, model: Any, block_size: int, max_model_len: int | None) -> list[Peer]:
-        """Return the other ranks, in order, told which model it is about if they need to be. Raises `RankError`."""
+        """Return the other ranks, in order; send them the model's location if they need it. Raises `RankError`."""
 
     def store(self) -> Any:
-        """Return a store of torch.distributed that all ranks reach."""
+        """Return a store of torch.distributed that all ranks can reach."""
 
     def clean_up(self) -> None:
-        """Remove what was only needed to begin. A second call does nothing."""
+        """Remove files that were needed only during the start. A second call does nothing."""
 
 
 class StartedPeers:
-    """size - 1 processes, which load the model themselves.
+    """Processes of rank 0, which load the model from `path`; without one, the model is saved to a temporary folder.
 
-    path: the model's folder or file; None for the model as it is in memory, which is saved to a folder for a while.
     Raises `InvalidArgument` for a size outside its limits.
     """
 
@@ -133,7 +133,6 @@ class StartedPeers:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def connect(self, model: Any, block_size: int, max_model_len: int | None) -> list[Peer]:
-        """Start the processes; they load the model meanwhile."""
         self._folder = tempfile.TemporaryDirectory(prefix="blockyard-ranks-")
         peers: list[Peer] = []
         try:
@@ -150,9 +149,9 @@ class StartedPeers:
             }
             device = next(model.parameters()).device.type
             for peer in peers:
-                place = f"{device}:{peer.rank}" if device == "cuda" else device
+                target = f"{device}:{peer.rank}" if device == "cuda" else device
                 try:
-                    peer.connection.send_bytes(pack("start", {**start, "rank": peer.rank, "device": place}))
+                    peer.connection.send_bytes(pack("start", {**start, "rank": peer.rank, "device": target}))
                 except ConnectionLost as error:
                     raise RankError(peer.how_it_ended()) from error
         except BaseException:
@@ -168,11 +167,9 @@ class StartedPeers:
         return str(Path(self._folder.name) / "store")
 
     def store(self) -> Any:
-        """Return a file that the ranks find each other by."""
         return dist.FileStore(self._store_path, self.size)
 
     def clean_up(self) -> None:
-        """Remove the folder. A second call does nothing."""
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -202,7 +199,7 @@ def _started(rank: int) -> Peer:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment, in which a child finds the same packages, wherever they are."""
+    """Return this process's environment, with the paths of the imported packages."""
     origins = [spec.origin for name in _PACKAGES if (spec := find_spec(name)) is not None and spec.origin is not None]
     folders = dict.fromkeys(str(Path(origin).resolve().parents[1]) for origin in origins)
     paths = [*folders, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -211,9 +208,14 @@ def _environment() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class TorchrunRank:
-    """Which rank of how many this process is. local_rank: among those on this machine, which are local_size.
+    """Rank of this process under torchrun.
 
-    attempt: how often torchrun has started the ranks again.
+    Attributes:
+        shard: number of this rank, and of all ranks.
+        local_rank: number among the ranks on this machine.
+        local_size: number of ranks on this machine.
+        address: host of rank 0.
+        attempt: how often torchrun has restarted the ranks.
     """
 
     shard: Shard
@@ -224,7 +226,7 @@ class TorchrunRank:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> TorchrunRank | None:
-        """Read the variables that torchrun sets; None where they are not there, or there is one rank."""
+        """Read torchrun's variables; return None without them."""
         if "TORCHELASTIC_RUN_ID" not in environment:
             return None
         size = int(environment["WORLD_SIZE"])
@@ -238,12 +240,12 @@ class TorchrunRank:
 
     @property
     def is_local(self) -> bool:
-        """Return whether all ranks run on this machine."""
+        """True if all ranks run on this machine."""
         return self.local_size == self.shard.size
 
     @property
     def host(self) -> str:
-        """Return where rank 0 is reached."""
+        """Host to reach rank 0."""
         return "127.0.0.1" if self.is_local else self.address
 
     def store(self) -> Any:
@@ -255,7 +257,7 @@ class TorchrunRank:
         return dist.PrefixStore(f"blockyard/{self.attempt}", store)
 
     def connect(self) -> tuple[SocketConnection, Any]:
-        """Return a connection to rank 0, of this rank, which is another; and torchrun's store. Raises `RankError`."""
+        """Connect this rank to rank 0; return the connection and torchrun's store. Raises `RankError`."""
         store = self.store()
         port, token = store.get(_ADDRESS_KEY).decode().split()
         try:
@@ -277,9 +279,9 @@ class TorchrunPeers:
         self._store: Any = None
 
     def connect(self, model: Any, block_size: int, max_model_len: int | None) -> list[Peer]:  # noqa: ARG002
-        """Wait for the other ranks, which load the model themselves. Raises `RankError` naming those that do not come.
+        """Wait for the other ranks, which load the model themselves. Raises `RankError` naming missing ones.
 
-        A rank that connects must know a secret, which is in torchrun's store.
+        A rank must send a secret, which it reads from torchrun's store.
         """
         self._store = self._rank.store()
         token = secrets.token_bytes(_TOKEN_BYTES)
@@ -288,15 +290,13 @@ class TorchrunPeers:
             return _greeted(server, token, self.size)
 
     def store(self) -> Any:
-        """Return torchrun's own."""
         return self._store
 
-    def clean_up(self) -> None:
-        """Nothing is left behind."""
+    def clean_up(self) -> None: ...
 
 
 def _greeted(server: socket.socket, token: bytes, size: int) -> list[Peer]:
-    """Wait for the ranks, each of which says the secret and its number; strangers keep none of them waiting."""
+    """Wait until all ranks have sent the secret and their number; other connections do not delay them."""
     ranks: dict[int, SocketConnection] = {}
     with selectors.DefaultSelector() as waiting:
         server.setblocking(False)
@@ -306,12 +306,12 @@ def _greeted(server: socket.socket, token: bytes, size: int) -> list[Peer]:
             while len(ranks) < size - 1:
                 missing = ", ".join(str(rank) for rank in range(1, size) if rank not in ranks)
                 if time.monotonic() > deadline:
-                    raise RankError(f"no word of rank {missing} for {_MEETING_SECONDS} s")
+                    raise RankError(f"rank {missing} did not connect within {_MEETING_SECONDS} s")
                 for key, _ in waiting.select(1.0):
                     if key.fileobj is server:
                         _admit(server, waiting)
                     else:
-                        _hear(key, waiting, ranks, token, size)
+                        _read_greeting(key, waiting, ranks, token, size)
                 for greeting in _greetings(waiting):
                     if time.monotonic() > greeting.deadline:
                         greeting.refuse(waiting)
@@ -323,44 +323,42 @@ def _greeted(server: socket.socket, token: bytes, size: int) -> list[Peer]:
 
 @dataclass
 class _Greeting:
-    """A connection was made that has still to send the secret and a rank."""
+    """A connection that has not identified itself yet."""
 
     connection: socket.socket
     deadline: float
     said: bytes = b""
 
     def refuse(self, waiting: selectors.BaseSelector) -> None:
-        """Close the connection."""
         waiting.unregister(self.connection)
         self.connection.close()
 
 
 def _greetings(waiting: selectors.BaseSelector) -> list[_Greeting]:
-    """List who is still to say who it is, the longest there first."""
     return [key.data for key in waiting.get_map().values() if key.data is not None]
 
 
 def _admit(server: socket.socket, waiting: selectors.BaseSelector) -> None:
-    """Accept a connection; where strangers take all places, the one that has waited longest is closed."""
+    """Accept a connection; at the limit, close the oldest unidentified one."""
     try:
         connection, _ = server.accept()
-    except OSError:  # it has gone already
+    except OSError:  # the client is already gone
         return
     connection.setblocking(False)
-    if len(greetings := _greetings(waiting)) >= _MOST_STRANGERS:
+    if len(greetings := _greetings(waiting)) >= _MAX_UNIDENTIFIED:
         greetings[0].refuse(waiting)
     greeting = _Greeting(connection, time.monotonic() + _GREETING_SECONDS)
     waiting.register(connection, selectors.EVENT_READ, greeting)
 
 
-def _hear(
+def _read_greeting(
     key: selectors.SelectorKey,
     waiting: selectors.BaseSelector,
     ranks: dict[int, SocketConnection],
     token: bytes,
     size: int,
 ) -> None:
-    """Take in a part of a greeting, and when it is whole the rank, or close the connection."""
+    """Read more of a greeting; when it is complete, add the rank or close the connection."""
     greeting = key.data
     if key.fd != greeting.connection.fileno():  # refused a moment ago
         return
@@ -383,7 +381,6 @@ def _hear(
 
 
 def _rank_of(greeting: bytes, token: bytes, size: int) -> int | None:
-    """Read which rank this is; None for one that does not know the secret."""
     if not hmac.compare_digest(greeting[:_TOKEN_BYTES], token):
         return None
     rank = int.from_bytes(greeting[_TOKEN_BYTES:], "little")

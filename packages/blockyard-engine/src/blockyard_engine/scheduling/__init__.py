@@ -1,4 +1,4 @@
-"""Who computes what, and when: no tensor comes near it."""
+"""Scheduling: which sequence computes which tokens in a step. Nothing here touches tensors."""
 
 from .limits import CacheLimits
 

@@ -1,8 +1,8 @@
-"""Who waits because another is computing the beginning of its prompt, in caches that cannot share it at once.
+"""Lets prompts wait for a shared prefix that another sequence is computing, in caches that cannot share it earlier.
 
-A cache of one group of full attention, without a CPU pool, lets a prompt join blocks that are still being computed
-(`blockyard.core.sequences.joins`). Others index a block when it is computed, so equal prompts that are admitted
-together would each be computed: here all but the first wait until they hit what it has computed.
+A cache with one group of full attention and no CPU pool lets prompts join blocks that are still being computed
+(`blockyard.core.sequences.joins`). Other caches index a block once it is computed, so equal prompts admitted together
+would each be computed. Here all but the first wait until they can hit the first one's blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..request import Branch
 
 
 class PrefixesInProgress:
-    """Beginnings of prompts that running branches are computing now; made for one round of admission."""
+    """Prefixes that running branches are computing, for one round of admission."""
 
     def __init__(self, cache: KVCacheManager, running: Iterable[Branch]) -> None:
         config = cache.config
@@ -30,16 +30,16 @@ class PrefixesInProgress:
             self.note(branch)
 
     def note(self, branch: Branch) -> None:
-        """A branch runs: if it has more to compute than a decode, its beginning is in progress."""
+        """Add a running branch, unless it only decodes."""
         if self._is_needed:
             num_computed = self._cache.num_computed_tokens(branch.seq)
             if len(branch.token_ids) - num_computed > 1:
                 self._prompts.append((branch, num_computed))
 
     def should_wait(self, branch: Branch) -> bool:
-        """Return whether a whole block that a waiting branch could hit is still to be computed by a running one.
+        """Return whether a running branch has still to compute a whole block that a waiting branch could hit.
 
-        O(prompts in progress), and O(tokens) for those that begin alike.
+        O(prompts in progress), plus O(tokens) for those with the same beginning.
         """
         if branch.is_swapped:
             return False
@@ -57,16 +57,20 @@ class PrefixesInProgress:
 
 
 class CpuHits:
-    """Counts prompt tokens that were loaded from the CPU pool, once a request. num_tokens: since it was made."""
+    """Counts prompt tokens loaded from the CPU pool, once per request.
+
+    Attributes:
+        num_tokens: tokens counted so far.
+    """
 
     def __init__(self, cache: KVCacheManager) -> None:
         self.num_tokens = 0
         self._cache = cache
 
     def note(self, plan: StepPlan, branches: Iterable[Branch]) -> None:
-        """Note what a plan loads for branches. O(1) for one that loads nothing, else O(blocks of new branches).
+        """Record the blocks that a plan loads for branches. O(1) without loads, else O(blocks of new branches).
 
-        With several layer groups a token counts once: by the group that loads most.
+        With several layer groups a token counts once, by the group that loads most.
         """
         targets, groups = plan.swap_ins[:, 1], plan.swap_in_groups
         if len(targets):
@@ -79,7 +83,7 @@ class CpuHits:
                     branch.num_cpu_tokens += num_tokens
 
     def count(self, branch: Branch) -> int:
-        """Add what was loaded for a branch since it was admitted, when it first computes; returns it."""
+        """Add the tokens loaded for a branch since its admission, when it is first computed; return them."""
         self.num_tokens += branch.num_cpu_tokens
         return branch.num_cpu_tokens
 

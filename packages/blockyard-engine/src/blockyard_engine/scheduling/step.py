@@ -1,4 +1,4 @@
-"""What the scheduler hands to the runner: the batch of a step."""
+"""The batch of a step, as the scheduler passes it to the runner."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """What one branch computes in a step: `count` known tokens, then `draft`, which is guessed.
+    """Tokens that one branch computes in a step: `count` known tokens, then the guessed ones of `draft`.
 
-    samples: whether its last known token is among them, so that its logits choose the next one.
+    Attributes:
+        samples: whether its last known token is included, so that its logits choose the next one.
     """
 
     branch: Branch
@@ -28,25 +29,27 @@ class StepRow:
 
     @property
     def num_tokens(self) -> int:
-        """Count the tokens to compute."""
+        """Number of tokens to compute."""
         return self.count + len(self.draft)
 
     def cut(self, num_scheduled: int) -> StepRow:
-        """Return the row with as many tokens as the plan has, which are fewer where a state is kept."""
+        """Return the row with the plan's number of tokens, which is smaller if the step stops at a checkpoint."""
         return self if num_scheduled == self.num_tokens else StepRow(self.branch, num_scheduled, [], False)
 
     @property
     def num_logits(self) -> int:
-        """Tokens, the last ones, whose logits are needed."""
+        """Number of last tokens whose logits are needed."""
         return 1 + len(self.draft) if self.samples else 0
 
 
 @dataclass(slots=True)
 class ScheduledStep:
-    """The batch of one step. `rows` and the plan's belong together, and every row has its slots.
+    """The batch of one step; each entry of `rows` has its slots in `plan`.
 
-    num_computed, num_scheduled: (B,) tokens before the step, tokens in it. preempted: branches that were preempted to
-    make room.
+    Attributes:
+        num_computed: tokens of each sequence before the step, (B,).
+        num_scheduled: tokens of each sequence in the step, (B,).
+        preempted: branches that were preempted to make room.
     """
 
     rows: list[StepRow] = field(default_factory=list)
@@ -56,22 +59,22 @@ class ScheduledStep:
     preempted: list[Branch] = field(default_factory=list)
 
     def fill(self, rows: list[StepRow], plan: StepPlan) -> None:
-        """Make this the batch; a plan's arrays are the cache's, so what outlives the next call is copied."""
+        """Set the batch. Copies the plan's arrays that are needed after the next call of the cache."""
         self.rows, self.plan = rows, plan
         self.num_computed = plan.num_computed.astype(np.int64)
         self.num_scheduled = plan.num_scheduled.astype(np.int64)
 
     def clear(self) -> None:
-        """Make this a step without a batch; who was preempted on the way stays so."""
+        """Remove the batch; the list of preempted branches stays."""
         self.rows, self.plan = [], None
         self.num_computed = self.num_scheduled = np.empty(0, np.int64)
 
     @property
     def num_known(self) -> int:
-        """Count the tokens of the step that are not guessed."""
+        """Number of tokens in the step that are not drafts."""
         return sum(row.count for row in self.rows)
 
     @property
     def num_drafted(self) -> int:
-        """Count the tokens of the step that are guessed."""
+        """Number of draft tokens in the step."""
         return sum(len(row.draft) for row in self.rows)

@@ -1,4 +1,4 @@
-"""A model runs a few tokens with transformers' own cache, and shows which of its modules keep states of what size."""
+"""Finds a model's states by running a few tokens with transformers' own cache."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from blockyard.arguments import reason
 from blockyard.errors import ModelError
 from blockyard.storage import StateTensor, state_bytes
 
-#: Tokens that are run: several, because one may stand for padding, whose embedding is zero.
+#: Tokens to run: several, because one may be the padding token, whose embedding is zero.
 _TOKENS = (1, 2, 3)
 CONV, RECURRENT = "conv_states", "recurrent_states"
 
 
 @dataclass(frozen=True, slots=True)
-class KeptTensor:
-    """A layer keeps this tensor as `layers[layer].<kind>[index]` of transformers' cache. tensor: of one sequence."""
+class CachedTensor:
+    """One tensor of a sequence's state: `layers[layer].<kind>[index]` in transformers' cache."""
 
     layer: int
     kind: str
@@ -34,40 +34,44 @@ class KeptTensor:
 
 @dataclass(frozen=True, slots=True)
 class Mixer:
-    """One module of a model reads and writes states.
+    """A module that reads and writes states.
 
-    name: in its model. parameters: its forward's, in order, hidden states first. cache_name: which of them is the
-    cache. goes_on: whether it takes several tokens behind a state; Jamba's forgets the state then, and takes one.
+    Attributes:
+        name: name of the module in its model.
+        parameters: parameters of its forward, hidden states first.
+        cache_name: the parameter that takes the cache.
+        takes_chunks: whether it can continue a state with several tokens; Jamba's drops the state then, so it gets one
+            token at a time.
     """
 
     name: str
     parameters: tuple[str, ...]
     cache_name: str
-    goes_on: bool
+    takes_chunks: bool
 
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """A sequence's state is these tensors, in the order of layers; the mixers keep it."""
+    """The tensors of a sequence's state, in layer order, and the modules that use them."""
 
-    kept: tuple[KeptTensor, ...]
+    cached_tensors: tuple[CachedTensor, ...]
     mixers: tuple[Mixer, ...]
 
     @property
     def tensors(self) -> tuple[StateTensor, ...]:
-        """Return their shapes and dtypes."""
-        return tuple(kept.tensor for kept in self.kept)
+        """Shapes and dtypes of the tensors."""
+        return tuple(kept.tensor for kept in self.cached_tensors)
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of a state."""
+        """Bytes of a state."""
         return state_bytes(self.tensors)
 
 
 def learn_states(model: Any, device: torch.device) -> StateShape | None:
-    """Return what states a model keeps, None for a model that keeps none. It runs a few tokens.
+    """Return the states of a model, None if it has none. Runs a few tokens.
 
-    Raises `ModelError` if it cannot, or keeps a state in a way that the engine cannot follow.
+    Raises `ModelError` if that fails, or if a module uses its state in an unsupported way.
     """
     config = model.config.get_text_config(decoder=True)
     watch = _Watch(model, DynamicCache(config=config))
@@ -85,18 +89,18 @@ def learn_states(model: Any, device: torch.device) -> StateShape | None:
     return StateShape(kept, mixers) if kept else None
 
 
-def _kept(cache: DynamicCache) -> Iterator[KeptTensor]:
+def _kept(cache: DynamicCache) -> Iterator[CachedTensor]:
     for number, layer in enumerate(cache.layers):
         if isinstance(layer, LinearAttentionCacheLayerMixin):
             for kind in (CONV, RECURRENT):
                 for index, state in getattr(layer, kind).items():
                     if state is not None:
-                        yield KeptTensor(number, kind, index, StateTensor(tuple(state.shape[1:]), state.dtype))
+                        yield CachedTensor(number, kind, index, StateTensor(tuple(state.shape[1:]), state.dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A module was called. given: its arguments by name."""
+    """A call of a module, with its arguments by name."""
 
     name: str
     module: Any
@@ -105,7 +109,7 @@ class _Call:
 
 
 class _Watch:
-    """Notes the innermost module that runs whenever `cache` takes a state."""
+    """Records the innermost running module whenever `cache` is updated with a state."""
 
     def __init__(self, model: Any, cache: DynamicCache) -> None:
         self.cache = cache
@@ -115,11 +119,13 @@ class _Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch while the model runs."""
+        """Record calls of the model in a `with` block."""
         with ExitStack() as hooks:
             for name, module in self._model.named_modules():
                 hooks.callback(module.register_forward_pre_hook(self._enter(name), with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+                hooks.callback(
+                    module.register_forward_hook(lambda *_: self._running.pop() and None, always_call=True).remove
+                )
             for call in ("update_conv_state", "update_recurrent_state"):
                 setattr(self.cache, call, self._noting(getattr(self.cache, call)))
                 hooks.callback(delattr, self.cache, call)
@@ -132,9 +138,6 @@ class _Watch:
 
         return enter
 
-    def _leave(self, *_: Any) -> None:
-        self._running.pop()
-
     def _noting(self, update: Any) -> Any:
         def noted(*args: Any, **kwargs: Any) -> Any:
             self._calls[self._running[-1].name] = self._running[-1]
@@ -143,22 +146,22 @@ class _Watch:
         return noted
 
     def mixers(self) -> Iterator[Mixer]:
-        """Return the modules that were seen. Those of a class are alike."""
-        goes_on: dict[type, bool] = {}
+        """Yield the recorded modules. Modules of one class are treated alike."""
+        takes_chunks: dict[type, bool] = {}
         for call in self._calls.values():
             names = [name for name, value in call.given.items() if value is self.cache]
             if len(names) != 1 or call.given.get(call.parameters[0]) is None:
                 raise ModelError(
-                    f"{call.name} keeps a state and is not called with one cache behind its hidden states, which the "
-                    f"engine cannot follow"
+                    f"{call.name} keeps a state, but is not called with hidden states and one cache; the engine does "
+                    f"not support that"
                 )
             kind = type(call.module)
-            if kind not in goes_on:
-                goes_on[kind] = all(self._heeds(call, names[0], states) for states in (CONV, RECURRENT))
-            yield Mixer(call.name, call.parameters, names[0], goes_on[kind])
+            if kind not in takes_chunks:
+                takes_chunks[kind] = all(self._uses_state(call, names[0], states) for states in (CONV, RECURRENT))
+            yield Mixer(call.name, call.parameters, names[0], takes_chunks[kind])
 
-    def _heeds(self, call: _Call, cache_name: str, kind: str) -> bool:
-        """Return whether several tokens behind a state come out otherwise when its tensors of a kind are others."""
+    def _uses_state(self, call: _Call, cache_name: str, kind: str) -> bool:
+        """Return whether the output for several tokens depends on the states of this kind."""
         before = copy.deepcopy(self.cache)
         changed = copy.deepcopy(self.cache)
         states = [

@@ -1,8 +1,8 @@
-"""A step's tokens go through modules that keep states, each sequence with its own, several at a time.
+"""Runs a step's tokens through modules with states, each sequence with its own state.
 
-Attention takes the tokens of all sequences as one row. A module with a state cannot: it is called with a batch of
-sequences that have equally many tokens in the step (all decodes are one batch, and equal chunks of prompts), and finds
-their states in the cache that it is given, which is made of transformers' own layers over the slots' memory.
+Attention takes the tokens of all sequences as one row. A module with states is instead called with batches of sequences
+that have equally many tokens in the step: all decodes are one batch, and so are equal chunks of prompts. It finds their
+states in a cache of transformers' own layers over the memory of the state slots.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from transformers.cache_utils import LinearAttentionLayer
 from blockyard.errors import ModelError
 from blockyard.storage import StateSlots
 
-from ..attention.interface import of_tokens
-from .learning import CONV, KeptTensor, Mixer, StateShape
+from ..attention.interface import select_tokens
+from .learning import CONV, CachedTensor, Mixer, StateShape
 
 IntArray = NDArray[np.int64]
 
@@ -32,7 +32,7 @@ _current: ContextVar[StateStep | None] = ContextVar("blockyard_states", default=
 
 @contextmanager
 def mixing(step: StateStep | None) -> Iterator[None]:
-    """Have every mixer that this thread runs meanwhile take its states from `step`."""
+    """Let every mixer that this thread runs take its states from `step`, in a `with` block."""
     token = _current.set(step)
     try:
         yield
@@ -41,7 +41,7 @@ def mixing(step: StateStep | None) -> Iterator[None]:
 
 
 class MixerForward:
-    """Stands for the forward of a mixer while its model is borrowed."""
+    """Replacement for a mixer's forward while its model is patched."""
 
     def __init__(self, mixer: Mixer, own: Any) -> None:
         self._mixer = mixer
@@ -51,49 +51,54 @@ class MixerForward:
         """Run the mixer on the tokens of a step, (1, T, ...) each."""
         step = _current.get()
         if step is None:
-            raise ModelError("the model was called outside an engine's step while its states were the engine's")
+            raise ModelError("the model was called outside an engine's step while the engine had patched its mixers")
         given = {**dict(zip(self._mixer.parameters, args, strict=False)), **kwargs}
         return step.run(self._mixer, self._own, given)
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """These sequences have equally many tokens in a step.
+    """Sequences with equally many tokens in a step.
 
-    slots: int64 (n,). places: of their tokens in the step's row, int64 (n, count). has_state: whether anything of them
-    was computed before. rows: the bytes of their states, a copy where slots are no neighbours. cache: over these.
+    Attributes:
+        slots: int64 (n,).
+        token_indices: indices of their tokens in the step's row, int64 (n, count).
+        has_state: whether any of their tokens were computed before.
+        rows: bytes of their states; a copy if the slots are not adjacent.
+        cache: transformers' cache over `rows`.
     """
 
     slots: IntArray
-    places: torch.Tensor
+    token_indices: torch.Tensor
     has_state: bool
     rows: torch.Tensor
     is_copy: bool
     cache: Cache
 
     def run(self, mixer: Mixer, own: Any, given: dict[str, Any], num_tokens: int) -> Any:
-        """Return what a mixer returns for these sequences, (n, count, ...) each; num_tokens: of all of the step."""
-        count = self.places.shape[1]
-        width = 1 if self.has_state and not mixer.goes_on else count
+        """Run a mixer on these sequences and return its output, (n, count, ...) each.
+
+        num_tokens: tokens of the whole step.
+        """
+        count = self.token_indices.shape[1]
+        width = 1 if self.has_state and not mixer.takes_chunks else count
         parts = []
-        for places in self.places.split(width, dim=1):
-            asked = {name: of_tokens(value, places, num_tokens) for name, value in given.items()}
+        for token_indices in self.token_indices.split(width, dim=1):
+            asked = {name: select_tokens(value, token_indices, num_tokens) for name, value in given.items()}
             parts.append(own(**{**asked, mixer.cache_name: self.cache}))
         return parts[0] if len(parts) == 1 else _concatenated(parts)
 
 
 def _concatenated(parts: Sequence[Any]) -> Any:
-    """Return the outputs for tokens one behind the other."""
     if isinstance(parts[0], tuple):
         return tuple(_concatenated(outputs) for outputs in zip(*parts, strict=True))
     return torch.cat(list(parts), dim=1)
 
 
 class StateStep:
-    """Has the states of one step.
+    """The states of one step. Call `finish` after the model has run.
 
-    slots: of each sequence, int64 (B,). num_computed, num_scheduled: its tokens before the step and in it. After the
-    model has run, `finish`.
+    `slots`, `num_computed` and `num_scheduled` are those of each sequence, int64 (B,).
     """
 
     def __init__(
@@ -108,7 +113,7 @@ class StateStep:
         ]
 
     def run(self, mixer: Mixer, own: Any, given: dict[str, Any]) -> Any:
-        """Call `own`, a mixer's forward, for each batch; returns what it returns, for all tokens in their order."""
+        """Call `own`, a mixer's forward, for each batch; return its output for all tokens in order."""
         return self._joined(mixer, [batch.run(mixer, own, given, self._num_tokens) for batch in self._batches])
 
     def _joined(self, mixer: Mixer, outputs: Sequence[Any]) -> Any:
@@ -116,19 +121,19 @@ class StateStep:
             return tuple(self._joined(mixer, parts) for parts in zip(*outputs, strict=True))
         joined: torch.Tensor | None = None
         for batch, output in zip(self._batches, outputs, strict=True):
-            if not isinstance(output, torch.Tensor) or output.shape[:2] != batch.places.shape:
+            if not isinstance(output, torch.Tensor) or output.shape[:2] != batch.token_indices.shape:
                 shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
                 raise ModelError(
-                    f"{mixer.name} keeps a state and returns {shape} for {tuple(batch.places.shape)} tokens, which the "
-                    f"engine cannot follow"
+                    f"{mixer.name} keeps a state and returns {shape} for {tuple(batch.token_indices.shape)} tokens; "
+                    f"the engine needs one output per token"
                 )
             if joined is None:
                 joined = output.new_empty((1, self._num_tokens, *output.shape[2:]))
-            joined[0, batch.places] = output
+            joined[0, batch.token_indices] = output
         return joined
 
     def finish(self) -> None:
-        """Write the states back that were copied. O(their bytes)."""
+        """Write copied states back to their slots. O(bytes)."""
         for batch in self._batches:
             if batch.is_copy:
                 self._memory.put_back(batch.slots, batch.rows)
@@ -137,7 +142,10 @@ class StateStep:
 def _alike(
     slots: IntArray, num_computed: IntArray, num_scheduled: IntArray
 ) -> Iterator[tuple[tuple[int, bool], IntArray]]:
-    """Yields the rows of sequences that go together: equally many tokens, with or without a state before; by slot."""
+    """Yield the sequences of each batch, by slot.
+
+    Its key is the number of tokens, and whether the sequences have a state.
+    """
     alike: dict[tuple[int, bool], list[int]] = {}
     for row in np.argsort(slots, kind="stable").tolist():
         if num_scheduled[row]:
@@ -150,12 +158,14 @@ def _batch(
     shape: StateShape, memory: StateSlots, slots: IntArray, starts: IntArray, count: int, has_state: bool
 ) -> _Batch:
     rows, is_copy = memory.rows(slots)
-    places = torch.from_numpy(starts[:, None] + np.arange(count)).to(rows.device)
-    return _Batch(slots, places, has_state, rows, is_copy, _cache(shape.kept, memory.views(rows), has_state))
+    token_indices = torch.from_numpy(starts[:, None] + np.arange(count)).to(rows.device)
+    return _Batch(
+        slots, token_indices, has_state, rows, is_copy, _cache(shape.cached_tensors, memory.views(rows), has_state)
+    )
 
 
-def _cache(kept: Sequence[KeptTensor], views: Sequence[torch.Tensor], has_state: bool) -> Cache:
-    """Return a cache of transformers' own layers, whose states are `views`: they are updated in place."""
+def _cache(kept: Sequence[CachedTensor], views: Sequence[torch.Tensor], has_state: bool) -> Cache:
+    """Return a cache of transformers' layers whose states are `views`; they are updated in place."""
     num_layers = 1 + max(tensor.layer for tensor in kept)
     num_states = 1 + max(tensor.index for tensor in kept)
     layers = [LinearAttentionLayer(num_states) for _ in range(num_layers)]

@@ -20,7 +20,7 @@ from blockyard.routing import make_cost
 from blockyard.sizing import KVCacheSpec, dtype_bytes
 from blockyard_engine import CPU_KV_BYTES
 from blockyard_engine.cli import DEMO_NAME, engine_arguments
-from blockyard_engine.options import require_model_path
+from blockyard_engine.engine_options import require_model_path
 
 from ..http.listening import open_sockets
 from ..otlp import otlp_tracer

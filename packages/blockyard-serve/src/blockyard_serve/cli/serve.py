@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from blockyard.arguments import require_int
 from blockyard.errors import InvalidArgument
 from blockyard.metrics import MAX_SHOWN
-from blockyard_engine.cli import engine_arguments, engine_of, follow_torchrun
+from blockyard_engine.cli import engine_arguments, follow_torchrun, load_engine
 
 from .. import ServerLimits
 from ..http.access import KeyGuard, is_loopback, read_key_file, require_hosts, require_origins
@@ -50,7 +50,7 @@ def _serve(
     sockets: list[socket.socket],
     tracer: Tracer | None,
 ) -> int:
-    engine, name = engine_of(options, arguments, says=True)
+    engine, name = load_engine(options, arguments, says=True)
     from .. import Server, ServerOptions  # imports torch, so only after the model's path is checked
 
     name = options.served_model_name or name
@@ -71,11 +71,11 @@ def _serve(
         ),
         on_listening=lambda address: _say_where(name, address, ui),
     )
-    engine.on_lost(server.stop)
+    engine.on_rank_failure(server.stop)
     try:
         server.run(sockets)
     finally:
-        lost = engine.lost
+        lost = engine.rank_failure
         engine.close()
     if lost is not None:
         print(f"blockyard: the server has stopped: {lost}", file=sys.stderr)

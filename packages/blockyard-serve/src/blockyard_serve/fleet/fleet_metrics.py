@@ -19,7 +19,7 @@ from blockyard.answers import TenantUse
 from blockyard.metrics import share_metrics
 from blockyard.routing import Choice, ReplicaStatus
 from blockyard_engine import GenerationResult
-from blockyard_engine.parallel import added_uses
+from blockyard_engine.parallel import add_tenant_uses
 
 from ..live.frames import tenant_lines
 from .shared import SharedFleet
@@ -136,7 +136,7 @@ class TenantSums(Collector):
         self._asking = None
         if not results.cancelled() and results.exception() is None:  # one dead replica fails the whole call
             uses = [each for each in results.result() if isinstance(each, tuple)]
-            self.uses = [reduce(added_uses, each) for each in zip(*uses, strict=True)]
+            self.uses = [reduce(add_tenant_uses, each) for each in zip(*uses, strict=True)]
 
     def collect(self) -> Iterable[Metric]:
         """Return the last sums. O(tenants)."""

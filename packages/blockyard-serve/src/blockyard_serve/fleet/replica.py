@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from blockyard.errors import InvariantError
 from blockyard.keys import plain_keys
 from blockyard_engine import Engine, NewToken
-from blockyard_engine.prompts import EncodedPrompt
+from blockyard_engine.prompt_encoding import EncodedPrompt
 
 from ..errors import ApiError
 from ..jobs.engine_thread import EngineThread

@@ -101,7 +101,7 @@ class EngineThread:
 
     def check_ranks(self) -> str | None:
         """Return `refusal` after checking that every rank responds; may block for seconds."""
-        if self.refusal is None and (problem := self._engine.silence()) is not None:
+        if self.refusal is None and (problem := self._engine.ping_ranks()) is not None:
             return f"the engine has failed: {problem}"
         return self.refusal
 
@@ -194,7 +194,7 @@ class EngineThread:
             if self._final_error is None:
                 raise RankError(why)
 
-        self._engine.on_lost(lambda why: self._commands.put(partial(lose, why)))
+        self._engine.on_rank_failure(lambda why: self._commands.put(partial(lose, why)))
         try:
             while not self._is_stopping:
                 self._run_commands()
@@ -253,7 +253,7 @@ class EngineThread:
                 priority=job.priority,
                 extra_keys=job.extra_keys,
                 session=job.session,
-                given=job.answer_prefix,
+                answer_prefix=job.answer_prefix,
             )
         except Exception as error:
             self._end(job, as_api_error(error))

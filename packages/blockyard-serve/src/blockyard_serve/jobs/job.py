@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from blockyard.keys import ExtraKey
 from blockyard_engine import GenerationResult, NewToken, SamplingParams
-from blockyard_engine.prompts import EncodedPrompt
+from blockyard_engine.prompt_encoding import EncodedPrompt
 
 from ..errors import ApiError
 

@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from blockyard.errors import InvalidArgument
-from blockyard_engine.prompts import EncodedPrompt, encode_prompt
+from blockyard_engine.prompt_encoding import EncodedPrompt, encode_prompt
 
 from ..errors import invalid
 

@@ -1,10 +1,10 @@
-"""These are the options of commands that run a model: `generate`, `demo` and `serve`. None needs torch for --help.
+"""Options of the commands that run a model: `generate`, `demo` and `serve`. --help does not import torch.
 
-How an option becomes a field of the cache's config, from here down:
+How an option becomes a field of the cache's config:
 
-    add_cache_options              --watermark is made of the field: its name, its type, its help (`options`)
-    model_loading.engine_arguments  what was given goes to the engine, in `cache_options` or as an argument of its own
-    engine.EngineOptions.config    all of them are fields of `CacheConfig`, which checks them
+    add_cache_options               makes --watermark from the field: its name, type and help
+    model_loading.engine_arguments  passes its value to the engine, in `cache_options` or as an argument
+    EngineOptions.config            makes the `CacheConfig`, which checks it
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENGINE_OPTIONS = (
 
 
 def add_model_choice(group: Any) -> None:
-    """Adds the options that say which model runs, and where."""
+    """Add the options for the model, its device and dtype."""
     group.add_argument(
         "--model",
         metavar="DIR",
@@ -40,7 +40,7 @@ def add_model_choice(group: Any) -> None:
 
 
 def add_device_options(group: Any) -> None:
-    """Adds the options that say where a model runs, and in which numbers."""
+    """Add the options for device and dtype."""
     group.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="default: float32"
     )
@@ -48,13 +48,13 @@ def add_device_options(group: Any) -> None:
 
 
 def add_model_options(group: Any) -> None:
-    """Adds the options that say which model runs, where, and how long its longest sequence is."""
+    """Add the options for the model, its device, dtype and longest sequence."""
     add_model_choice(group)
     add_cache_field(group, "max_model_len", "; default: the model's limit", says_default=True)
 
 
 def add_step_budget(group: Any) -> None:
-    """Adds the option that says how many tokens a step computes."""
+    """Add the option for the tokens of a step."""
     group.add_argument(
         "--max-num-batched-tokens",
         type=int,
@@ -65,7 +65,7 @@ def add_step_budget(group: Any) -> None:
 
 
 def add_rank_options(group: Any) -> None:
-    """Adds the options for several processes, or GPUs, for one model."""
+    """Add the options for several processes, or GPUs, for one model."""
     group.add_argument(
         "--context-parallel",
         type=int,
@@ -82,7 +82,7 @@ def add_rank_options(group: Any) -> None:
 
 
 def add_cache_options(group: Any, max_num_seqs: int) -> None:
-    """Adds the options of the pool and of how much runs at once. max_num_seqs: the default."""
+    """Add the options for the pool and for how much runs at once. max_num_seqs: the default."""
     sized = "default: as many as fit a GPU (--gpu-memory-utilization); on a CPU 1 GiB, or what --max-model-len needs"
     pool = group.add_mutually_exclusive_group()
     add_cache_field(pool, "num_blocks", f"; {sized}", says_default=True)
@@ -116,14 +116,13 @@ def add_cache_options(group: Any, max_num_seqs: int) -> None:
 
 
 def _add_tiers(group: Any) -> None:
-    """Adds the options of tiers below the pool (docs/tiers.md)."""
     group.add_argument(
         "--tier",
         action="append",
         default=[],
         metavar="PLACE",
-        help="keep what is computed in file:FOLDER,bytes=50GiB, redis://..., unix://..., s3://..., gs://..., az://..., "
-        "mooncake://HOST:PORT,lent=4GiB or peer:HOST:PORT, and load it from there, also after a restart; "
+        help="store computed blocks in file:FOLDER,bytes=50GiB, redis://..., unix://..., s3://..., gs://..., az://..., "
+        "mooncake://HOST:PORT,lent=4GiB or peer:HOST:PORT, and load them from there, also after a restart; "
         ",write=selective stores at the second use, ,write=back what the pool evicts, ,write=never only reads; may be "
         "repeated, nearest first; default: none",
     )
@@ -136,7 +135,6 @@ def _add_tiers(group: Any) -> None:
 
 
 def _add_swapping(group: Any) -> None:
-    """Adds the options of CPU memory beside the pool."""
     tier = group.add_mutually_exclusive_group()
     tier.add_argument("--swap-space", metavar="SIZE", help="of CPU memory to swap to, like 4GiB; default: none")
     add_cache_field(tier, "num_cpu_blocks", ", to swap to", default=0)
@@ -144,7 +142,7 @@ def _add_swapping(group: Any) -> None:
         "--preemption",
         choices=("recompute", "swap"),
         default="recompute",
-        help="what becomes of a sequence that must make room; swap needs --swap-space; default: recompute",
+        help="recompute a preempted sequence, or swap it to CPU memory (needs --swap-space); default: recompute",
     )
 
 
@@ -185,11 +183,11 @@ def _add_generate_sampling(group: Any) -> None:
     group.add_argument("--top-k", default=0, help="draw among the N likeliest tokens; default: all", **number)
     group.add_argument("--top-p", default=1.0, help="draw among the likeliest that make this share", **share)
     group.add_argument("--min-p", default=0.0, help="leave out tokens less likely than this share of the best", **share)
-    group.add_argument("--repetition-penalty", default=1.0, help="above 1: avoid what was said", **share)
+    group.add_argument("--repetition-penalty", default=1.0, help="above 1: avoid earlier tokens", **share)
     group.add_argument("--seed", default=0, help="of the draws; default: 0", **number)
     group.add_argument("--n", default=1, help="completions of each prompt; default: 1", **number)
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
-    group.add_argument("--ignore-eos", action="store_true", help="go on behind the end, to --max-tokens")
+    group.add_argument("--ignore-eos", action="store_true", help="continue past the end, up to --max-tokens")
 
 
 _DEMO_DESCRIPTION = """\
@@ -221,7 +219,9 @@ def add_demo_options(commands: Any) -> None:
     add_model_choice(parser.add_argument_group("model"))
     _add_demo_work(parser.add_argument_group("requests"))
     _add_demo_cache(parser.add_argument_group("cache"))
-    _add_demo_output(parser.add_argument_group("output"))
+    output = parser.add_argument_group("output")
+    output.add_argument("--answers", type=int, default=4, metavar="N", help="answers to print; default: 4")
+    output.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
 
 
 def _add_demo_work(group: Any) -> None:
@@ -248,8 +248,3 @@ def _add_demo_cache(group: Any) -> None:
         action="store_true",
         help="run a second time with the prefix cache switched the other way, and compare every token",
     )
-
-
-def _add_demo_output(group: Any) -> None:
-    group.add_argument("--answers", type=int, default=4, metavar="N", help="answers to print; default: 4")
-    group.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")

@@ -1,4 +1,4 @@
-"""How many blocks an engine takes that is not told: on a GPU what is left, on a CPU what its context needs."""
+"""Finds the size of the pool: on a GPU by running the largest step, on a CPU from the available memory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from blockyard.sizing import KVCacheSpec
 from blockyard.storage import KVCache
 
 from ..runner import ModelRunner
-from .account import EngineMemory, blocks_beside, cpu_blocks
+from .account import EngineMemory, cpu_blocks, gpu_blocks
 from .largest_step import StepSizes, TrialCache, run_largest_step
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """Bytes of a device, around some work.
+    """Memory of a device around some work, in bytes.
 
-    total_bytes: all it has. outside_bytes: in use afterwards outside this process's tensors: kernels, libraries, other
-    processes. before_bytes, peak_bytes: in tensors, before the work and at most during it.
+    Attributes:
+        total_bytes: size of the device.
+        outside_bytes: in use afterwards outside this process's tensors: kernels, libraries, other processes.
+        before_bytes: in tensors before the work.
+        peak_bytes: maximum in tensors during the work.
     """
 
     total_bytes: int
@@ -34,23 +37,23 @@ class DeviceUse:
     peak_bytes: int
 
 
-#: Does some work and says what memory it took.
+#: Runs some work and returns the memory that it took.
 Meter = Callable[[Callable[[], object]], DeviceUse]
 
 
 def meter_of(device: torch.device) -> Meter | None:
-    """Return the meter of a device; None for one that has none, such as a CPU, whose memory others share."""
+    """Return the memory meter of a device; None for a CPU, whose memory is shared with others."""
     return CudaMeter(device) if device.type == "cuda" else None
 
 
 class CudaMeter:
-    """Reads the counters of torch's allocator, and from the driver what the allocator does not see."""
+    """Measures memory with torch's allocator, and with the driver outside it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def __call__(self, work: Callable[[], object]) -> DeviceUse:
-        """Do the work. The allocator's unused memory goes back to the driver, before and after."""
+        """Run the work and measure it. Unused memory of the allocator is returned to the driver before and after."""
         gc.collect()
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
@@ -65,14 +68,13 @@ class CudaMeter:
         return DeviceUse(total, max(outside, 0), before, peak)
 
 
-#: Where Linux says what is left of a machine's memory, and what a container may use of it (cgroups 2 and 1).
+#: Linux's files with the available memory, and the container's limits (cgroups 2 and 1).
 _MEMINFO = Path("/proc/meminfo")
 _CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def available_bytes() -> int | None:
-    """Return what new work may take of this machine's memory without swapping, within the container's limit; None where
-    the system does not say."""
+    """Return the memory that new work may take without swapping, within the container's limit; None if unknown."""
     try:
         lines = dict(line.split(":", 1) for line in _MEMINFO.read_text("ascii").splitlines())
         left = 1024 * int(lines["MemAvailable"].split()[0])
@@ -84,16 +86,20 @@ def available_bytes() -> int | None:
 def _limit(path: Path) -> int:
     try:
         return int(path.read_text("ascii"))
-    except (OSError, ValueError):  # there is none, or it is "max"
+    except (OSError, ValueError):  # no such file, or "max"
         return 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryFinder:
-    """Sizes a pool by what the largest step takes.
+class PoolSizer:
+    """Sizes a pool by the memory of the largest step.
 
-    spec: bytes of a block. config: all of the cache but its number of blocks. tensors: what `KVCache` takes beside
-    numbers of blocks and the block size. make_runner: as the engine makes it. weights: bytes of the model.
+    Attributes:
+        spec: bytes per block.
+        config: the cache's config; its number of blocks may be a placeholder.
+        tensors: arguments of `KVCache` besides numbers of blocks and the block size.
+        make_runner: makes a runner as the engine does.
+        weights: bytes of the model.
     """
 
     spec: KVCacheSpec
@@ -103,15 +109,15 @@ class MemoryFinder:
     weights: int
     gpu_memory_utilization: float
 
-    def given(self) -> EngineMemory:
-        """Return the sum for the blocks that the config has."""
+    def fixed(self) -> EngineMemory:
+        """Return the memory use for the config's number of blocks."""
         return self._with_blocks(self.config.num_blocks)
 
     def find(self, meter: Meter | None, sizes: StepSizes) -> tuple[CacheConfig, EngineMemory]:
-        """Return the config with as many blocks as fit, and the sum that they come from.
+        """Return the config with as many blocks as fit, and the memory use.
 
-        meter: of the device; None for a CPU, where no step is run. Raises `InvalidArgument` if the step, or two blocks
-        beside it, do not fit.
+        `meter` is None on a CPU, where no step is run. Raises `InvalidArgument` if the step, or two blocks beside it,
+        do not fit.
         """
         if meter is None:
             left = available_bytes()
@@ -124,7 +130,7 @@ class MemoryFinder:
             step_bytes=found.peak_bytes - found.before_bytes - trial_bytes - self._state_bytes,
             outside_bytes=found.outside_bytes + max(found.before_bytes - self.weights, 0),
         )
-        number = blocks_beside(memory, self.spec, self.gpu_memory_utilization)
+        number = gpu_blocks(memory, self.spec, self.gpu_memory_utilization)
         kv_bytes = number * self.spec.bytes_per_block
         return replace(self.config, num_blocks=number), replace(memory, kv_bytes=kv_bytes)
 
@@ -134,11 +140,11 @@ class MemoryFinder:
 
     @property
     def _state_bytes(self) -> int:
-        """Return the bytes of the working states, each in whole blocks."""
+        """Bytes of the working states, each in whole blocks."""
         return self.config.max_num_seqs * self.config.state_blocks * self.spec.bytes_per_block
 
     def _run(self, meter: Meter, sizes: StepSizes) -> tuple[DeviceUse, int]:
-        """Return what the largest step took, and how much of it was the cache that it ran over."""
+        """Run the largest step; return its memory use, and the bytes of the trial cache in it."""
         trials: list[int] = []
 
         def work() -> None:
@@ -149,5 +155,7 @@ class MemoryFinder:
         try:
             found = meter(work)
         except torch.OutOfMemoryError as error:
-            raise InvalidArgument(f"a step of {sizes} does not fit {self.tensors['device']}: {error}") from error
+            raise InvalidArgument(
+                f"a step of {sizes} does not fit {self.tensors['device']}; make it smaller: {error}"
+            ) from error
         return found, trials[0]

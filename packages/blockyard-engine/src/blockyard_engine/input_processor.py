@@ -1,8 +1,9 @@
-"""What users ask for, made into requests; what cannot be served is refused before anything is begun."""
+"""Turns users' prompts and options into checked requests; a prompt that cannot be served is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from blockyard.arguments import require_session
@@ -11,15 +12,15 @@ from blockyard.keys import ExtraKey, canonical_keys, plain_keys, require_spans_w
 
 from .decoding.sampler import Choice
 from .decoding.speculation import Drafter, PromptLookup
-from .prompts import Prompt, encode_prompt
+from .prompt_encoding import Prompt, encode_prompt
 from .request import Request, make_request
 from .sampling import SamplingParams
 from .scheduling.limits import CacheLimits
 from .shape import KVShape
 
 
-class Intake:
-    """Numbers requests and makes them."""
+class InputProcessor:
+    """Checks, encodes and numbers requests."""
 
     def __init__(self, shape: KVShape, tokenizer: Any, limits: CacheLimits, speculation: PromptLookup | None) -> None:
         self._shape = shape
@@ -35,7 +36,7 @@ class Intake:
         extra_keys: Sequence[ExtraKey] = (),
         tenant: str | None = None,
     ) -> list[Request]:
-        """Return requests for all prompts, or an error that names the first that cannot be served, and none."""
+        """Return requests for all prompts. Raises an error that names the first prompt that cannot be served."""
         if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
             raise InvalidArgument(f"prompts is a {type(prompts).__name__}; it must be a list of prompts")
         if isinstance(sampling, Sequence):
@@ -59,11 +60,16 @@ class Intake:
         session: str | None = None,
         tenant: str | None = None,
     ) -> Request:
-        """A request for one prompt, which errors call `name`. Raises `InvalidArgument` or `NeverFits`. O(tokens)."""
+        """Return a checked request for one prompt. Raises `InvalidArgument` or `NeverFits`. O(tokens).
+
+        `name` is the prompt's name in errors.
+        """
         if not isinstance(sampling, SamplingParams):
             raise InvalidArgument(f"sampling of {name} is a {type(sampling).__name__}; it must be SamplingParams")
         if sampling.stop and self._tokenizer is None:
-            raise InvalidArgument(f"stop of {name} is {sampling.stop!r}, but the engine has no tokenizer to find it")
+            raise InvalidArgument(
+                f"stop of {name} is {sampling.stop!r}, but the engine has no tokenizer; use stop_token_ids"
+            )
         sampling.require_tokens_below(self._shape.vocab_size)
         if session is not None:
             require_session("session", session)
@@ -85,29 +91,28 @@ class Intake:
             extra_keys=keys,
             session=session,
             tokenizer=self._tokenizer,
-            make_drafter=self._make_drafter,
+            make_drafter=None if self._speculation is None else partial(Drafter, self._speculation),
         )
 
-    def go_on(self, request: Request, given: Any) -> None:
-        """Let a new request's answer begin with tokens that were chosen elsewhere. O(tokens).
+    def resume(self, request: Request, answer_prefix: Any) -> None:
+        """Start a new request's answer with tokens that were chosen elsewhere. O(tokens).
 
-        Raises `InvalidArgument`; the request is of no use then.
+        Raises `InvalidArgument`; the request cannot be used then.
         """
-        if isinstance(given, str) or not (isinstance(given, Sequence) or hasattr(given, "dtype")):
-            raise InvalidArgument(f"given is a {type(given).__name__}; it must be a list of token ids")
-        if len(given) == 0:
+        if isinstance(answer_prefix, str) or not (
+            isinstance(answer_prefix, Sequence) or hasattr(answer_prefix, "dtype")
+        ):
+            raise InvalidArgument(f"answer_prefix is a {type(answer_prefix).__name__}; it must be a list of token ids")
+        if len(answer_prefix) == 0:
             return
-        sampling, tokens = request.sampling, encode_prompt("given", given, None, self._shape.vocab_size)
+        sampling, tokens = request.sampling, encode_prompt("answer_prefix", answer_prefix, None, self._shape.vocab_size)
         if sampling.n > 1 or sampling.logprobs is not None:
             wrong = f"n is {sampling.n}" if sampling.n > 1 else f"logprobs is {sampling.logprobs}"
-            raise InvalidArgument(f"{wrong}; an answer that was begun elsewhere is one completion without logprobs")
+            raise InvalidArgument(f"{wrong}; answer_prefix needs n=1 and no logprobs")
         if len(tokens) >= sampling.max_tokens:
             raise InvalidArgument(
-                f"given has {len(tokens)} tokens; it must have fewer than max_tokens {sampling.max_tokens}"
+                f"answer_prefix has {len(tokens)} tokens; it must have fewer than max_tokens, {sampling.max_tokens}"
             )
-        for place, token in enumerate(tokens):
+        for position, token in enumerate(tokens):
             if request.branches[0].take(Choice(token)).finish_reason is not None:
-                raise InvalidArgument(f"given has token {token} at {place}, which ends the answer")
-
-    def _make_drafter(self) -> Drafter | None:
-        return None if self._speculation is None else Drafter(self._speculation)
+                raise InvalidArgument(f"answer_prefix has token {token} at position {position}, which ends the answer")

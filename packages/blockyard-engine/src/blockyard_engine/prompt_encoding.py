@@ -1,22 +1,22 @@
-"""What users call a prompt, as token ids: text, chat messages, or token ids already."""
+"""Encodes prompts (text, chat messages or token ids) as token ids."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from blockyard.arguments import require_unicode, shown
 from blockyard.errors import InvalidArgument
 from blockyard.storage import int_array, require_range
 
-#: Characters that a chat template may make of messages, besides twice those of the messages.
+#: Characters that a chat template may add, besides doubling those of the messages.
 MAX_TEMPLATE_TEXT = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """What `encode_prompt` made for a vocabulary of this size: it is not checked a second time."""
+    """Token ids that `encode_prompt` has already checked for a vocabulary of this size."""
 
     token_ids: list[int]
     vocab_size: int
@@ -31,18 +31,25 @@ def encode_prompt(
 ) -> list[int]:
     """Return the token ids of a prompt; chat messages go through the tokenizer's chat template.
 
-    name: what errors call the prompt. add_special_tokens: those that the tokenizer puts around a text. Raises
-    `InvalidArgument` for a prompt that is empty or of another kind, for text without a tokenizer or with what is no
-    character, for a token id outside the vocabulary, and where the chat template raises anything or makes more than
-    twice the messages' characters and 2**20.
+    Raises `InvalidArgument` for a prompt that is empty or of another type, text without a tokenizer or with invalid
+    Unicode, a token id outside the vocabulary, and a chat template that raises or whose text is longer than twice the
+    messages plus 2**20 characters.
+
+    Args:
+        name: name of the prompt in errors.
+        prompt: text, chat messages or token ids.
+        tokenizer: the model's tokenizer, or None.
+        vocab_size: size of the model's vocabulary.
+        add_special_tokens: whether the tokenizer adds its special tokens to text.
     """
     if isinstance(prompt, EncodedPrompt) and prompt.vocab_size == vocab_size:
         return prompt.token_ids
     if isinstance(prompt, str):
         text = require_unicode(name, prompt)
         token_ids = _require_tokenizer(name, tokenizer)(text, add_special_tokens=add_special_tokens).input_ids
-    elif _is_chat(prompt):
-        token_ids = _encode_chat(name, prompt, _require_tokenizer(name, tokenizer))
+    elif isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
+        messages: Any = prompt
+        token_ids = _encode_chat(name, messages, _require_tokenizer(name, tokenizer))
     elif isinstance(prompt, Sequence) or hasattr(prompt, "dtype"):
         token_ids = prompt
     else:
@@ -55,10 +62,6 @@ def encode_prompt(
     require_range(name, tokens, 0, vocab_size - 1)
     token_list: list[int] = tokens.tolist()
     return token_list
-
-
-def _is_chat(prompt: Prompt) -> TypeGuard[Sequence[Mapping[str, str]]]:
-    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _encode_chat(name: str, messages: Sequence[Mapping[str, str]], tokenizer: Any) -> Any:
@@ -75,7 +78,7 @@ def _encode_chat(name: str, messages: Sequence[Mapping[str, str]], tokenizer: An
 
 
 def _rendered(name: str, messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
-    """Return what the model's template makes of a chat: a program of the model's maker, which may do and raise much."""
+    """Render a chat with the model's template, an arbitrary program of the model's author."""
     try:
         text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     except Exception as error:
@@ -88,7 +91,7 @@ def _rendered(name: str, messages: Sequence[Mapping[str, str]], tokenizer: Any) 
     if not isinstance(text, str) or len(text) > limit:
         made = f"{len(text):,} characters" if isinstance(text, str) else shown(text)
         raise InvalidArgument(
-            f"{name}: the model's chat template makes {made} of messages of {given:,}; at most {limit:,} are taken"
+            f"{name}: the model's chat template makes {made} from messages of {given:,}; the limit is {limit:,}"
         )
     return require_unicode(f"{name}, by the model's chat template", text)
 

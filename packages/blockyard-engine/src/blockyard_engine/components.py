@@ -1,4 +1,4 @@
-"""The parts of an engine, each made from those before it: the model's share, the cache's config, its size, tensors."""
+"""Builds the components of an engine: patched model, cache config, memory, manager, tensors and runner."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from blockyard.arguments import shown
 from blockyard.errors import InvalidArgument
 from blockyard.storage import KVCache
 
-from .borrowing import BorrowedModel
+from .engine_options import EngineOptions, Preemption
 from .memory.account import EngineMemory, warn_of_short_pool, weights_bytes
-from .memory.finding import MemoryFinder, meter_of
 from .memory.largest_step import StepSizes
-from .options import EngineOptions, Preemption
+from .memory.pool_sizing import PoolSizer, meter_of
+from .patching import PatchedModel
 from .probe import probe_model
 from .ranks.joining import CacheSettings
 from .ranks.leader import Ranks
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineParts:
-    """What an engine steps with."""
+class EngineComponents:
+    """The components that an engine makes its steps with."""
 
-    borrowed: BorrowedModel
+    patched: PatchedModel
     shape: KVShape
     preemption: Preemption
     memory: EngineMemory
@@ -40,45 +40,47 @@ class EngineParts:
     runner: StepRunner
 
 
-def assemble(model: Any, options: EngineOptions, ranks: Ranks) -> EngineParts:
-    """Make the parts of rank 0, in step with the other ranks. Raises what `Engine` raises."""
-    whole = BorrowedModel(model)
+def build_components(model: Any, options: EngineOptions, ranks: Ranks) -> EngineComponents:
+    """Build the components of rank 0, in step with the other ranks. Raises what `Engine` raises."""
+    whole = PatchedModel(model)
     probed = probe_model(whole, options.max_model_len)
     ranks.require_servable(probed)
-    borrowed, shape = ranks.join(whole, probed, options.block_size)
-    spec = shape.spec(options.block_size, borrowed.dtype)
+    patched, shape = ranks.join(whole, probed, options.block_size)
+    spec = shape.spec(options.block_size, patched.dtype)
     config = options.config(shape, spec)
     options.require_valid()
     options.require_servable(shape)
     preemption = Preemption.parse(options.preemption, config.cpu.num_blocks)
-    tensors = shape.tensors(spec, borrowed.dtype, borrowed.device)
+    tensors = shape.tensors(spec, patched.dtype, patched.device)
 
     def runner_on(kv_cache: KVCache) -> ModelRunner:
-        return ModelRunner(borrowed, kv_cache, shape, options.attention_backend, config.max_num_seqs)
+        return ModelRunner(patched, kv_cache, shape, options.attention_backend, config.max_num_seqs)
 
     utilization = options.gpu_memory_utilization
-    finder = MemoryFinder(spec, config, tensors, runner_on, weights_bytes(borrowed.model), utilization)
+    sizer = PoolSizer(spec, config, tensors, runner_on, weights_bytes(patched.model), utilization)
     sizes = StepSizes.of(config, options.max_num_batched_tokens, options.speculation)
     settings = (options.is_sized, utilization, options.attention_backend)
-    ranks.settle(CacheSettings.of(options.block_size, config, sizes, *settings))
+    ranks.send_settings(CacheSettings.of(options.block_size, config, sizes, *settings))
     if options.is_sized:
-        memory = finder.given()
+        memory = sizer.fixed()
     else:
-        config, memory = finder.find(meter_of(borrowed.device), sizes)
-    config, memory = ranks.agree(config, memory, spec)
+        config, memory = sizer.find(meter_of(patched.device), sizes)
+    config, memory = ranks.agree_on_size(config, memory, spec)
     config = options.with_tenants(config)
     if options.num_blocks is None:
         warn_of_short_pool(config)
     cache = KVCacheManager(config)
     kv_cache = KVCache(config.num_blocks, options.block_size, num_cpu_blocks=config.cpu.num_blocks, **tensors)
     publisher = publisher_of(cache, options.kv_events)
-    return EngineParts(borrowed, shape, preemption, memory, cache, kv_cache, publisher, ranks.lead(runner_on(kv_cache)))
+    return EngineComponents(
+        patched, shape, preemption, memory, cache, kv_cache, publisher, ranks.shared_runner(runner_on(kv_cache))
+    )
 
 
 def require_bindable_events(kv_events: object) -> None:
-    """Raise for endpoints that a publisher cannot bind, where that can be told before a model is loaded.
+    """Raise for endpoints that a publisher cannot bind, before a model is loaded.
 
-    Anything else that is wrong with `kv_events` is told by `publisher_of`.
+    `publisher_of` reports all other errors in `kv_events`.
     """
     given = {"endpoint": kv_events} if isinstance(kv_events, str) else kv_events
     if isinstance(given, Mapping) and isinstance(given.get("endpoint"), str):
@@ -88,9 +90,9 @@ def require_bindable_events(kv_events: object) -> None:
 
 
 def publisher_of(cache: KVCacheManager, kv_events: object) -> KVEventPublisher | None:
-    """kv_events: an endpoint, or a dict of the publisher's arguments; None for no publisher.
+    """Return the publisher of a cache's KV events, by an endpoint or a dict of arguments, or None.
 
-    Raises `InvalidArgument`, `PublisherError` for an endpoint that cannot be bound, `MissingExtra` without pyzmq.
+    Raises `InvalidArgument`, `PublisherError` for an endpoint that cannot be bound, and `MissingExtra` without pyzmq.
     """
     if kv_events is None:
         return None
@@ -99,7 +101,9 @@ def publisher_of(cache: KVCacheManager, kv_events: object) -> KVEventPublisher |
     if isinstance(kv_events, str):
         return KVEventPublisher(cache, kv_events)
     if not isinstance(kv_events, Mapping):
-        raise InvalidArgument(f"kv_events is {shown(kv_events)}; it must be an endpoint or a dict")
+        raise InvalidArgument(
+            f"kv_events is {shown(kv_events)}; it must be an endpoint or a dict of KVEventPublisher's arguments"
+        )
     options: dict[str, Any] = dict(kv_events)
     try:
         return KVEventPublisher(cache, **options)

@@ -1,6 +1,6 @@
-"""What an engine is asked to be, checked before anything is loaded: nothing here needs torch.
+"""The engine's options, checked before anything is loaded. Nothing here needs torch.
 
-`Engine` says what each option means; the cache's own fields stand in `blockyard.config.CacheConfig`.
+`Engine` documents each option, `blockyard.config.CacheConfig` the fields of the cache.
 """
 
 from __future__ import annotations
@@ -23,33 +23,38 @@ from .memory.account import swap_blocks
 if TYPE_CHECKING:
     from .shape import KVShape
 
-#: What `attention_backend` may be, in order of preference; "auto" is the first that can serve.
+#: Values of `attention_backend`, in order of preference; "auto" is the first that supports the tensors.
 BACKEND_NAMES = ("auto", "flash_attention_3", "sdpa")
-#: Blocks of a config whose number is not found yet: the least that there can be.
-_FEWEST = 2
+#: Placeholder for a number of blocks that is not known yet: the smallest valid one.
+_MIN_BLOCKS = 2
 
 
 class Preemption(StrEnum):
-    """RECOMPUTE: blocks are freed, and what is not cached any more when its turn comes is computed again. SWAP: blocks
-    go to the CPU pool and come back; where that is full, recomputed (vLLM had both: Kwon et al., SOSP 2023)."""
+    """Destination of a preempted sequence's keys and values (vLLM had both: Kwon et al., SOSP 2023).
+
+    RECOMPUTE: blocks are freed; tokens that are no longer cached at the next admission are computed again. SWAP: blocks
+    move to the CPU pool and back; if that is full, they are recomputed.
+    """
 
     RECOMPUTE = "recompute"
     SWAP = "swap"
 
     @classmethod
     def parse(cls, value: object, num_cpu_blocks: int) -> Preemption:
-        """Return the way called `value`. Raises `InvalidArgument` for others, and for SWAP without a CPU pool."""
+        """Return the mode called `value`. Raises `InvalidArgument` for others, and for SWAP without a CPU pool."""
         name = require_str("preemption", str(value) if isinstance(value, Preemption) else value)
         if name not in [way.value for way in cls]:
             raise InvalidArgument(f"preemption is {name!r}; it must be 'recompute' or 'swap'")
         if name == cls.SWAP and num_cpu_blocks == 0:
-            raise InvalidArgument("preemption is 'swap', and num_cpu_blocks is 0; a CPU pool is needed")
+            raise InvalidArgument(
+                "preemption is 'swap' and num_cpu_blocks is 0; give num_cpu_blocks or swap_space_bytes"
+            )
         return cls(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """What an engine is asked to be; `Engine` says what each means."""
+    """Options of an engine, as `Engine` documents them."""
 
     num_blocks: int | None
     kv_cache_memory_bytes: int | None
@@ -68,7 +73,7 @@ class EngineOptions:
     kv_events: str | Mapping[str, Any] | None
 
     def require_valid(self) -> None:
-        """Raise `InvalidArgument` for what the config, which is checked first, does not say."""
+        """Raise `InvalidArgument` for invalid options that are not fields of the cache's config."""
         require_speculation(self.speculation)
         require_utilization(self.gpu_memory_utilization)
         self._require_one_size()
@@ -90,12 +95,12 @@ class EngineOptions:
 
     @property
     def is_sized(self) -> bool:
-        """Tells whether the pool's size was given, as blocks or as bytes."""
+        """True if the pool's size was given, in blocks or in bytes."""
         return self.num_blocks is not None or self.kv_cache_memory_bytes is not None
 
     def require_valid_without_a_model(self) -> None:
-        """Raise `InvalidArgument` for all that is wrong whatever the model is."""
-        options = self._cache_fields(self.num_cpu_blocks or int(self.swap_space_bytes > 0) * _FEWEST)
+        """Raise `InvalidArgument` for options that are invalid for every model."""
+        options = self._cache_fields(self.num_cpu_blocks or int(self.swap_space_bytes > 0) * _MIN_BLOCKS)
         groups: tuple[LayerGroup | StateSpec, ...] = ()
         if any(name in options for name in STATE_OPTIONS):
             groups = (
@@ -103,7 +108,7 @@ class EngineOptions:
                 StateSpec(state_bytes=1, checkpoint_every=self.block_size),
             )
         config = cache_config(
-            num_blocks=_FEWEST if self.num_blocks is None else self.num_blocks,
+            num_blocks=_MIN_BLOCKS if self.num_blocks is None else self.num_blocks,
             block_size=self.block_size,
             max_model_len=1 if self.max_model_len is None else self.max_model_len,
             groups=groups,
@@ -115,7 +120,7 @@ class EngineOptions:
         Preemption.parse(self.preemption, self.num_cpu_blocks or self.swap_space_bytes)
 
     def config(self, shape: KVShape, spec: KVCacheSpec) -> CacheConfig:
-        """Return the cache's, as far as it is known before its size is."""
+        """Return the cache's config; its number of blocks is a placeholder unless it was given."""
         num_cpu_blocks = swap_blocks(self.swap_space_bytes, self.num_cpu_blocks, spec)
         fields = {"max_model_len": shape.max_model_len, **self._cache_fields(num_cpu_blocks)}
         config = shape.cache_config(spec, self.num_blocks, **fields)
@@ -125,15 +130,15 @@ class EngineOptions:
         return replace(config, num_blocks=config.blocks_in(self.kv_cache_memory_bytes, "kv_cache_memory_bytes"))
 
     def require_servable(self, shape: KVShape) -> None:
-        """Raise `InvalidArgument` for what cannot be done with the states of a model that keeps some."""
+        """Raise `InvalidArgument` for options that a model with states does not support."""
         if shape.states is not None and self.speculation is not None:
             raise InvalidArgument(
-                "speculation is given for a model whose layers keep a state, which cannot be cut to the drafts "
-                "that the model confirms; leave it out"
+                "speculation is given for a model with states, which cannot be rolled back when drafts are rejected; "
+                "leave it out"
             )
 
     def _cache_fields(self, num_cpu_blocks: int) -> dict[str, Any]:
-        """Return the fields of the config that no model has a say in."""
+        """Return the fields of the config that do not depend on the model."""
         return {
             "max_num_seqs": self.max_num_seqs,
             "num_cpu_blocks": num_cpu_blocks,
@@ -143,23 +148,23 @@ class EngineOptions:
         }
 
     def with_tenants(self, config: CacheConfig) -> CacheConfig:
-        """Return a config that has its size with the tenants of `cache_options`, whose floors it must fit."""
+        """Return a config of final size with the tenants of `cache_options`, whose guarantees must fit."""
         tenants = (self.cache_options or {}).get("tenants", ())
         usable = config.num_blocks - 1 - config.watermark_blocks
         return replace(config, tenants=tenants(usable) if callable(tenants) else tenants)
 
 
 def require_step_budget(max_num_batched_tokens: object, max_num_seqs: int) -> None:
-    """Raise `InvalidArgument` for a budget of tokens in which not every sequence can decode."""
+    """Raise `InvalidArgument` for a token budget that is too small for every sequence to decode."""
     if require_int("max_num_batched_tokens", max_num_batched_tokens, 1, 2**31 - 1) < max_num_seqs:
         raise InvalidArgument(
             f"max_num_batched_tokens is {max_num_batched_tokens}; it must be at least max_num_seqs, "
-            f"{max_num_seqs}, so that every sequence can decode in every step"
+            f"{max_num_seqs}, because every running sequence decodes one token a step"
         )
 
 
 def checked_options(cache_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options as a dict. Raises `InvalidArgument` for what is none of `CACHE_OPTIONS`."""
+    """Return the options as a dict. Raises `InvalidArgument` for names that are not in `CACHE_OPTIONS`."""
     if cache_options is None:
         return {}
     if not isinstance(cache_options, Mapping):
@@ -177,9 +182,9 @@ def require_model_path(path: Path) -> Path:
     """Return `path` if it is a .gguf file or a folder with a config. Raises `ModelError`."""
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise ModelError(f"there is no file {path}")
+            raise ModelError(f"there is no file {path}; give an existing .gguf file")
     elif not path.is_dir():
         raise ModelError(f"there is no model folder {path}; give one with config.json and safetensors, or a .gguf file")
     elif not (path / "config.json").is_file():
-        raise ModelError(f"{path} has no config.json; give a folder as Hugging Face's save_pretrained writes it")
+        raise ModelError(f"{path} has no config.json; give a folder that Hugging Face's save_pretrained wrote")
     return path

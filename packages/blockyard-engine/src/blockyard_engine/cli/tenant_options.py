@@ -1,4 +1,4 @@
-"""The options `--tenant` and `--tenant-group` are read here: names, keys, shares in blocks or percent of the pool."""
+"""The options `--tenant` and `--tenant-group`: names, API keys, and limits in blocks or percent of the pool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blockyard.arguments import shown
 from blockyard.errors import InvalidArgument
 from blockyard.tenants import MAX_SHARE, MAX_TENANTS, Tenant, TenantGroup, tenant_groups
 
-#: The numbers of a tenant by what they are called here.
+#: Fields of `Tenant` by their names in the options.
 _NUMBERS = {
     "weight": "weight",
     "min": "min_blocks",
@@ -20,19 +20,19 @@ _NUMBERS = {
 }
 _OF_GROUPS = ("weight", "min", "max")
 _TEXTS = ("group", "key-env", "key-file")
-#: Digits of a number; more are no share.
+#: Maximum digits of a number.
 _MAX_DIGITS = 12
 
 
 def add_tenant_options(group: Any) -> None:
-    """Add the options that say who shares the pool (docs/tenants.md)."""
+    """Add the options for tenants that share the pool (docs/tenants.md)."""
     group.add_argument(
         "--tenant",
         action="append",
         default=[],
         metavar="NAME[,...]",
         help="give a tenant a share of the pool: acme,weight=3,min=25%%,max=500,key-env=ACME_KEY; min, max, max-idle "
-        "and max-retained are blocks, or percent of the pool; key-env or key-file says which API key is the tenant's; "
+        "and max-retained are blocks, or percent of the pool; key-env or key-file names the tenant's API key; "
         "group=NAME; the name '*' is everybody else; may be repeated; default: one pool for all",
     )
     group.add_argument(
@@ -44,10 +44,10 @@ def add_tenant_options(group: Any) -> None:
     )
 
 
-def tenants_asked(tenants: Sequence[str], groups: Sequence[str]) -> partial[tuple[Tenant | TenantGroup, ...]] | None:
-    """Return what makes the tenants of the number of blocks to give out; None where none were asked for.
+def tenant_factory(tenants: Sequence[str], groups: Sequence[str]) -> partial[tuple[Tenant | TenantGroup, ...]] | None:
+    """Return a function from the number of usable blocks to the tenants; None if no tenants are given.
 
-    Raises `InvalidArgument` for what is wrong whatever the pool is.
+    Raises `InvalidArgument` for values that are invalid for every pool.
     """
     if len(tenants) + len(groups) > MAX_TENANTS:
         raise InvalidArgument(f"--tenant is given {len(tenants) + len(groups)} times; the limit is {MAX_TENANTS}")
@@ -63,7 +63,7 @@ def tenants_asked(tenants: Sequence[str], groups: Sequence[str]) -> partial[tupl
 
 
 def read_tenant(text: str) -> tuple[str, dict[str, str]]:
-    """Return the name in a value of `--tenant`, and its settings as written. Raises `InvalidArgument`."""
+    """Return the name in a value of `--tenant`, and its settings as text. Raises `InvalidArgument`."""
     return _read("--tenant", text, (*_NUMBERS, *_TEXTS))
 
 
@@ -82,7 +82,7 @@ def _read(option: str, text: str, known: Sequence[str]) -> tuple[str, dict[str, 
 def _made(
     tenants: list[tuple[str, dict[str, str]]], groups: list[tuple[str, dict[str, str]]], num_usable: int | None
 ) -> tuple[Tenant | TenantGroup, ...]:
-    """Return tenants in a pool of `num_usable` blocks; of an unknown pool (None) percent are as good as any."""
+    """Return the tenants in a pool of `num_usable` blocks; None checks them without a pool."""
     members: dict[str, list[Tenant]] = {name: [] for name, _ in groups}
     made: list[Tenant | TenantGroup] = []
     for name, given in tenants:
