@@ -25,7 +25,7 @@ import blockyard
 from blockyard.cli import build_name
 from blockyard_lab import References, read_references
 from blockyard_lab.curve import count_hits, lru_hits
-from blockyard_lab.curve.words import FIFTH, GAP_POINTS
+from blockyard_lab.curve.curves import FIFTH, GAP_POINTS
 from blockyard_lab.oracle import HintOracle
 from blockyard_lab.policy_names import OPTIMUM, spread_sizes
 from blockyard_lab.sweep import run_all

@@ -27,8 +27,7 @@ import blockyard
 from blockyard.cli import build_name
 from blockyard.policies import POLICIES
 from blockyard_lab import References, Trace, TraceRequest, read_references
-from blockyard_lab.curve import HitCurves, hit_curves
-from blockyard_lab.curve.words import Claim, claims_of
+from blockyard_lab.curve import Claim, HitCurves, hit_curves
 from blockyard_lab.policy_names import OPTIMUM, spread_sizes
 from blockyard_lab.traces import open_trace
 
@@ -95,7 +94,7 @@ def claims_for(references: References, name: str, policies: list[str], num_sizes
     sizes = spread_sizes(num_sizes, working_set, max(round(SMALLEST_SHARE * working_set), 1))
     jobs = len(os.sched_getaffinity(0))
     curves: HitCurves = hit_curves(references, ["lru", *policies, OPTIMUM], sizes, name=name, jobs=jobs)
-    return claims_of(curves)
+    return curves.claims()
 
 
 def row_of(name: str, claims: dict[str, Claim]) -> str:

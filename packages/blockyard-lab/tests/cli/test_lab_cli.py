@@ -34,7 +34,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
 # ---------------------------------------------------------------- replay
 
 
-def test_replay_of_the_shipped_trace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_prints_a_row_per_size(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "replay", "--jobs", "1")
     assert (status, err) == (0, "")
     lines = out.splitlines()
@@ -43,7 +43,7 @@ def test_replay_of_the_shipped_trace(capsys: pytest.CaptureFixture[str]) -> None
     assert len(lines) == 7 + 4 + 3 * 4
 
 
-def test_replay_says_what_paging_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_compares_paging_with_contiguous_memory(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "replay", "--blocks", "8192")
     assert status == 0
     rows = [line.split() for line in out.splitlines()[-3:]]
@@ -61,7 +61,7 @@ def test_replay_says_what_paging_is_for(capsys: pytest.CaptureFixture[str]) -> N
     assert "--max-model-len is 0" in err
 
 
-def test_replay_policies_and_sizes_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_prints_json_and_csv(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--policies", "lru,arc", "--blocks", "3000,20k", "--jobs", "1")
     found = run_json(capsys, "replay", TRACE, *options)
     assert [(entry["policy"], entry["num_blocks"]) for entry in found["runs"]] == [
@@ -77,7 +77,7 @@ def test_replay_policies_and_sizes_for_programs(capsys: pytest.CaptureFixture[st
     assert [int(row["misses_evicted"]) for row in rows] == [entry["misses"]["evicted"] for entry in found["runs"]]
 
 
-def test_replay_says_what_tiers_bring(capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_prints_a_row_per_tier_size(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--blocks", "400", "--kv-bytes", "1KiB", "--tier", "16MiB/1GiB,speed=1GB", "--tier", "2GiB,write=back")
     small, large = run_json(capsys, "replay", TRACE, *options, "--jobs", "1")["tiers"]
     assert [row["tier_bytes"] for row in (small, large)] == [[2**24, 2**31], [2**30, 2**31]]
@@ -88,7 +88,7 @@ def test_replay_says_what_tiers_bring(capsys: pytest.CaptureFixture[str]) -> Non
     assert status == 0
     assert out.splitlines()[-3].split()[:4] == ["policy", "blocks", "tier", "1"]
     for bad, said in (
-        ("1GiB,sped=1", "sped is none"),
+        ("1GiB,sped=1", "option sped must be one of"),
         ("1GiB,start=x", "start is 'x'; it must be seconds"),
         ("1GiB,start=-1", "start is '-1'; it must be seconds, 0 or more"),
         ("1GiB,start=inf", "start is 'inf'; it must be seconds, 0 or more"),
@@ -102,7 +102,7 @@ def test_replay_says_what_tiers_bring(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--kv-bytes" in run(capsys, "replay", TRACE, "--tier", "1GiB")[2]
 
 
-def test_the_optimum_of_tiers_is_of_what_could_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_optimum_with_tiers_leaves_out_refused_requests(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A prompt of 40 blocks comes five times, and one of 2 blocks four times, of which the last hits its first."""
     ids = [list(range(40)) if turn % 2 == 0 else [100, 101 if turn == 7 else 200 + turn] for turn in range(9)]
     lines = [{"timestamp": 0, "input_length": 512 * len(some), "output_length": 1, "hash_ids": some} for some in ids]
@@ -118,7 +118,7 @@ def test_the_optimum_of_tiers_is_of_what_could_run(capsys: pytest.CaptureFixture
     assert [point["optimum"] for point in points] == [small["optimum"], large["optimum"]]
 
 
-def test_a_curve_with_tiers_has_the_points_of_replay(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_tier_curve_equals_replay_with_tiers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """By the size of a tier, and by that of the pool: each point is a replay of its own."""
     asked = ("--kv-bytes", "1KiB", "--jobs", "1")
     for blocks, tiers, num_points in (
@@ -155,11 +155,11 @@ def test_a_curve_with_tiers_has_the_points_of_replay(capsys: pytest.CaptureFixtu
             assert part in picture.read_text()
 
 
-def test_curves_with_tiers_refuse_what_they_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tier_curves_refuse_other_options(capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in (
         (("--tier", "1GiB"), "--kv-bytes"),
-        (("--tier", "1GiB/2GiB", "--kv-bytes", "1KiB"), "one of them is the axis"),
-        (("--tier", "1KiB", "--kv-bytes", "1KiB"), "1024 bytes hold no block of 16 tokens"),
+        (("--tier", "1GiB/2GiB", "--kv-bytes", "1KiB"), "only one of them, the axis, may have several"),
+        (("--tier", "1KiB", "--kv-bytes", "1KiB"), "1024 bytes cannot hold a block of 16 tokens"),
         (("--tier", "1GiB", "--kv-bytes", "1KiB", "--policies", "lru,arc"), "--policies is 'lru,arc'"),
         (("--tier", "1GiB", "--kv-bytes", "1KiB", "--beside", TRACE), "--beside was given with --tier"),
         (("--tier", "1GiB", "--kv-bytes", "1KiB", "--sizes", "0"), "sizes is 0; it must be from 2 to"),
@@ -169,7 +169,7 @@ def test_curves_with_tiers_refuse_what_they_do_not_count(capsys: pytest.CaptureF
         assert (status, said in err) == (2, True), err
 
 
-def test_replay_says_what_never_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_reports_requests_that_never_fit(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "replay", "--blocks", "30")
     assert status == 0
     assert "requests never fit and were left out (request " in err
@@ -179,7 +179,7 @@ def test_replay_says_what_never_fits(capsys: pytest.CaptureFixture[str]) -> None
     assert err.startswith("blockyard: request 1: it needs")
 
 
-def test_replay_by_timestamps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_timed_replay_prints_times(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_json(capsys, "replay", TRACE, "--timed", "--blocks", "4000", "--max-num-seqs", "8")
     (entry,) = found["runs"]
     assert entry["simulated"]["num_steps"] > 60
@@ -193,7 +193,7 @@ def test_replay_by_timestamps(capsys: pytest.CaptureFixture[str]) -> None:
     assert "simulated_first_token_p99" in out.splitlines()[0]
 
 
-def test_replay_writes_a_page_of_what_happened_when(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_timed_replay_writes_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "run.html"
     options = ("--timed", "--policies", "lru,arc", "--blocks", "3000,4000", "--jobs", "2", "-o", str(path))
     found = run_json(capsys, "replay", TRACE, *options)
@@ -202,10 +202,10 @@ def test_replay_writes_a_page_of_what_happened_when(capsys: pytest.CaptureFixtur
     assert path.read_text(encoding="utf-8").count('<section class="run">') == 4
     status, _, err = run(capsys, "replay", TRACE, "-o", str(path))
     assert status == 2
-    assert "without --timed" in err
+    assert "only a replay with --timed" in err
 
 
-def test_replay_with_a_cpu_pool(capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_counts_moves_to_the_cpu_pool(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--blocks", "1000", "--num-cpu-blocks", "20000")
     (entry,) = run_json(capsys, "replay", *options)["runs"]
     assert entry["num_saved_blocks"] > 100
@@ -215,20 +215,20 @@ def test_replay_with_a_cpu_pool(capsys: pytest.CaptureFixture[str]) -> None:
     assert "saved" not in run(capsys, "replay", TRACE, "--blocks", "4000")[1]
 
 
-def test_replay_without_contents_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_replay_reports_missing_contents(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
     path.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.0,100,5\n2024-05-10 00:00:01.0,50,5\n"
     )
     status, out, _ = run(capsys, "replay", str(path), "--blocks", "100")
     assert status == 0
-    assert "it says nothing of contents" in out
+    assert "it has no contents" in out
     status, _, err = run(capsys, "replay", str(path))
     assert status == 2
     assert "nothing of contents" in err
 
 
-def test_skips_are_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_skips_are_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     good = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
     path.write_text(good + "{\n" + good.replace("600", "-5"))
@@ -245,7 +245,7 @@ def test_skips_are_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
 # ---------------------------------------------------------------- curve
 
 
-def test_curve_of_the_shipped_trace_with_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_curve_writes_picture_and_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     names = [tmp_path / f"curve.{suffix}" for suffix in ("png", "svg", "html")]
     outputs = [part for name in names for part in ("-o", str(name))]
     status, out, err = run(capsys, "curve", "--sizes", "6", "--jobs", "1", "--model", "llama-3.1-8b", *outputs)
@@ -255,7 +255,7 @@ def test_curve_of_the_shipped_trace_with_files(capsys: pytest.CaptureFixture[str
     assert all(name.stat().st_size > 1000 for name in names)
 
 
-def test_curve_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_curve_prints_json_and_csv(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--policies", "lru,optimum", "--blocks", "100,1000,100%", "--jobs", "1")
     found = run_json(capsys, "curve", TRACE, *options)
     sizes = [row["blocks"] for row in found["sizes"]]
@@ -276,7 +276,7 @@ def test_the_knee_does_not_depend_on_the_sizes(capsys: pytest.CaptureFixture[str
     assert (knees[0]["policy"], knees[0]["blocks"]) == ("lru", 4576)
 
 
-def test_two_traces_in_one_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_two_traces_share_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     options = ("curve", TRACE, "--beside", "agents:requests=10,seed=3", "--sizes", "3", "--jobs", "1")
     status, out, err = run(capsys, *options, "-o", str(tmp_path / "two.svg"), "-o", str(tmp_path / "two.html"))
     assert (status, err) == (0, "")
@@ -293,7 +293,7 @@ def test_two_traces_in_one_table(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert out.splitlines()[0] == "blocks,tokens,lru A,optimum A,lru B,optimum B"
     status, _, err = run(capsys, "curve", TRACE, "--beside", "chat:requests=9,hash_block_size=32")
     assert status == 2
-    assert "blocks of one size" in err
+    assert "need equal blocks" in err
 
 
 def test_curves_begin_where_something_hits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -302,13 +302,13 @@ def test_curves_begin_where_something_hits(capsys: pytest.CaptureFixture[str]) -
     assert len(found["sizes"]) == 40
 
 
-def test_a_sampled_curve_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sampled_curve_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "curve", TRACE, "--policies", "lru", "--sizes", "3", "--max-references", "1024")
     assert "a sample of one content in" in out
     assert "lru error" in out
 
 
-def test_bars_are_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bars_are_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
     _, _, err = run(capsys, "curve", TRACE, "--policies", "fifo", "--sizes", "3", "--jobs", "1")
     assert err == ""
 

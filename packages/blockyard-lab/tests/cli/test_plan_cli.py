@@ -49,7 +49,7 @@ def folder_of(path: Path, config: dict[str, Any], **files: int) -> Path:
 # ---------------------------------------------------------------- amounts
 
 
-def test_memory_as_people_write_it() -> None:
+def test_memory_sizes_are_parsed() -> None:
     for text, num_bytes in (
         ("80GiB", 80 * 2**30),
         ("80GB", 80 * 10**9),
@@ -67,7 +67,7 @@ def test_memory_as_people_write_it() -> None:
         parse_memory("--x", "2000TiB")
 
 
-def test_lengths_as_people_write_them() -> None:
+def test_lengths_are_parsed() -> None:
     assert parse_lengths("--x", "2k, 2Ki,32000,1.5k,2000,1M") == [2000, 2048, 32000, 1500, 1_000_000]
     for text, message in (
         ("2q", "--x has '2q'; a length is a number of tokens"),
@@ -84,7 +84,7 @@ def test_lengths_as_people_write_them() -> None:
 # ---------------------------------------------------------------- answers
 
 
-def test_the_numbers_of_a_known_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_known_model_gives_known_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     report = as_json(capsys, "llama-3.1-8b", "--lengths", "8k", *ROUND)
     # 80 * 0.9 GiB - 8,030,261,248 * 2 - 2 GiB, in blocks of 2 MiB; 28,180 / 500 = 56.
     assert report["memory"]["weight_bytes"] == 16_060_522_496
@@ -105,7 +105,7 @@ def test_the_numbers_of_a_known_model(capsys: pytest.CaptureFixture[str]) -> Non
     assert report["assumptions"][0] == "The weights are 8,030,261,248 parameters."
 
 
-def test_text_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_has_the_numbers_of_the_json(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(
         capsys, "llama-3.1-8b", "--trace", "small", *ROUND_24, "--cpu-memory", "4GiB", "--running", 4
     )
@@ -161,7 +161,7 @@ def test_a_trace_without_contents_still_plans(tmp_path: Path, capsys: pytest.Cap
     assert (report["running"], report["hits"]) == (2, None)
 
 
-def test_damaged_lines_of_a_trace_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_trace_lines_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.jsonl"
     good = '{"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}\n'
     trace.write_text(good + "{\n" + good)
@@ -173,7 +173,7 @@ def test_damaged_lines_of_a_trace_are_told(tmp_path: Path, capsys: pytest.Captur
     assert (report["hits"]["tokens_a_block"], report["hits"]["expected"]["hit_rate"]) == (512, 0.5)
 
 
-def test_replicas(capsys: pytest.CaptureFixture[str]) -> None:
+def test_replicas_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "llama-3.1-70b", "--gpus", 8, "--tensor-parallel", 4, *ROUND)
     assert status == 0
     assert out.startswith("llama-3.1-70b on 8 GPUs: 2 replicas of 4 GPUs\n")
@@ -181,7 +181,7 @@ def test_replicas(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  a length asked for             2,000           125       156.2       243       486" in out.splitlines()
 
 
-def test_what_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+def test_misfit_names_a_tensor_parallel_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "llama-3.1-70b", *ROUND)
     assert (status, err) == (1, "")
     assert "  missing                    61.42 GiB" in out.splitlines()
@@ -199,7 +199,7 @@ def test_a_length_that_does_not_fit_is_marked(capsys: pytest.CaptureFixture[str]
     )
 
 
-def test_windows_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_windows_are_in_the_assumptions(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "gpt-oss-20b", *ROUND_24, "--lengths", "32k")
     # 21.6 GiB - 14,438,087,808 - 2 GiB in blocks of 384 KiB: 16,803. 32,000 / 16 and 9 of the window: 8 times 2,009.
     lines = out.splitlines()
@@ -210,7 +210,7 @@ def test_windows_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line == "  - The weights are 20,914,757,184 parameters, quantized (mxfp4): 12.82 GiB." for line in lines)
 
 
-def test_what_cuda_gives_and_what_a_step_takes_are_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+def test_defaults_are_cudas_memory_and_the_steps_activations(capsys: pytest.CaptureFixture[str]) -> None:
     report = as_json(capsys, "llama-3.1-8b")
     assert report["memory"]["total_bytes"] == int(79.19 * 2**30)  # an H100
     # 8,192 tokens of 4,096 * 2 bytes and 1,024 * 128,256 logits of 2 + 12.9 bytes; 0.25 GiB, and 102 CUDA graphs.
@@ -251,7 +251,7 @@ def test_quantized_weights_are_counted_from_the_config(tmp_path: Path, capsys: p
     assert as_json(capsys, unknown)["memory"]["weight_bytes"] == 3 * 2**30
 
 
-def test_a_cache_that_the_weights_file_has_scales_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_dtype_follows_scales_in_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quantization = {"quant_algo": "NVFP4", "ignore": ["lm_head"], "kv_cache_quant_algo": "FP8"}
     folder = folder_of(tmp_path / "nvfp4", {**LLAMA, "quantization_config": quantization})
     report = as_json(capsys, folder)
@@ -260,7 +260,7 @@ def test_a_cache_that_the_weights_file_has_scales_for(tmp_path: Path, capsys: py
     assert as_json(capsys, folder, "--cache-dtype", "bfloat16")["cache"]["dtype"] == "bfloat16"
 
 
-def test_encoders_and_drafts_are_counted_as_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_encoders_and_drafts_are_counted_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     model = ("qwen3.6-27b", "--gpu", "rtx-pro-6000", "--max-num-seqs", "16")
     whole, text = as_json(capsys, *model), as_json(capsys, *model, "--text-only")
     drafts = as_json(capsys, *model, "--mtp")
@@ -270,7 +270,7 @@ def test_encoders_and_drafts_are_counted_as_they_are_asked_for(capsys: pytest.Ca
     assert drafts["cache"]["bytes_per_token"] == whole["cache"]["bytes_per_token"] * 17 // 16
     status, _, err = run(capsys, "llama-3.1-8b", "--mtp")
     assert status == 2
-    assert "--mtp was given, and the model's config has no layers that predict further tokens" in err
+    assert "--mtp was given, but the model's config has no layers for multi-token prediction" in err
 
 
 def test_a_load_that_is_too_large_says_how_many_gpus_hold_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -316,7 +316,7 @@ def test_weights_are_counted_from_a_config_alone(tmp_path: Path, capsys: pytest.
     assert any("a guess, since the model's widths are not known" in line for line in report["assumptions"])
 
 
-def test_types_of_weights_and_cache(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dtypes_of_weights_and_cache_are_independent(capsys: pytest.CaptureFixture[str]) -> None:
     def bytes_of(*options: str) -> tuple[int, int]:
         report = as_json(capsys, *options)
         return report["memory"]["weight_bytes"], report["cache"]["bytes_per_token"]
@@ -366,9 +366,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD)
-def test_what_is_wrong_is_one_sentence(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_one_sentence(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")
     assert err.startswith("blockyard: ")
@@ -376,7 +374,7 @@ def test_what_is_wrong_is_one_sentence(
     assert message in err
 
 
-def test_folders_that_say_too_little(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomplete_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bare = folder_of(tmp_path / "bare", known_model("jamba-v0.1").config)
     fields = folder_of(tmp_path / "fields", {"model_type": "llama", "torch_dtype": "bfloat16"}, model=1)
     typed = folder_of(tmp_path / "typed", LLAMA, model=1)
@@ -384,7 +382,7 @@ def test_folders_that_say_too_little(tmp_path: Path, capsys: pytest.CaptureFixtu
     for arguments, message in (
         ((bare,), "has no *.safetensors, and model_type is 'jamba'; to count parameters it must be one of"),
         ((fields,), "num_hidden_layers is missing"),
-        ((typed, "--dtype", "fp8"), "--dtype is 'fp8', and the *.safetensors"),
+        ((typed, "--dtype", "fp8"), "--dtype is 'fp8', but the *.safetensors"),
         ((tmp_path / "empty",), "config.json could not be read"),
     ):
         status, out, err = run(capsys, *arguments)
@@ -392,7 +390,7 @@ def test_folders_that_say_too_little(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert message in err
 
 
-def test_tiers_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_with_tiers_prints_a_row_per_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """How many GiB for which hit rate: five sizes by themselves, hits that grow with them, below the bound."""
     asked = ("llama-3.1-8b", *ROUND_24, "--running", 32, "--trace", "chat:requests=80,seed=2", "--jobs", 1)
     page = tmp_path / "plan.html"
@@ -407,7 +405,7 @@ def test_tiers_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert out.index("GiB a day 1") < out.index("This assumes")
 
 
-def test_tiers_of_a_plan_need_a_trace_and_no_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tiers_need_a_trace_and_a_model_without_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = run(capsys, "llama-3.1-8b", "--seconds-per-prompt-token", "1")
     assert (status, "was given without --tier" in err) == (2, True)
     status, _, err = run(capsys, "llama-3.1-8b", "--tier", "auto")

@@ -11,9 +11,9 @@ import pytest
 from blockyard.cli.main import main
 from blockyard.sizing import KVCacheSpec, model_config
 from blockyard_lab import read_references
-from blockyard_lab.cli.plan_report import as_text, write_plan_page
 from blockyard_lab.planning import CapacityPlan, plan_capacity
-from blockyard_lab.planning.memory import GIB
+from blockyard_lab.planning.gpu_memory import GIB
+from blockyard_lab.planning.plan_page import write_plan_page
 from blockyard_lab.traces import open_trace
 
 from ..support.lab_page import Page
@@ -45,10 +45,10 @@ def test_the_bars_are_the_plan(tmp_path: Path) -> None:
     assert plan.hits is not None
     assert round(100 * plan.hits.expected.hit_rate, 2) in widths
     assert round(100 * plan.hits.unlimited, 2) in widths
-    assert page.texts["pre"] == [as_text(plan, "llama", "small")]
+    assert page.texts["pre"] == [plan.as_text("llama", "small")]
 
 
-def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
+def test_page_of_a_model_that_does_not_fit_names_what_is_missing(tmp_path: Path) -> None:
     plan = planned(gpu_memory_gib=8.0)
     assert not plan.fits
     write_plan_page(plan, "llama", "", tmp_path / "plan.html")
@@ -57,7 +57,7 @@ def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
     assert page.texts["td"].count("does not fit") == len(plan.requests)
 
 
-def test_names_stay_names_and_nothing_is_loaded(tmp_path: Path) -> None:
+def test_page_escapes_names_and_loads_nothing(tmp_path: Path) -> None:
     tags = []
     for name in (HOSTILE, "plain"):
         write_plan_page(planned(), name, name, tmp_path / "plan.html")

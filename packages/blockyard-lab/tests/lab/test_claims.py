@@ -13,7 +13,6 @@ from blockyard.cli.main import main
 from blockyard.cli.tables import as_narrow_text
 from blockyard_lab import read_references
 from blockyard_lab.curve import HitCurves, hit_curves
-from blockyard_lab.curve.words import claims_of
 from blockyard_lab.traces import open_trace
 
 
@@ -22,13 +21,13 @@ def curves() -> HitCurves:
     return hit_curves(read_references(open_trace("small")), ["lru", "arc", "optimum"], [100, 1000, 2000, 8000])
 
 
-def test_numbers(curves: HitCurves) -> None:
+def test_claims_match_rates_computed_by_hand(curves: HitCurves) -> None:
     rates = {
         "lru": np.array([0.10, 0.20, 0.30, 0.40]),
         "arc": np.array([0.09, 0.245, 0.305, 0.40]),
         "optimum": np.array([0.30, 0.40, 0.34, 0.40]),
     }
-    (claim,) = claims_of(dataclasses.replace(curves, hit_rates=rates)).values()
+    (claim,) = dataclasses.replace(curves, hit_rates=rates).claims().values()
     assert claim.worst == pytest.approx(-1.0)
     assert claim.best == pytest.approx(4.5)
     assert claim.median == pytest.approx(0.25)
@@ -39,28 +38,28 @@ def test_numbers(curves: HitCurves) -> None:
     assert claim.fifth == 0.5
 
 
-def test_without_an_optimum_or_without_lru(curves: HitCurves) -> None:
+def test_claims_need_lru_and_gaps_need_the_optimum(curves: HitCurves) -> None:
     two = {policy: curves.hit_rates[policy] for policy in ("lru", "arc")}
-    (claim,) = claims_of(dataclasses.replace(curves, hit_rates=two)).values()
+    (claim,) = dataclasses.replace(curves, hit_rates=two).claims().values()
     assert claim.gap_sizes == 0
     assert math.isnan(claim.gap_closed)
-    assert claims_of(dataclasses.replace(curves, hit_rates={"arc": two["arc"]})) == {}
+    assert dataclasses.replace(curves, hit_rates={"arc": two["arc"]}).claims() == {}
 
 
-def test_the_command_says_it_where_there_are_enough_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_claims_from_100_sizes_on(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["curve", "small", "--policies", "lru,fifo,lfu,optimum", "--quiet", "--jobs", "1"]
     assert main([*arguments, "--sizes", "100"]) == 0
     printed = capsys.readouterr().out
     assert "above lru over " in printed
-    assert "sizes below: the share of the sizes at which the policy is below lru" in printed
+    assert "sizes below: share of the sizes at which the policy is below lru" in printed
     assert "knee: up to it a block adds more hits" in printed
-    assert "a fifth or more: the share of these sizes where it is 20.00 % or more" in printed
+    assert "a fifth or more: share of these sizes where it is 20.00 % or more" in printed
     rows = [line.split() for line in printed.splitlines() if line.startswith(("fifo ", "lfu "))]
     assert [row[0] for row in rows] == ["fifo", "lfu"]
     assert main([*arguments, "--sizes", "10"]) == 0
     printed = capsys.readouterr().out
     assert "above lru over " not in printed
-    assert "takes 100 sizes or more: --sizes 300" in printed
+    assert "need 100 sizes or more: --sizes 300" in printed
     assert main([*arguments, "--sizes", "10", "--json"]) == 0
     claims = json.loads(capsys.readouterr().out)["claims"]
     assert list(claims) == ["fifo", "lfu"]
@@ -71,12 +70,12 @@ def test_the_command_says_it_where_there_are_enough_sizes(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("policies", "said", "unsaid"),
     [
-        ("lru,lfu", ("above lru over", "add optimum to the policies"), "a fifth or more:"),
-        ("fifo,lfu", ("add lru to the policies",), "above lru over"),
-        ("lru,optimum", ("knee of lru",), "claimed"),
+        ("lru,lfu", ("above lru over", "add optimum to --policies"), "a fifth or more:"),
+        ("fifo,lfu", ("add lru to --policies",), "above lru over"),
+        ("lru,optimum", ("knee of lru",), "Claims"),
     ],
 )
-def test_the_command_says_what_is_missing(
+def test_command_says_what_claims_need(
     policies: str, said: tuple[str, ...], unsaid: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["curve", "small", "--policies", policies, "--quiet", "--jobs", "1", "--sizes", "100"]) == 0

@@ -33,7 +33,7 @@ from ..golden import GOLDEN, SIZES, count
 # ---------------------------------------------------------------- sizes and names
 
 
-def test_sizes_as_people_write_them() -> None:
+def test_sizes_are_parsed() -> None:
     assert parse_sizes("1000, 10k,1.5M,25%", 4000) == [1000, 10_000, 1_500_000]
     assert parse_sizes("50%,.5k", 4000) == [500, 2000]
     assert parse_sizes("0.001%", 4000) == [1]
@@ -46,7 +46,7 @@ def test_sizes_as_people_write_them() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ten", "-5", "1,,2", "10kk", "1e5", "0", "1.5", "200M", "nan", "10%%", "0x10"])
-def test_bad_sizes(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="blocks"):
         parse_sizes(text, 1000)
 
@@ -101,7 +101,7 @@ class Raising(Mine):
         ("Half", r"must have insert\(\)"),
     ],
 )
-def test_a_policy_that_is_wrong_gives_no_number(tmp_path: Path, member: str, what: str) -> None:
+def test_failing_policy_gives_no_number(tmp_path: Path, member: str, what: str) -> None:
     path = tmp_path / "mine.py"
     path.write_text(MINE)
     references = read_references(named(prefix_trace(1, 50)))
@@ -119,7 +119,7 @@ def test_policies_by_name_and_from_a_file(tmp_path: Path) -> None:
     assert count_hits(references, name, 20) == count_hits(references, "lru", 20)
 
 
-def test_bad_policies(tmp_path: Path) -> None:
+def test_invalid_policies_are_refused(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0\n")
     with pytest.raises(InvalidArgument, match=r"'lur'.*lru"):
@@ -138,7 +138,7 @@ def test_bad_policies(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- references
 
 
-def test_references_of_a_trace() -> None:
+def test_references_number_contents_in_order() -> None:
     trace = ListedTrace(
         [
             TraceRequest(5.0, 40, 3, np.array([7, 2**59, 9], np.int64)),
@@ -153,7 +153,7 @@ def test_references_of_a_trace() -> None:
     assert (found.tokens_a_block, found.rate, found.working_set) == (16, 1.0, 3)
 
 
-def test_tokens_are_named_by_block_and_prefix() -> None:
+def test_token_blocks_are_named_with_their_prefix() -> None:
     tokens = np.arange(40, dtype=np.int32)
     other = tokens.copy()
     other[20] = 99
@@ -173,7 +173,7 @@ def test_a_trace_without_contents_has_no_curve() -> None:
     assert not survey(lengths([(10, 1)])).has_contents
 
 
-def test_too_many_references_are_sampled_and_the_totals_stay_exact() -> None:
+def test_sampling_keeps_totals_exact() -> None:
     trace = make_trace("mix", requests=400, seed=1)
     whole = read_references(trace)
     part = read_references(trace, max_references=5000)
@@ -188,7 +188,7 @@ def test_too_many_references_are_sampled_and_the_totals_stay_exact() -> None:
     assert (again.starts == part.starts).all()
 
 
-def test_quarters_of_a_sample_are_all_of_it() -> None:
+def test_quarters_partition_a_sample() -> None:
     whole = read_references(make_trace("chat", requests=100, seed=1))
     quarters = [whole.select(group) for group in range(4)]
     assert sum(len(quarter.ids) for quarter in quarters) == len(whole.ids)
@@ -233,7 +233,7 @@ def test_the_knee_is_the_point_farthest_above_the_line() -> None:
     assert find_knee(np.array([0.001, 0.2]), np.array([0.02, 0.8]), 1.0, 1.0) == 1
 
 
-def test_the_knee_is_the_same_whatever_is_asked_for() -> None:
+def test_knee_does_not_depend_on_requested_sizes_or_policies() -> None:
     references = read_references(open_trace("small"))
     every = range(1, references.working_set + 1)
     wanted = hit_curves(references, ["lru"], every)
@@ -245,7 +245,7 @@ def test_the_knee_is_the_same_whatever_is_asked_for() -> None:
             assert hit_curves(references, policies, sizes).knee == wanted.knee
 
 
-def test_the_knee_of_a_sample_is_near() -> None:
+def test_knee_of_a_sample_is_close() -> None:
     trace = make_trace("mix", requests=3000, seed=5)
     exact, sample = read_references(trace), read_references(trace, halvings=3)
     found, wanted = (hit_curves(references, ["lru"], [100]).knee for references in (sample, exact))
@@ -253,7 +253,7 @@ def test_the_knee_of_a_sample_is_near() -> None:
     assert found.hit_rate == pytest.approx(wanted.hit_rate, abs=0.03)
 
 
-def test_the_knee_of_a_trace_without_hits() -> None:
+def test_trace_without_hits_has_its_knee_at_the_first_size() -> None:
     assert hit_curves(read_references(named([[1], [2], [3]])), ["lru"], [2]).knee == Knee("lru", 1, 0.0)
 
 
@@ -267,7 +267,7 @@ def test_a_policy_may_be_given_as_a_class() -> None:
         count_hits(references, 3, 5)  # type: ignore[arg-type]
 
 
-def test_nothing_to_do_is_an_error() -> None:
+def test_no_policies_or_sizes_is_an_error() -> None:
     references = read_references(named([[1]]))
     with pytest.raises(InvalidArgument, match="policies has 0"):
         hit_curves(references, [], [1])
@@ -276,12 +276,12 @@ def test_nothing_to_do_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, OPTIMUM])
-def test_golden_counts(policy: str) -> None:
+def test_counts_equal_the_golden_ones(policy: str) -> None:
     """A policy whose counts changed on purpose: `python -m tests.golden`."""
     assert count(policy) == GOLDEN[policy]
 
 
-def test_golden_counts_are_of_every_policy() -> None:
+def test_golden_counts_cover_every_policy() -> None:
     assert set(GOLDEN) == {*POLICIES, OPTIMUM}
     best = GOLDEN[OPTIMUM][0]
     for blocks, tokens in GOLDEN.values():
@@ -309,7 +309,7 @@ def test_results_come_in_order_and_are_counted(jobs: int) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_what_a_run_raises_arrives(jobs: int) -> None:
+def test_errors_of_a_run_reach_the_caller(jobs: int) -> None:
     pytest.importorskip("joblib")
     with pytest.raises(PolicyError, match="run 3"):
         sweep.run_all(fail, [(3,)], jobs=jobs)
@@ -325,7 +325,7 @@ def test_processes_and_one_process_agree() -> None:
     }
 
 
-def test_a_local_ray_runs_them_too() -> None:
+def test_local_ray_gives_the_same_results() -> None:
     ray = pytest.importorskip("ray")
     try:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
@@ -334,7 +334,7 @@ def test_a_local_ray_runs_them_too() -> None:
         ray.shutdown()
 
 
-def test_bad_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_sweep_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgument, match="backend is 'spark'"):
         sweep.run_all(square, [(1,)], backend="spark")
     with pytest.raises(InvalidArgument, match="jobs is 0"):
@@ -344,7 +344,7 @@ def test_bad_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
         sweep.run_all(square, [(1,)], jobs=2)
 
 
-def test_traces_cross_processes() -> None:
+def test_traces_can_be_pickled() -> None:
     trace = make_trace("chat", requests=5, seed=1)
     again = pickle.loads(pickle.dumps(trace))
     assert [request.hash_ids.tolist() for request in again] == [request.hash_ids.tolist() for request in trace]
@@ -360,7 +360,7 @@ PUBLISHED = {
 
 
 @pytest.mark.skipif("MOONCAKE_TRACE" not in os.environ, reason="MOONCAKE_TRACE names no file")
-def test_the_mooncake_conversation_trace() -> None:
+def test_mooncake_conversation_trace_matches_published_numbers() -> None:
     references = read_references(open_trace(Path(os.environ["MOONCAKE_TRACE"]), strict=True))
     assert (references.num_requests, references.num_references) == (12_031, 288_500)
     curves = hit_curves(references, list(PUBLISHED), [1_000, 3_000, 10_000, 20_000, 30_000, 50_000, 100_000])

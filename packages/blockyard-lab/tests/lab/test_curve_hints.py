@@ -42,14 +42,14 @@ def test_hints_that_are_never_given_change_nothing(load: References, policy: str
         assert count_hits(load, policy, capacity, nothing) == count_hits(load, policy, capacity)
 
 
-def test_what_is_over_goes_before_what_is_older() -> None:
+def test_ended_sessions_are_evicted_before_older_blocks() -> None:
     # Room for two of three sessions of two blocks; the second says that it is over.
     asked = references_of((0, [1, 2], 8), (1, [11, 12], 8), (2, [21, 22], 8), (3, [1, 2], 8))
     assert count_hits(asked, "lru", 4, said_of(False, False, False, False)) == 0
     assert count_hits(asked, "lru", 4, said_of(False, True, False, False)) == 2
 
 
-def test_a_new_turn_ends_what_was_said() -> None:
+def test_new_turn_cancels_the_hint() -> None:
     # The first session says that it is over, and comes back all the same: 11 goes for 21, and not 3.
     asked = references_of(
         (0, [1, 2], 8), (1, [11], 4), (2, [1, 2, 3], 12), (3, [21], 4), (4, [11], 4), (5, [1, 2, 3], 12)
@@ -58,7 +58,7 @@ def test_a_new_turn_ends_what_was_said() -> None:
     assert count_hits(asked, "lru", 4, said_of(True, False, True, False, False, False)) == 5
 
 
-def test_the_structures_are_whole_at_the_end(load: References) -> None:
+def test_structures_are_sound_at_the_end(load: References) -> None:
     said = HintOracle(wrong=0.3, seed=2).mark_ends(load)
     capacity, longest = load.num_contents // 8, load.longest_sampled
     for name in ("lru", "density", "lfu"):
@@ -105,7 +105,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_command_says_what_of_the_gap_is_closed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_how_much_of_the_gap_hints_close(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--policies", "lru,density,optimum", "--sizes", "4", "--hints")
     text = run(capsys, *options, "--hint-coverage", "0.5")
     assert "hints: over, by 50 % of the sessions" in text
@@ -122,10 +122,12 @@ def test_the_command_says_what_of_the_gap_is_closed(capsys: pytest.CaptureFixtur
     ("arguments", "words"),
     [
         (("--hints", "--hint-coverage", "2"), "hint_coverage is 2.0; it must be from 0 to 1"),
-        (("--hint-wrong", "1"), "hint_wrong is given without hints; it needs --hints"),
+        (("--hint-wrong", "1"), "--hint-wrong was given without --hints"),
         (("--hints", "--hint-seed", "-1"), "hint_seed is -1"),
     ],
 )
-def test_bad_options(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str) -> None:
+def test_invalid_options_are_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
     assert main(["curve", "chat:requests=20,seed=3", "--quiet", *arguments]) == 2
     assert words in capsys.readouterr().err

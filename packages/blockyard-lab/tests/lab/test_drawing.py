@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from blockyard.core.policies import POLICIES
 from blockyard.errors import InvalidArgument
-from blockyard_lab.curve import HitCurves, put_together
+from blockyard_lab.curve import HitCurves, combine_curves
+from blockyard_lab.curve.captions import gap_of, knee_of, subtitle_of
 from blockyard_lab.curve.drawing import draw_curves
 from blockyard_lab.curve.labels import spread_labels
-from blockyard_lab.curve.side_by_side import COLORS, line_styles, styles_of
-from blockyard_lab.curve.words import gap_of, knee_of, subtitle_of
+from blockyard_lab.curve.side_by_side import COLORS, line_styles, line_styles_of
 from blockyard_lab.printing import compact, keep_end, printable, sentence
 from blockyard_testing.places import child_environment
 
@@ -86,7 +86,7 @@ def test_long_curves_are_not_thinned_out(tmp_path: Path) -> None:
     policies_are_drawn(svg_of(curves, tmp_path), curves)
 
 
-def test_the_words_of_the_svg(tmp_path: Path) -> None:
+def test_svg_has_all_captions(tmp_path: Path) -> None:
     texts = texts_of(svg_of(plain_curves(), tmp_path))
     for wanted in (
         "Block hit rate of made",
@@ -131,7 +131,7 @@ def test_without_an_optimum_nothing_is_shaded(tmp_path: Path) -> None:
     assert gap_of(sampled_curves()) == ""
 
 
-def test_the_band_is_two_errors_wide_and_said(tmp_path: Path) -> None:
+def test_band_is_two_standard_errors_and_explained(tmp_path: Path) -> None:
     svg = svg_of(sampled_curves(), tmp_path)
     band, lru = points_of(svg, "band-0"), points_of(svg, "policy-0")
     a_point = (lru[0, 1] - lru[1, 1]) / 19
@@ -143,13 +143,13 @@ def test_the_band_is_two_errors_wide_and_said(tmp_path: Path) -> None:
 
 
 def test_a_png_is_a_picture_of_the_same_figure(tmp_path: Path) -> None:
-    from blockyard_lab.curve.picture import figure_of
+    from blockyard_lab.curve.picture import make_figure
 
     draw_curves(plain_curves(), tmp_path / "curves.PNG")
     pixels = matplotlib.image.imread(tmp_path / "curves.PNG", format="png")
     assert pixels.shape[1] == 1536
     assert 0.02 < np.mean(pixels[:, :, :3].min(axis=2) < 0.9) < 0.4, "some ink, on white"
-    lines = figure_of(plain_curves(), 0, "", keep_all_letters=False).axes[0].get_lines()
+    lines = make_figure(plain_curves(), 0, "", keep_all_letters=False).axes[0].get_lines()
     for number, rates in enumerate(plain_curves().hit_rates.values()):
         (line,) = [line for line in lines if line.get_gid() == f"policy-{number}"]
         assert np.array_equal(line.get_xydata(), np.stack([plain_curves().sizes, 100 * rates], 1))
@@ -159,7 +159,7 @@ def test_a_png_is_a_picture_of_the_same_figure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", AWKWARD)
-def test_awkward_curves_are_drawn(what: str, tmp_path: Path) -> None:
+def test_curves_with_extreme_values_are_drawn(what: str, tmp_path: Path) -> None:
     curves = AWKWARD[what]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -172,10 +172,10 @@ def test_awkward_curves_are_drawn(what: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", AWKWARD)
-def test_no_word_lies_on_another_or_outside(what: str) -> None:
-    from blockyard_lab.curve.picture import figure_of
+def test_texts_do_not_overlap_or_leave_the_figure(what: str) -> None:
+    from blockyard_lab.curve.picture import make_figure
 
-    figure = figure_of(AWKWARD[what], 0, "", keep_all_letters=False)
+    figure = make_figure(AWKWARD[what], 0, "", keep_all_letters=False)
     figure.canvas.draw()
     axes = figure.axes[0]
     low, high = axes.get_xlim()
@@ -190,17 +190,17 @@ def test_no_word_lies_on_another_or_outside(what: str) -> None:
         assert [other for other, around in boxes[:number] if box.overlaps(around)] == [], name
 
 
-def test_the_knee_is_marked_where_it_is_between_sizes_too(tmp_path: Path) -> None:
+def test_knee_between_sizes_is_marked(tmp_path: Path) -> None:
     ids = {what: {element.get("id") for element in svg_of(AWKWARD[what], tmp_path).iter()} for what in AWKWARD}
     assert "knee" in ids["a knee between two sizes"]
     assert "knee" not in ids["a knee beyond the sizes"] | ids["forty policies"]
     assert "Knee of lru: 17 blocks, 30.0 %." in " ".join(texts_of(svg_of(AWKWARD["a knee beyond the sizes"], tmp_path)))
 
 
-def test_no_line_runs_through_the_words_of_the_knee() -> None:
-    from blockyard_lab.curve.picture import figure_of
+def test_no_line_crosses_the_knees_caption() -> None:
+    from blockyard_lab.curve.picture import make_figure
 
-    figure = figure_of(AWKWARD["every policy"], 0, "", keep_all_letters=False)
+    figure = make_figure(AWKWARD["every policy"], 0, "", keep_all_letters=False)
     figure.canvas.draw()
     axes = figure.axes[0]
     (words,) = [text for text in axes.texts if text.get_text().startswith("knee")]
@@ -223,8 +223,8 @@ def test_points_above_lru_are_drawn_below(tmp_path: Path) -> None:
         assert "points above lru" not in texts_of(svg_of(AWKWARD[what], tmp_path))
 
 
-def test_two_traces_in_one_picture(tmp_path: Path) -> None:
-    both = put_together(two_traces())
+def test_two_traces_share_a_picture(tmp_path: Path) -> None:
+    both = combine_curves(two_traces())
     svg = svg_of(both, tmp_path)
     policies_are_drawn(svg, both)
     texts = texts_of(svg)
@@ -236,22 +236,22 @@ def test_two_traces_in_one_picture(tmp_path: Path) -> None:
 
 
 def test_two_traces_have_one_colour_a_policy_and_dashes_of_their_own() -> None:
-    styles = styles_of(put_together(two_traces()))
+    styles = line_styles_of(combine_curves(two_traces()))
     assert styles == {"lru A": 0, "optimum A": -1, "lru B": len(COLORS), "optimum B": -2}
 
 
-def test_what_cannot_stand_in_one_picture_is_refused() -> None:
+def test_incompatible_traces_are_refused() -> None:
     monday, tuesday = two_traces()
     with pytest.raises(InvalidArgument, match=r"monday\.jsonl has blocks of 16 tokens and tuesday\.jsonl of 512"):
-        put_together([monday, replace(tuesday, tokens_a_block=512)])
+        combine_curves([monday, replace(tuesday, tokens_a_block=512)])
     with pytest.raises(InvalidArgument, match="different sizes"):
-        put_together([monday, replace(tuesday, sizes=tuesday.sizes + 1)])
+        combine_curves([monday, replace(tuesday, sizes=tuesday.sizes + 1)])
     with pytest.raises(InvalidArgument, match="5 traces"):
-        put_together([monday] * 5)
-    assert put_together([monday]) is monday
+        combine_curves([monday] * 5)
+    assert combine_curves([monday]) is monday
 
 
-def test_more_names_than_fit_at_the_ends_stand_in_a_box(tmp_path: Path) -> None:
+def test_names_that_do_not_fit_go_into_a_box(tmp_path: Path) -> None:
     texts = texts_of(svg_of(AWKWARD["forty policies"], tmp_path))
     assert sum(text.endswith(":Policy") and not text.startswith("knee") for text in texts) == 40
 
@@ -279,7 +279,7 @@ def test_settings_of_matplotlib_neither_change_the_picture_nor_are_changed(tmp_p
 @pytest.mark.parametrize(
     "name", ["curves.pdf", "curves", "missing/curves.svg", "folder.svg", "n" * 300 + ".png", "\0.svg"]
 )
-def test_a_path_that_cannot_be_is_named(name: str, tmp_path: Path) -> None:
+def test_unwritable_path_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder.svg").mkdir()
     with pytest.raises(InvalidArgument, match="path is ") as caught:
         draw_curves(plain_curves(), tmp_path / name)
@@ -287,7 +287,7 @@ def test_a_path_that_cannot_be_is_named(name: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["folder.svg"]
 
 
-def test_a_name_as_long_as_names_can_be(tmp_path: Path) -> None:
+def test_longest_possible_file_name_is_written(tmp_path: Path) -> None:
     path = tmp_path / ("n" * 251 + ".svg")
     draw_curves(plain_curves(), path)
     assert path.stat().st_size > 1000
@@ -332,7 +332,7 @@ def test_labels_are_apart_and_near(wanted: list[float], spacing: float) -> None:
         assert places == pytest.approx(wanted), "nothing moves that had room"
 
 
-def test_labels_that_meet_stand_around_where_they_met() -> None:
+def test_overlapping_labels_spread_around_their_mean() -> None:
     assert spread_labels([50, 50, 50], 10, 0, 100) == pytest.approx([40, 50, 60])
     assert spread_labels([50, 58], 10, 0, 100) == pytest.approx([49, 59])
     assert spread_labels([100, 100], 10, 0, 100) == pytest.approx([90, 100])
@@ -354,7 +354,7 @@ def test_the_policies_that_ship_have_colours_of_their_own() -> None:
     assert styles["mine.py:A"] == len(COLORS), "the first one with dashes"
 
 
-def test_words() -> None:
+def test_numbers_and_names_are_formatted() -> None:
     assert [compact(number) for number in (0.01, 1, 20, 1000, 50_000, 10**6, 10**9, 10**14)] == [
         "0.01", "1", "20", "1k", "50k", "1M", "1G", "100T",
     ]  # fmt: skip

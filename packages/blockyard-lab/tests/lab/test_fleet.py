@@ -25,7 +25,7 @@ from blockyard_lab.fleet import (
 )
 from blockyard_lab.fleet.bounds import AssignmentSearch, endless_pool
 from blockyard_lab.fleet.compare import parse_routers
-from blockyard_lab.fleet.made import LOADS
+from blockyard_lab.fleet.generated_loads import LOADS
 from blockyard_lab.fleet.replica import Pool
 from blockyard_lab.replay import ReplayOptions, replay
 from blockyard_lab.traces import make_trace
@@ -78,7 +78,7 @@ def test_no_router_computes_less_than_one_endless_cache(name: str) -> None:
             assert found.num_computed >= endless_pool(load)
 
 
-def test_one_endless_replica_that_is_never_in_a_hurry_is_the_bound() -> None:
+def test_one_unlimited_unhurried_replica_computes_the_bound() -> None:
     draw = random.Random(run_seed())
     for _ in range(draws(9, 3)):
         load = drawn_load(draw, 40)
@@ -103,7 +103,7 @@ def test_one_replica_hits_what_the_manager_hits(kind: str) -> None:
     assert abs(simulated - real.num_hit_tokens) <= 0.02 * real.num_prompt_tokens
 
 
-def test_a_pool_evicts_what_was_used_longest_ago_the_end_first() -> None:
+def test_pool_evicts_least_recent_prompts_from_their_ends() -> None:
     pool = Pool(4)
     for ids in ([1, 2], [3, 4], [1, 2], [5]):
         pool.hold(ids)
@@ -117,7 +117,7 @@ def test_a_pool_evicts_what_was_used_longest_ago_the_end_first() -> None:
     assert (pool.fits([6]), pool.fits([6, 7]), pool.fits([1, 6])) == (True, False, True)
 
 
-def test_a_killed_replicas_requests_are_answered_elsewhere_and_go_on_where_they_were() -> None:
+def test_requests_of_a_killed_replica_continue_elsewhere() -> None:
     load = Load("two", SIZE, [Job(0.0, -1, "", 41, 100, list(range(35))), Job(5.0, 0, "", 5, 2, [0])])
     slow = Speed(step=0.01, prompt_token=1e-3, decode=0.0, context_token=0.0)
     run = FleetRun(load, make_cost("round-robin"), 2, 100, slow, [Change(0.5, killed=1)])
@@ -137,7 +137,7 @@ def test_without_replicas_requests_are_counted() -> None:
     assert found.first_tokens == []
 
 
-def test_a_search_finds_the_assignment_that_shares() -> None:
+def test_search_finds_the_sharing_assignment() -> None:
     """Two kinds of conversations on two replicas: mixed at the start, and apart at the end."""
     jobs = [
         Job(
@@ -156,7 +156,7 @@ def test_a_search_finds_the_assignment_that_shares() -> None:
 
 
 @pytest.mark.parametrize("name", LOADS)
-def test_a_made_load_is_the_same_from_the_same_seed(name: str) -> None:
+def test_generated_loads_are_determined_by_their_seed(name: str) -> None:
     made = LOADS[name]
     first, again, other = made.make(3), made.make(3), made.make(4)
     assert first == again
@@ -172,7 +172,7 @@ def test_a_made_load_is_the_same_from_the_same_seed(name: str) -> None:
         known[job.session] = set(job.ids)
 
 
-def test_ours_keeps_its_promise_on_the_loads_that_it_was_made_on() -> None:
+def test_robust_stays_close_to_the_bound_on_its_own_loads() -> None:
     """As docs/fleet.md says; five seeds that it was not made on are in the table there."""
     for name in "ABC":
         made = LOADS[name]
@@ -185,7 +185,7 @@ def test_ours_keeps_its_promise_on_the_loads_that_it_was_made_on() -> None:
         assert ours.balance <= 1.2, name
 
 
-def test_a_trace_is_cut_and_quickened() -> None:
+def test_trace_can_be_cut_and_sped_up() -> None:
     trace = make_trace("chat", requests=20, seed=1)
     whole, part = load_of_trace(trace), load_of_trace(trace, 5, 10, 2.0)
     assert len(whole.jobs) == 20
@@ -202,8 +202,8 @@ def test_a_trace_without_contents_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "best", "robust,robust", "robust,,dynamo"])
-def test_routers_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"routing has .*; it takes all, or some of robust"):
+def test_unknown_routers_are_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"routing has .*; it must be all, or some of robust"):
         parse_routers(text)
 
 
@@ -223,11 +223,11 @@ def test_the_command_prints_a_line_for_each_router_and_the_bound(capsys: pytest.
     assert lines[0] == "B: 144 requests in 1 runs, 3 replicas of 700 blocks of 16 tokens"
     assert [line.split()[0] for line in lines[3 : 3 + len(COSTS)]] == list(COSTS)
     assert "no router computes less" in out
-    assert "A search that knows the future" in out
+    assert "a search that knows the future" in out
     assert "retried" not in out
 
 
-def test_the_command_as_json_over_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fleet_prints_json_for_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
     trace = ("chat:requests=60,seed=3", "--runs", "2", "--routing", "robust,dynamo", "--replicas", "2")
     status, out, _ = run(capsys, *trace, "--kill", "5:1", "--add", "6:1", "--speedup", "4", "--json")
     found = json.loads(out)
@@ -243,25 +243,28 @@ def test_the_command_as_json_over_a_trace(capsys: pytest.CaptureFixture[str]) ->
     ("arguments", "message"),
     [
         (["A", "--routing", "best"], "routing has 'best'"),
-        (["G"], "load is 'G'; it must be one of A, B, C, D, E, F, or a trace"),
+        (["G"], "LOAD is 'G'; it must be one of A, B, C, D, E, F, or a trace"),
         (["A", "--runs", "0"], "--runs is 0"),
         (["A", "--replicas", "0"], "--replicas is 0"),
         (["A", "--blocks", "0"], "--blocks is 0"),
-        (["A", "--kill", "5"], "'5' is no time and number"),
-        (["A", "--add", "nan:1"], "'nan:1' is no time and number"),
-        (["A", "--drain", "1:0"], "'1:0' is no time and number"),
-        (["chat:requests=3", "--runs", "4"], "--runs is 4; chat:requests=3,seed=0 has 3 requests"),
+        (["A", "--kill", "5"], "'5' is not a time and a number"),
+        (["A", "--add", "nan:1"], "'nan:1' is not a time and a number"),
+        (["A", "--drain", "1:0"], "'1:0' is not a time and a number"),
+        (
+            ["chat:requests=3", "--runs", "4"],
+            "--runs is 4; it must be at most the 3 requests of chat:requests=3,seed=0",
+        ),
         (["chat:requests=3", "--speedup", "0"], "--speedup is 0"),
         (["nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
-def test_bad_options_are_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+def test_invalid_options_are_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")
     assert message in err
 
 
-def test_hits_of_a_listed_trace() -> None:
+def test_tier_hits_match_a_trace_counted_by_hand() -> None:
     """Two equal prompts of two blocks: the second hits all but the block of its last token."""
     from blockyard_lab import TraceRequest
 

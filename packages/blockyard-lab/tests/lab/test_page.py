@@ -15,10 +15,10 @@ import pytest
 
 from blockyard.errors import InvalidArgument
 from blockyard_lab import output_file
-from blockyard_lab.curve import HitCurves, put_together
-from blockyard_lab.curve.page import write_page
+from blockyard_lab.curve import HitCurves, combine_curves
+from blockyard_lab.curve.captions import knee_of
+from blockyard_lab.curve.curve_page import write_page
 from blockyard_lab.curve.side_by_side import COLORS
-from blockyard_lab.curve.words import knee_of
 from blockyard_lab.printing import printable
 
 from ..support.lab_page import Page
@@ -50,7 +50,7 @@ def test_every_number_is_in_the_data_and_in_the_table(what: str, tmp_path: Path)
         assert row == [f"{size:,}", f"{size * 16:,}", *rates]
 
 
-def test_the_words(tmp_path: Path) -> None:
+def test_page_has_all_captions(tmp_path: Path) -> None:
     page = written(plain_curves(), tmp_path)
     assert page.texts["title"] == page.texts["h1"] == ["Block hit rate of made"]
     said = " ".join(page.texts["p"] + page.texts["strong"])
@@ -68,8 +68,8 @@ def test_the_words(tmp_path: Path) -> None:
     assert page.data["infinite"] == [{"rate": 0.4375, "words": "infinite cache: 43.8 %"}]
 
 
-def test_two_traces_on_one_page(tmp_path: Path) -> None:
-    page = written(put_together(two_traces()), tmp_path)
+def test_two_traces_share_a_page(tmp_path: Path) -> None:
+    page = written(combine_curves(two_traces()), tmp_path)
     assert page.texts["title"] == ["Block hit rate of 2 traces"]
     assert [policy["name"] for policy in page.data["policies"]] == ["lru A", "optimum A", "lru B", "optimum B"]
     assert [policy["is_optimum"] for policy in page.data["policies"]] == [False, True, False, True]
@@ -81,8 +81,8 @@ def test_two_traces_on_one_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
-def test_two_traces_in_a_browser(tmp_path: Path) -> None:
-    start = seen_in_browser(put_together(two_traces()), tmp_path)["start"]
+def test_two_traces_are_shown_in_a_browser(tmp_path: Path) -> None:
+    start = seen_in_browser(combine_curves(two_traces()), tmp_path)["start"]
     assert len(start["lines"]) == 4
     assert {"knee of lru A: 20 blocks, 12.5 %", "knee of lru B: 20 blocks, 25.0 %"} <= set(start["words"])
     assert {"infinite cache A: 45.0 %", "infinite cache B: 90.0 %"} <= set(start["words"])
@@ -144,7 +144,7 @@ def test_every_policys_line_is_seen(tmp_path: Path) -> None:
     assert all(color.startswith("rgb(") for color in start["colors"]), start["colors"]
 
 
-def test_errors_of_a_sample_are_told(tmp_path: Path) -> None:
+def test_errors_of_a_sample_are_in_the_data(tmp_path: Path) -> None:
     page = written(sampled_curves(), tmp_path)
     assert [policy["error"] for policy in page.data["policies"]] == [[0.005, 0.01], None]
     assert "Sampled: 1 block in 16." in " ".join(page.texts["p"])
@@ -153,7 +153,7 @@ def test_errors_of_a_sample_are_told(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- a page of its own
 
 
-def test_names_stay_names(tmp_path: Path) -> None:
+def test_hostile_names_are_escaped(tmp_path: Path) -> None:
     """The tags of the page are the same whatever the names are."""
     hostile = written(AWKWARD["hostile names"], tmp_path, bytes_per_block=1, model=HOSTILE)
     plain = written(
@@ -198,7 +198,7 @@ def test_two_writes_are_equal_and_leave_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["curves.htm", "curves", "missing/a.html", "folder.html", "n" * 300 + ".html", "\0.html"]
 )
-def test_a_path_that_cannot_be_is_named(name: str, tmp_path: Path) -> None:
+def test_unwritable_path_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder.html").mkdir()
     with pytest.raises(InvalidArgument, match="path is ") as caught:
         write_page(plain_curves(), tmp_path / name)
@@ -280,7 +280,7 @@ def seen_in_browser(
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
-def test_the_crosshair_the_axis_and_the_names(tmp_path: Path) -> None:
+def test_crosshair_axis_and_names_work(tmp_path: Path) -> None:
     seen = seen_in_browser(plain_curves(), tmp_path, bytes_per_block=2**29)
     start = seen["start"]
     assert start["place"] == ["300 blocks", "4,800 tokens · 150 GiB"], "at the knee"
@@ -303,7 +303,7 @@ def test_the_crosshair_the_axis_and_the_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
-def test_the_view_of_points_above_lru(tmp_path: Path) -> None:
+def test_page_shows_points_above_lru(tmp_path: Path) -> None:
     seen = seen_in_browser(plain_curves(), tmp_path)
     lines = [[float(point.split(",")[1]) for point in line.split()] for line in seen["above lru"]["lines"]]
     assert len(lines) == 3, "without the optimum"

@@ -13,7 +13,7 @@ from blockyard import InvalidArgument
 from blockyard.sizing import KVCacheSpec, known_model, model_config, model_names
 from blockyard_lab import Skips, TraceError, TraceRequest, read_references
 from blockyard_lab.planning import CapacityPlan, plan_capacity
-from blockyard_lab.planning.memory import cached_tokens
+from blockyard_lab.planning.gpu_memory import cached_tokens
 from blockyard_lab.survey import TraceSurvey, survey
 from blockyard_lab.traces import open_trace
 
@@ -72,7 +72,7 @@ def test_utilization_is_of_the_whole_gpu() -> None:
     assert plan(gpu_memory_utilization=0.9).num_blocks == BLOCKS_A_GIB
 
 
-def test_llama_on_eighty_gib() -> None:
+def test_llama_on_eighty_gib_matches_the_calculation() -> None:
     # 80 * 0.9 - 16,060,522,496 / 2**30 - 2 = 55.0424 GiB of 2 MiB each: 28,181 blocks; 28,180 / 500 = 56.
     weights = known_model("llama-3.1-8b").num_parameters * 2 / 2**30
     found = plan_of("llama-3.1-8b", gpu_memory_gib=80, gpu_memory_utilization=0.9, weights_gib=weights, lengths=[8000])
@@ -119,7 +119,7 @@ def test_states_are_set_aside_for_every_request() -> None:
     assert says(found, "At most 64 requests", "a state of 15.31 MiB", "upper bound")
 
 
-def test_cached_tokens_of_blocks_of_several_sizes() -> None:
+def test_cached_tokens_respect_every_groups_block_size() -> None:
     assert cached_tokens(SMALL, 10) == 160
     # Gemma 3 1B: 7 groups, each with a 16th of a block for a token: 70 blocks are 160 tokens.
     assert cached_tokens(KVCacheSpec.from_config(known_model("gemma-3-1b").config), 70) == 160
@@ -128,7 +128,7 @@ def test_cached_tokens_of_blocks_of_several_sizes() -> None:
 # ---------------------------------------------------------------- what does not fit
 
 
-def test_the_smallest_tensor_parallel_that_fits() -> None:
+def test_smallest_tensor_parallel_that_fits_is_found() -> None:
     # 10 - 30 / n - 2 is above nothing from n = 4 on.
     found = plan_of("llama-3.1-8b", weights_gib=30)
     assert not found.fits
@@ -165,7 +165,7 @@ def of_blocks(num_blocks: int, **options: Any) -> dict[str, Any]:
     }
 
 
-def test_hits_in_what_running_requests_leave() -> None:
+def test_hits_are_those_of_what_running_requests_leave() -> None:
     found = with_trace(CYCLE, **of_blocks(10, running=2))
     # 40 tokens take 3 blocks; 1.2 * 2 * 3 rounds up to 8; 10 - 1 - 8 = 1 is left, 4 in the whole pool would do.
     assert found.cache_budget is not None
@@ -213,7 +213,7 @@ def test_running_requests_follow_from_arrivals() -> None:
     assert with_trace(CYCLE, seconds_per_token=0.6, max_num_seqs=3).running == 3
 
 
-def test_requests_that_arrive_at_once_say_nothing_of_concurrency() -> None:
+def test_simultaneous_arrivals_give_no_running_requests() -> None:
     found = with_trace(Requests((0.0, 32, 8, [1, 2]), (0.0, 32, 8, [1, 2])))
     assert (found.running, found.cache_budget, found.hits) == (None, None, None)
 
@@ -244,7 +244,7 @@ def test_other_policies_run_the_trace_too() -> None:
     assert 0.0 <= rates["arc"] <= rates["optimum"]
 
 
-def test_a_sampled_trace_says_so() -> None:
+def test_sampled_hit_rates_have_errors() -> None:
     trace = open_trace("chat:requests=400,seed=1")
     whole, sample = read_references(trace), read_references(trace, halvings=2)
     rates = [
@@ -261,7 +261,7 @@ def test_a_sampled_trace_says_so() -> None:
 # ---------------------------------------------------------------- lengths of a trace
 
 
-def test_lengths_of_a_trace() -> None:
+def test_trace_adds_its_mean_and_p99_lengths() -> None:
     trace = Requests(*((float(i), 9 + i, 0, [1]) for i in range(100)))
     # Lengths 10 to 109, an output of 0 counted as one token; the 99th percentile, rounded up, is the 100th of them.
     found = survey(trace)
@@ -307,7 +307,7 @@ def test_a_known_model_is_a_copy() -> None:
     assert known_model("llama-3.1-8b").config["hidden_size"] == 4096
 
 
-def test_an_unknown_name_shows_what_looks_like_it() -> None:
+def test_unknown_model_error_suggests_similar_names() -> None:
     with pytest.raises(InvalidArgument, match=r"model is 'llama3.1-8b'; .*similar names: llama-3.1-8b"):
         known_model("llama3.1-8b")
     with pytest.raises(InvalidArgument, match=r"known names: bamba-9b, "):
@@ -344,7 +344,7 @@ def test_an_unknown_name_shows_what_looks_like_it() -> None:
         ({"policy": "best"}, "'best'; it must be one of"),
     ],
 )
-def test_bad_values_are_named(options: dict[str, Any], message: str) -> None:
+def test_invalid_values_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         plan(**options)
 

@@ -61,7 +61,7 @@ def test_an_id_that_is_no_token_is_refused() -> None:
 # ---------------------------------------------------------------- one after another
 
 
-def test_what_is_counted() -> None:
+def test_result_counts_match_a_small_trace() -> None:
     """Prompts of a token less than three blocks: the second repeats the first, the third only its first block."""
     trace = ListedTrace(
         [TraceRequest(0.0, 47, 2, np.array(ids, np.int64)) for ids in ([1, 2, 3], [1, 2, 3], [1, 9, 10])]
@@ -78,7 +78,7 @@ def test_what_is_counted() -> None:
     assert found.seconds == 0.0
 
 
-def test_an_evicted_prefix_is_told_from_one_never_seen() -> None:
+def test_evicted_and_never_seen_prefixes_are_distinguished() -> None:
     trace = named([[1, 2, 3], [4, 5, 6], [1, 2, 3]])
     found = run_replay(trace, quick(6))
     assert found.num_hit_tokens == 16  # of 1, 2, 3 the suffix went first
@@ -98,7 +98,7 @@ def test_causes_and_hits_add_up() -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16, 32, 64])
-def test_with_room_for_all_a_prompt_hits_what_came_before(block_size: int) -> None:
+def test_unlimited_pool_hits_every_earlier_prefix(block_size: int) -> None:
     requests = prefix_trace(5, 40)
     found = run_replay(named(requests, size=32), quick(50_000, block_size=block_size))
     known: set[int] = set()
@@ -112,7 +112,7 @@ def test_with_room_for_all_a_prompt_hits_what_came_before(block_size: int) -> No
     assert found.misses.evicted == 0
 
 
-def test_tokens_of_a_trace_are_taken_as_they_are() -> None:
+def test_token_ids_are_used_unchanged() -> None:
     tokens = np.arange(40, dtype=np.int32)
     requests = [TraceRequest(0.0, 40, 1, None, tokens), TraceRequest(1.0, 40, 1, None, tokens)]
     found = run_replay(ListedTrace(requests, 0), quick(100))
@@ -121,11 +121,11 @@ def test_tokens_of_a_trace_are_taken_as_they_are() -> None:
     assert found.misses.never_seen == 32
 
 
-def test_without_causes() -> None:
+def test_causes_can_be_turned_off() -> None:
     assert run_replay(named([[1]]), quick(10, find_causes=False)).misses is None
 
 
-def test_a_request_that_never_fits_is_left_out_and_counted() -> None:
+def test_request_that_never_fits_is_counted() -> None:
     trace = named([[1], [1, 2, 3, 4, 5], [1]])
     found = run_replay(trace, quick(5))
     assert (found.num_requests, found.num_refused) == (2, 1)
@@ -167,7 +167,7 @@ def test_every_policy_replays(policy: str) -> None:
         ("strict", "no"),
     ],
 )
-def test_bad_options(field: str, value: object) -> None:
+def test_invalid_options_are_refused(field: str, value: object) -> None:
     with pytest.raises(InvalidArgument, match=r"policies|" + field):
         replace(quick(10), **{field: value})
 
@@ -206,7 +206,7 @@ def test_requests_run_together_and_idle_time_passes() -> None:
     assert (simulated.num_steps, simulated.duration) == (2, 101.0)
 
 
-def test_the_price_of_a_step() -> None:
+def test_step_time_adds_up() -> None:
     service = ServiceModel(1.0, 0.5, 0.25, 0.125)
     assert service.step_seconds(10, 4, 100) == 1.0 + 5.0 + 1.0 + 12.5
     _, simulated = timed(named([[1]], output=2), 10, service)
@@ -233,7 +233,7 @@ def test_short_of_blocks_the_youngest_is_preempted_and_computes_again() -> None:
     assert plenty.num_preemptions == plenty.num_recomputed_tokens == 0
 
 
-def test_a_full_house_makes_others_wait() -> None:
+def test_requests_wait_while_the_batch_is_full() -> None:
     trace = named([[1], [2], [3]], output=3, every=0.0)
     found, simulated = timed(trace, 50, max_num_seqs=1)
     assert found.peak_running == 1
@@ -247,7 +247,7 @@ def test_requests_of_one_moment_share_what_is_being_computed() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_request_ends_whatever_the_squeeze(seed: int) -> None:
+def test_every_request_ends_under_memory_pressure(seed: int) -> None:
     rng = np.random.default_rng(seed)
     trace = ListedTrace(
         [
@@ -266,7 +266,7 @@ def test_every_request_ends_whatever_the_squeeze(seed: int) -> None:
     )
 
 
-def test_lengths_alone_can_be_replayed() -> None:
+def test_trace_of_lengths_can_be_replayed() -> None:
     found, _ = timed(lengths([(100, 20), (50, 10)] * 10), 40)
     assert found.num_hit_tokens == 0
     assert found.num_requests == 20
@@ -282,7 +282,7 @@ def test_lengths_alone_can_be_replayed() -> None:
         ("speedup", float("inf")),
     ],
 )
-def test_bad_service(field: str, value: object) -> None:
+def test_invalid_service_models_are_refused(field: str, value: object) -> None:
     with pytest.raises(InvalidArgument, match=field):
         replace(SECOND_A_STEP, **{field: value})
 

@@ -30,7 +30,7 @@ def compared(
     return compare_reservations(lengths(pairs), num_blocks, block_size=block_size, max_model_len=max_model_len)
 
 
-def test_by_hand() -> None:
+def test_reservations_match_a_trace_counted_by_hand() -> None:
     """Eight requests of 6 tokens, 5 of them a prompt, in 32 slots: 8 or 16 for each, or two blocks of 4."""
     longest, power, paged = compared([(5, 1)] * 8, 8, max_model_len=16)
     assert [found.scheme for found in (longest, power, paged)] == ["longest", "power of two", "paged"]
@@ -48,11 +48,11 @@ def test_a_paged_request_holds_no_more_than_it_has_filled() -> None:
     assert 1 < paged.mean_running < 3
 
 
-def test_everything_fits() -> None:
+def test_large_memory_holds_all_requests_at_once() -> None:
     assert [found.mean_running for found in compared([(5, 1)] * 3, 100, max_model_len=16)] == [3, 3, 3]
 
 
-def test_what_no_memory_of_the_size_holds_is_left_out() -> None:
+def test_requests_larger_than_memory_are_refused() -> None:
     longest, power, paged = compared([(5, 1), (20, 4), (9, 4)], 5, max_model_len=13)
     assert (longest.num_requests, longest.num_refused) == (2, 1)
     assert (power.num_requests, power.num_refused) == (2, 1)
@@ -61,12 +61,12 @@ def test_what_no_memory_of_the_size_holds_is_left_out() -> None:
     assert compared([(5, 1)], 2, max_model_len=16)[0].num_refused == 1  # 16 slots are more than there are
 
 
-def test_powers_of_two() -> None:
+def test_next_power_of_two_is_exact() -> None:
     found = next_power_of_two(np.array([1, 2, 3, 4, 5, 1023, 1024, 1025, 2**27], np.int64))
     assert found.tolist() == [1, 2, 4, 4, 8, 1024, 1024, 2048, 2**27]
 
 
-def test_shipped_trace_has_hits() -> None:
+def test_paging_runs_more_requests_of_the_shipped_trace() -> None:
     """What reserving a model's 8,192 tokens wastes is the 60 to 80 % of the PagedAttention paper."""
     longest, power, paged = compare_reservations(open_trace("small"), 8192, max_model_len=8192)
     assert [round(found.wasted_share, 3) for found in (longest, power, paged)] == [0.764, 0.308, 0.004]
@@ -92,7 +92,7 @@ def test_the_manager_runs_as_many_at_once() -> None:
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_against_one_step_at_a_time(number: int) -> None:
+def test_result_equals_a_step_by_step_simulation(number: int) -> None:
     draw = random.Random(f"{run_seed()} {number}")
     pairs = [(draw.randint(1, 20), draw.randint(0, 12)) for _ in range(draw.randint(1, 40))]
     num_blocks, block_size, longest = draw.randint(2, 30), draw.choice([1, 2, 4, 16]), draw.randint(8, 40)
@@ -139,7 +139,7 @@ def stepped(
         ({"max_model_len": 16, "block_size": 0}, "block_size is 0"),
     ],
 )
-def test_bad_arguments(others: dict[str, int], words: str) -> None:
+def test_invalid_arguments_are_refused(others: dict[str, int], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         compare_reservations(ListedTrace([]), 8, **others)
     with pytest.raises(InvalidArgument, match="num_blocks is 1"):

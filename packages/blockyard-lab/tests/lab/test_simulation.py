@@ -49,7 +49,7 @@ def stack_hits(requests: Requests) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_lru_and_lfu_are_what_they_say(seed: int) -> None:
+def test_lru_and_lfu_match_slow_references(seed: int) -> None:
     requests = prefix_trace(seed, 60)
     for capacity in CAPACITIES:
         assert policy_hits(requests, "lru", capacity) == lab_reference.lru(requests, capacity)
@@ -78,7 +78,7 @@ def test_ids_need_not_have_one_parent(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_belady_is_what_it_says(seed: int) -> None:
+def test_belady_matches_a_slow_reference(seed: int) -> None:
     requests = prefix_trace(seed, 60)
     for capacity in CAPACITIES:
         assert optimum_hits(requests, capacity) == lab_reference.belady(requests, capacity)
@@ -100,7 +100,7 @@ def test_no_policy_passes_the_optimum(policy: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_room_for_all_hits_all_that_came_before(policy: str) -> None:
+def test_unlimited_cache_hits_everything_seen_before(policy: str) -> None:
     requests = prefix_trace(1, 200)
     seen: set[int] = set()
     before = 0
@@ -125,7 +125,7 @@ def seen_in(requests: Requests, max_slots: int) -> tuple[list[int], SeenContents
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_was_seen_is_exact_while_it_fits(seed: int) -> None:
+def test_seen_contents_are_exact_while_they_fit(seed: int) -> None:
     requests = prefix_trace(seed, 3000, branches=6, longest=9)
     known: set[int] = set()
     expected = []
@@ -138,7 +138,7 @@ def test_what_was_seen_is_exact_while_it_fits(seed: int) -> None:
     assert seen.halvings == 0
 
 
-def test_what_was_seen_is_estimated_when_it_does_not_fit() -> None:
+def test_seen_contents_are_estimated_when_they_do_not_fit() -> None:
     rng = np.random.default_rng(3)
     requests = [rng.integers(0, 40_000, 50).tolist() for _ in range(2000)]
     _, all_of_it = seen_in(requests, 2**18)

@@ -136,7 +136,7 @@ def hits_by_place(folder: Path, generator: str) -> npt.NDArray[np.int64]:
     return seen
 
 
-def test_time_and_wear_of_a_generated_trace() -> None:
+def test_times_and_writes_follow_from_the_tier_model() -> None:
     """A fast tier brings tokens sooner than computing, a slow one is left alone, and wear is by the trace's time."""
     trace = open_trace("chat:requests=300,seed=1")
     options = {"bytes_per_token": 1000, "seconds_per_token": 1e-4}
@@ -156,6 +156,6 @@ def test_time_and_wear_of_a_generated_trace() -> None:
     ("fields", "said"),
     [({"num_bytes": 0}, "num_bytes is 0"), ({"num_bytes": 1, "bytes_per_second": 0.0}, "bytes_per_second is 0.0")],
 )
-def test_bad_models(fields: dict[str, float], said: str) -> None:
+def test_invalid_tier_models_are_refused(fields: dict[str, float], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         TierModel(**fields)  # type: ignore[arg-type]

@@ -13,8 +13,8 @@ import pytest
 
 from blockyard import InvalidArgument
 from blockyard_lab.replay import ReplayOptions, ReplayResult, ServiceModel, replay
-from blockyard_lab.replay.page import write_run_page
 from blockyard_lab.replay.timeline import MAX_SPANS, SUMS, TimelineRecorder
+from blockyard_lab.replay.timeline_page import write_run_page
 from blockyard_lab.traces import open_trace
 from blockyard_testing.seeds import run_seed
 
@@ -84,17 +84,17 @@ def test_the_timeline_adds_up_to_the_result(found: ReplayResult) -> None:
     assert timeline.running[-1] == timeline.waiting[-1] == 0
 
 
-def test_notes_change_nothing(found: ReplayResult) -> None:
+def test_recording_a_timeline_changes_no_result(found: ReplayResult) -> None:
     plain = busy(keep_timeline=False)
     assert plain.timeline is None
     for name in ("num_hit_tokens", "num_preemptions", "misses", "simulated", "num_evicted_blocks"):
         assert getattr(plain, name) == getattr(found, name)
 
 
-def test_only_a_replay_by_timestamps_has_times(found: ReplayResult, tmp_path: Path) -> None:
+def test_timeline_needs_a_timed_replay(found: ReplayResult, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="keep_timeline is True and service is None"):
         ReplayOptions(100, keep_timeline=True)
-    with pytest.raises(InvalidArgument, match="without a timeline"):
+    with pytest.raises(InvalidArgument, match="without timeline"):
         write_run_page("small", [found, busy(keep_timeline=False)], tmp_path / "run.html")
     with pytest.raises(InvalidArgument, match="results is empty"):
         write_run_page("small", [], tmp_path / "run.html")
@@ -117,7 +117,7 @@ def test_a_cpu_pool_turns_evictions_into_hits(found: ReplayResult) -> None:
     assert moved == with_cpu.num_saved_blocks + with_cpu.num_fetched_blocks
 
 
-def test_moves_take_time() -> None:
+def test_moved_blocks_take_time() -> None:
     fast = busy(num_cpu_blocks=4000, service=ServiceModel(seconds_per_moved_block=0))
     slow = busy(num_cpu_blocks=4000, service=ServiceModel(seconds_per_moved_block=0.01))
     assert fast.simulated is not None
@@ -125,7 +125,7 @@ def test_moves_take_time() -> None:
     assert slow.simulated.duration > fast.simulated.duration + 0.005 * slow.num_saved_blocks
 
 
-def test_a_cpu_pool_without_timestamps() -> None:
+def test_cpu_pool_works_without_timestamps() -> None:
     """Evicted blocks come back, and what is fetched is what hit beyond the pool's own hits."""
     trace = open_trace("small")
     plain, with_cpu = (
@@ -156,7 +156,7 @@ def test_every_number_is_in_the_page(found: ReplayResult, tmp_path: Path) -> Non
     assert f"{found.num_preemptions} preemptions" in " ".join(page.texts["p"])
 
 
-def test_names_stay_names(found: ReplayResult, tmp_path: Path) -> None:
+def test_hostile_names_are_escaped(found: ReplayResult, tmp_path: Path) -> None:
     tags = []
     for name in (HOSTILE, "plain"):
         write_run_page(name, [found], tmp_path / "run.html")
@@ -189,7 +189,7 @@ DRIVER = """<script>{
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 @pytest.mark.parametrize("window", ["1900,1000", "500,800"])
-def test_the_page_in_a_browser(found: ReplayResult, window: str, tmp_path: Path) -> None:
+def test_page_works_in_a_browser(found: ReplayResult, window: str, tmp_path: Path) -> None:
     path = tmp_path / "run.html"
     second = busy(2000, num_cpu_blocks=4000)
     write_run_page("small", [found, second], path)

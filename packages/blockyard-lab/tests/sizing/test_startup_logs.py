@@ -165,7 +165,7 @@ def error(log: StartupLog) -> float:
     return 100 * (planned_gib(log) / log.kv_gib - 1)
 
 
-def test_errors_on_logs_that_had_no_part_in_the_constants() -> None:
+def test_held_out_logs_are_predicted() -> None:
     errors = [abs(error(log)) for log in LOGS if not log.is_fitted]
     assert statistics.median(errors) <= 3
     assert max(errors) <= 10

@@ -1,7 +1,7 @@
 """Blockyard in SGLang: `--radix-cache-backend blockyard`.
 
-SGLang finds `register` by its plug-in group `sglang.srt.plugins` when both are installed in one environment, and
-imports the rest when a server asks for it. Needs SGLang, which `blockyard` itself does not import. See docs/sglang.md.
+SGLang finds `register` through its plug-in group `sglang.srt.plugins` if both are installed in one environment, and
+imports the rest when a server needs it. Importing this package does not import SGLang. See docs/sglang.md.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from blockyard.signatures import engine_imports
 #: The backend's name in `--radix-cache-backend`.
 BACKEND = "blockyard"
 
-#: What `--radix-eviction-policy` may say besides SGLang's own "lru" and "lfu".
+#: Values of `--radix-eviction-policy` besides SGLang's own "lru" and "lfu".
 POLICIES = ("fifo", "s3fifo", "arc", "score", "density")
 
 
 def register() -> None:
-    """Register the backend and our eviction policies with SGLang. A second call changes nothing.
+    """Register the backend and Blockyard's eviction policies with SGLang. A second call changes nothing.
 
-    SGLang calls it at every start; only a cache that is made needs a known version. Raises `MissingExtra` if SGLang is
-    not installed, or is a version without these names.
+    SGLang calls this at every start. The version is checked only when a cache is created.
+
+    Raises:
+        MissingExtra: if SGLang is not installed, or lacks these names.
     """
     with engine_imports(SGLANG, __name__, any_version=True):
         from sglang.srt.arg_groups.choices import RADIX_EVICTION_POLICY_CHOICES, add_radix_eviction_policy_choices
@@ -34,10 +36,15 @@ def register() -> None:
 
 
 def make_cache(context: Any) -> Any:
-    """SGLang's factory: the cache for a server that has been configured. context: its `TreeCacheBuildContext`.
+    """Create the cache for a configured server; SGLang's factory.
 
-    Raises `MissingExtra` for another version of SGLang, RuntimeError if methods differ from those that the adapter was
-    written for, and `InvalidArgument` for a model or option that is not supported.
+    Args:
+        context: SGLang's `TreeCacheBuildContext`.
+
+    Raises:
+        MissingExtra: for an unsupported version of SGLang.
+        RuntimeError: if methods of a supported version differ.
+        InvalidArgument: for an unsupported model or option.
     """
     from .cache import BlockPoolCache
     from .contract import require_known_sglang, require_supported

@@ -1,10 +1,10 @@
-"""SGLang's prefix cache on a `BlockPool`: its scheduler, its allocator and its kernels stay as they are.
+"""SGLang's prefix cache on a `BlockPool`. Its scheduler, allocator and kernels stay unchanged.
 
-A page of SGLang's is a block of the same number: its slot 0 is a padding, as block 0 of a pool is the null block. Its
-allocator hands out pages and takes them back; the pool has those that were cached, and says which to use again. Blocks
-are compared by their tokens, extra key and salt. Equal pages are merged, as in SGLang's own cache: the request's are
-freed, and its row points at those that are cached. A match is a `Node`, which SGLang's scheduler can lock, where
-its own cache gives a node of a tree.
+A page of SGLang is a block with the same number; slot 0 is padding there, and block 0 of a pool is the null block. The
+allocator hands out pages and takes them back, while the pool holds the cached ones and chooses which to evict. Blocks
+are compared by tokens, extra key and salt. As in SGLang's own cache, equal pages are merged: the request's own pages
+are freed, and its row points at the cached ones. A match is a `Node` that SGLang's scheduler can lock, like a node of
+its tree.
 """
 
 from __future__ import annotations
@@ -41,11 +41,16 @@ from .order import weight_order
 
 
 class Node:
-    """A cached beginning, and the lease on it while it is locked.
+    """A cached prefix, with a lease while it is locked.
 
-    found: what a lookup found; None for nothing, and for what a request has just cached: this is locked from the
-    beginning and cannot be locked again after it was unlocked. A node of a pool that has been reset belongs to the old
-    pool still.
+    A node belongs to the pool it was made from, even after a reset.
+
+    Args:
+        pool: the pool.
+        found: result of a lookup. None for an empty prefix, and for one that a request has just cached: that one is
+            locked
+            from the start and cannot be locked again after its last unlock.
+        lease: the lease of a locked node.
     """
 
     __slots__ = ("_found", "_has_ended", "_lease", "_locks", "pool")
@@ -59,7 +64,7 @@ class Node:
 
     @property
     def block_ids(self) -> npt.NDArray[np.int32]:
-        """Return its blocks from the beginning, int32 (n,)."""
+        """The prefix's blocks from the start, int32 (n,)."""
         if self._lease is not None:
             return self._lease.block_ids
         return np.zeros(0, np.int32) if self._found is None else self._found.block_ids
@@ -69,24 +74,29 @@ class Node:
 
     @property
     def lease(self) -> BlockLease:
-        """Return its lease. Raises `InvalidArgument` where it is not locked."""
+        """The lease. Raises `InvalidArgument` unless the node is locked."""
         if self._lease is None:
-            raise InvalidArgument("this node is not locked; its lock was released")
+            raise InvalidArgument("this node is not locked; lock it before you unlock it or read its lease")
         return self._lease
 
     def lock(self) -> None:
-        """Hold its blocks once more. The first lock counts as a hit. O(blocks).
+        """Hold the blocks once more. The first lock counts as a hit. O(blocks).
 
-        Raises `StaleBlocks` where one of them has been evicted since.
+        Raises:
+            StaleBlocks: if one of them was evicted since the lookup.
         """
         if self._lease is None:
             if self._has_ended:
-                raise InvalidArgument("this node was unlocked by the request that cached it; match the prefix again")
+                raise InvalidArgument("the request that cached this node has unlocked it; match the prefix again")
             self._lease = self.pool.get_new_blocks(0) if self._found is None else self.pool.hold(self._found)
         self._locks += 1
 
     def unlock(self) -> None:
-        """Give one lock back; the last frees the blocks. Raises `InvalidArgument` where there is none."""
+        """Release one lock; the last one frees the blocks.
+
+        Raises:
+            InvalidArgument: if the node is not locked.
+        """
         lease = self.lease
         self._locks -= 1
         if self._locks == 0:
@@ -94,7 +104,7 @@ class Node:
             self.pool.free_blocks(lease)
 
     def take_lease(self) -> BlockLease:
-        """One lock's hold on the blocks, which is the caller's now, and no lock any more."""
+        """Turn one lock into a lease that the caller owns."""
         lease = self.lease
         self._locks -= 1
         if self._locks > 0:
@@ -112,10 +122,15 @@ Keys = tuple[LoRA | CacheSalt, ...]
 
 
 class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
-    """A `BasePrefixCache` of SGLang 0.5.23 for models without windows and states. params: its `CacheInitParams`.
+    """SGLang 0.5.23's `BasePrefixCache` for models without windows and states.
 
-    `pool` is the pool, in which a block is held exactly while a request has it locked. All sizes are in tokens.
-    Raises `InvalidArgument` for what it does not serve.
+    A block is held in `pool` exactly while a request has it locked. Sizes are in tokens.
+
+    Args:
+        params: SGLang's `CacheInitParams`.
+
+    Raises:
+        InvalidArgument: for unsupported parameters.
     """
 
     def __init__(self, params: Any) -> None:
@@ -132,7 +147,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         self.reset()
 
     def reset(self) -> None:
-        """Forget all, in a new pool. What is locked stays locked in the old one, until it is unlocked."""
+        """Start with a new, empty pool. Locked blocks stay locked in the old one."""
         num_pages = self.token_to_kv_pool_allocator.size // self.page_size
         self.pool = BlockPool(num_pages + 1, self.page_size, eviction_policy=self.eviction_policy)
         self.root_node = Node(self.pool, None)
@@ -140,10 +155,11 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
     # Looking up.
 
     def match_prefix(self, params: Any) -> Any:
-        """Return the cached pages that a key begins with, not held. O(pages).
+        """Return the cached pages that a key starts with, without holding them. O(pages).
 
-        With "lru" they count as just used, as in SGLang, which matches waiting requests again and again; to other
-        policies a match is nothing, and the first lock of it a hit.
+        With "lru" they count as just used, as in SGLang, which matches waiting requests repeatedly. Other policies
+        ignore a
+        match and count the first lock as a hit.
         """
         node = self._find(params.key)
         self._touch(node)
@@ -155,7 +171,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         )
 
     def touch_prefix(self, key: Any) -> None:
-        """With "lru": the pages that a key begins with count as just used."""
+        """With "lru", mark the pages that a key starts with as just used."""
         self._touch(self._find(key))
 
     def path_device_indices(self, node: Node) -> torch.Tensor:
@@ -163,7 +179,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         return self._slots(node.block_ids)
 
     def dfs_weight_order(self, node_handles: Sequence[Node]) -> list[int]:
-        """Return them depth first, the subtree of most requests first."""
+        """Return the nodes' indices depth first, the subtree with most requests first."""
         return weight_order([node.block_ids for node in node_handles])
 
     def _find(self, key: Any) -> Node:
@@ -178,13 +194,21 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
     # Locks.
 
     def inc_lock_ref(self, node: Node) -> Any:
-        """Hold what a node has. Raises `StaleBlocks` where something was evicted since it was matched."""
+        """Lock a node.
+
+        Raises:
+            StaleBlocks: if one of its blocks was evicted since the match.
+        """
         before = self.evictable_size()
         node.lock()
         return IncLockRefResult(delta=self.evictable_size() - before)
 
     def dec_lock_ref(self, node: Node, params: Any = None) -> Any:
-        """Give a lock back. Raises `InvalidArgument` where there is none."""
+        """Unlock a node.
+
+        Raises:
+            InvalidArgument: if it is not locked.
+        """
         before = self.evictable_size()
         node.unlock()
         return DecLockRefResult(delta=self.evictable_size() - before)
@@ -192,22 +216,24 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
     # Caching.
 
     def insert(self, params: Any) -> Any:
-        """Cache the pages of a key. Those of `value` that are cached already stay the caller's (`prefix_len`).
+        """Cache the pages of a key without holding them. Already cached ones stay the caller's (`prefix_len`).
 
-        Nothing of it is held afterwards. Raises `InvalidArgument` for slots that do not lie in pages of the allocator,
-        and for a page that is cached or locked already; nothing has changed then.
+        Raises:
+            InvalidArgument: for slots that are not whole pages, or a page that is already cached or locked. Nothing
+                changes.
         """
         tokens, keys = self._tokens(params.key), _keys(params.key)
         if params.value is None or len(params.value) < len(tokens):
-            raise InvalidArgument(f"value has fewer slots than key has tokens, {len(tokens)}")
+            num_slots = 0 if params.value is None else len(params.value)
+            raise InvalidArgument(f"value has {num_slots} slots; key has {len(tokens)} tokens, and each needs one")
         if len(tokens) == 0:
             return InsertResult(prefix_len=0, last_device_node=Node(self.pool, None))
         found = self.pool.find_cached_blocks(tokens, extra_keys=keys)
         prefix_len = found.num_tokens
-        fresh = self._fresh(params.value[prefix_len : len(tokens)])
+        pages = self._prepare(params.value[prefix_len : len(tokens)])
         lease = self.pool.hold(found)
         try:
-            self._append(lease, fresh, tokens, keys)
+            self._append(lease, pages, tokens, keys)
         finally:
             self.pool.free_blocks(lease)
         node = Node(self.pool, self.pool.find_cached_blocks(tokens, extra_keys=keys))
@@ -216,28 +242,36 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
     def checkpoint(self, req: Any, *, up_to: int) -> None:
         """Cache what a request has computed up to here, and lock all of it for the request. O(pages).
 
-        What another request has cached in the meantime is taken from there: the request's own pages of it are freed.
-        Raises `InvalidArgument` as `insert` does; nothing has changed then.
+        Pages that another request cached in the meantime are used instead of the request's own, which are freed.
+
+        Raises:
+            InvalidArgument: as `insert` does. Nothing changes.
         """
         if req.kv.swa_evict_floor > 0:
-            raise InvalidArgument(f"req {req.rid} has a window that was evicted; blockyard serves no windows")
+            raise InvalidArgument(f"req {req.rid} has an evicted window; blockyard does not support sliding windows")
         tokens = self._whole_pages(req.full_untruncated_fill_ids, up_to)
         held = req.lock.node
         if len(held) * self.page_size < len(tokens):
-            req.lock = self._grown(req, held, tokens, _keys(req))
+            req.lock = self._extend_lock(req, held, tokens, _keys(req))
             req.last_node = req.lock.node
         req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, len(tokens))
 
-    def _grown(self, req: Any, held: Node, tokens: Tokens, keys: Keys) -> Any:
-        """Return the lock of a request that has computed `tokens`, in the place of its lock on `held`."""
+    def _extend_lock(self, req: Any, held: Node, tokens: Tokens, keys: Keys) -> Any:
+        """Return a lock on all of `tokens`, to replace the request's lock on `held`."""
         row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
         first = len(held) * self.page_size
         found = self.pool.find_cached_blocks(tokens, extra_keys=keys)
         merged_len = found.num_tokens
-        fresh = self._fresh(row[max(first, merged_len) : len(tokens)])
-        lease = self._merged(held, found)
+        pages = self._prepare(row[max(first, merged_len) : len(tokens)])
+        if len(found) <= len(held):
+            lease = held.take_lease()
+        elif not np.array_equal(found.block_ids[: len(held)], held.block_ids):
+            raise InvariantError("a request's locked pages are cached twice")
+        else:
+            lease = self.pool.hold(found)
+            held.unlock()
         try:
-            self._append(lease, fresh, tokens, keys)
+            self._append(lease, pages, tokens, keys)
         except BaseException:
             self.pool.free_blocks(lease)
             req.lock = None
@@ -249,35 +283,28 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         req.kv.cache_protected_len = len(tokens)
         return TreeLock(Node(self.pool, None, lease), IncLockRefResult(delta=0).to_dec_params())
 
-    def _merged(self, held: Node, found: FoundBlocks) -> BlockLease:
-        """Return a lease in the place of one lock of `held`, on all that is cached of its request's tokens."""
-        if len(found) <= len(held):
-            return held.take_lease()
-        if not np.array_equal(found.block_ids[: len(held)], held.block_ids):
-            raise InvariantError("a request's locked pages are cached twice")
-        lease = self.pool.hold(found)
-        held.unlock()
-        return lease
-
-    def _fresh(self, slots: torch.Tensor) -> npt.NDArray[np.int64]:
-        """The pages of these slots, which are to be cached. Raises `InvalidArgument` where one is cached or locked."""
-        pages = self._pages(slots)
-        # Adopted and freed, they are the next to be taken, in this order.
+    def _prepare(self, slots: torch.Tensor) -> npt.NDArray[np.int64]:
+        """Return the pages of slots to be cached. Raises `InvalidArgument` if one is cached or locked."""
+        starts = slots[:: self.page_size].to("cpu", torch.int64).numpy()
+        if len(starts) > 0 and (starts % self.page_size).any():
+            raise InvalidArgument(f"slots begin at {starts.tolist()[:3]}; they must be multiples of {self.page_size}")
+        pages = starts // self.page_size
+        # Adopted and freed, these pages are the next ones to be taken, in this order.
         self.pool.free_blocks(self.pool.adopt(pages, may_evict=False))
         return pages
 
     def _append(self, lease: BlockLease, pages: npt.NDArray[np.int64], tokens: Tokens, keys: Keys) -> None:
-        """Let pages that are fresh stand behind a lease, and cache them."""
+        """Append prepared pages to a lease and cache them."""
         first = len(lease)
         start = first * self.page_size
         if self.pool.extend(lease, len(pages)).tolist() != pages.tolist():
-            raise InvariantError("the pool gives other pages than those that the allocator handed out")
+            raise InvariantError("the pool returned other pages than the allocator handed out")
         self.pool.cache_next_blocks(lease, tokens[start:], first, extra_keys=keys if start == 0 else ())
 
     # Eviction.
 
     def evict(self, params: Any) -> Any:
-        """Free pages for `num_tokens` tokens, or all that are not locked, in the order of the policy. O(pages)."""
+        """Free pages for `num_tokens` tokens, or all unlocked ones, in the policy's order. O(pages)."""
         started = time.perf_counter()
         count = min(-(-params.num_tokens // self.page_size), self._num_idle())
         if count <= 0:
@@ -293,65 +320,58 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
     # Sizes.
 
     def evictable_size(self) -> int:
-        """Tokens that are cached and not locked. O(1)."""
+        """Return the cached and unlocked tokens. O(1)."""
         return self._num_idle() * self.page_size
 
     def protected_size(self) -> int:
-        """Tokens that are cached and locked. O(1)."""
+        """Return the cached and locked tokens. O(1)."""
         return self.pool.num_used_blocks * self.page_size
 
     def total_size(self) -> int:
-        """Tokens that are cached. O(1)."""
+        """Return the cached tokens. O(1)."""
         return self.pool.num_cached_blocks * self.page_size
 
     def all_values_flatten(self) -> torch.Tensor:
-        """Return the slots of all cached tokens, in the order of their pages, int64. O(num_pages)."""
+        """Return the slots of all cached tokens in page order, int64. O(num_pages)."""
         return self._slots(np.nonzero(self.pool.cached_mask())[0])
 
     def pretty_print(self) -> None:
-        """Print one line: how many tokens are cached, and how many of them locked."""
+        """Print how many tokens are cached and locked."""
         print(f"blockyard: {self.total_size()} tokens cached, {self.protected_size()} locked")
 
     def sanity_check(self) -> None:
-        """Raise `InvariantError` if anything is wrong, a page that is cached and free included. O(num_pages)."""
+        """Raise `InvariantError` if the cache is inconsistent, or a page is both cached and free. O(num_pages)."""
         self.pool.check()
         free = self.token_to_kv_pool_allocator.get_all_free_pages()
         if free is not None:
             both = np.nonzero(self.pool.cached_mask()[free.cpu().numpy()])[0]
             if len(both) > 0:
-                raise InvariantError(f"page {int(free[int(both[0])])} is cached, and free in the allocator")
+                raise InvariantError(f"page {int(free[int(both[0])])} is both cached and free in the allocator")
 
     # Keys, tokens, pages and slots.
 
     def _tokens(self, key: Any) -> Tokens:
         if key.is_bigram:
-            raise InvalidArgument(f"{key!r} is a key of pairs of tokens; blockyard takes tokens")
+            raise InvalidArgument(f"key is {key!r}, of token pairs; blockyard supports keys of single tokens")
         return self._whole_pages(key.token_ids, len(key))
 
     def _whole_pages(self, token_ids: Any, count: int) -> Tokens:
         """Return the first `count` tokens as far as they fill pages."""
         whole = min(count, len(token_ids)) // self.page_size * self.page_size
-        # A copy: an array that is seen by another cannot grow.
+        # A copy, because an array with a view on it cannot grow.
         return np.array(token_ids[:whole], dtype=np.int64)
 
-    def _pages(self, slots: torch.Tensor) -> npt.NDArray[np.int64]:
-        """Return the pages of whole pages' slots, int64 (n,)."""
-        starts = slots[:: self.page_size].to("cpu", torch.int64).numpy()
-        if len(starts) > 0 and (starts % self.page_size).any():
-            raise InvalidArgument(f"slots begin at {starts.tolist()[:3]}; pages have {self.page_size} slots")
-        return starts // self.page_size
-
     def _slots(self, block_ids: npt.NDArray[Any]) -> torch.Tensor:
-        """Return the slots of every token of blocks, in order, int64, on the device."""
+        """Return the slots of every token of these blocks, int64, on the device."""
         first = block_ids.astype(np.int64) * self.page_size
         return torch.from_numpy((first[:, None] + self._offsets).reshape(-1)).to(self.device)
 
 
-def _keys(asked: Any) -> Keys:
-    """What besides tokens a key or a request must share: SGLang's extra key (a LoRA adapter's id is in it) and salt."""
+def _keys(source: Any) -> Keys:
+    """Return what a key must share besides tokens: SGLang's extra key (which includes the adapter's id) and salt."""
     keys: list[LoRA | CacheSalt] = []
-    if asked.extra_key is not None:
-        keys.append(LoRA(asked.extra_key))
-    if asked.cache_salt:
-        keys.append(CacheSalt(asked.cache_salt))
+    if source.extra_key is not None:
+        keys.append(LoRA(source.extra_key))
+    if source.cache_salt:
+        keys.append(CacheSalt(source.cache_salt))
     return tuple(keys)

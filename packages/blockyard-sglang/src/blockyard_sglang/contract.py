@@ -1,6 +1,6 @@
-"""What the adapter was written for, and what it does not serve: both are refused by name before a server starts.
+"""The versions of SGLang that the adapter supports, and what it refuses before a server starts.
 
-The contract has the arguments of each method of SGLang that is replaced or called (`blockyard.signatures`).
+The contract lists the arguments of each SGLang method that the adapter overrides or calls (`blockyard.signatures`).
 """
 
 from __future__ import annotations
@@ -85,12 +85,17 @@ CONTRACT = {
         "tp_worker, model_config, tp_size, tp_rank, tp_group, full_tokens_per_layer=, is_dsa="
     ),
 }
-#: Options in SGLang's groups that put another cache in the place of this one, or a tier under it.
+#: SGLang's options that replace this cache, or put a tier below it.
 TIERS = ("enable_lmcache", "enable_flexkv", "enable_unified_cache_external_linker", "enable_hierarchical_cache")
 
 
 def require_known_sglang() -> None:
-    """Raise `MissingExtra` for another version of SGLang, RuntimeError if a known one has other methods."""
+    """Check the installed SGLang.
+
+    Raises:
+        MissingExtra: for an unsupported version.
+        RuntimeError: if methods of a supported version differ.
+    """
     import sglang
 
     require_version(SGLANG, "blockyard_sglang")
@@ -103,7 +108,7 @@ def require_known_sglang() -> None:
 
 
 def require_supported(context: Any) -> None:
-    """Raise `InvalidArgument` for a server that the cache cannot serve. context: SGLang's `TreeCacheBuildContext`."""
+    """Raise `InvalidArgument` for an unsupported server, described by SGLang's `TreeCacheBuildContext`."""
     from sglang.srt.runtime_context import get_disagg, get_memory
 
     memory, disaggregation = get_memory(), get_disagg()
@@ -118,13 +123,13 @@ def require_supported(context: Any) -> None:
 
 
 def require_params(params: Any) -> None:
-    """Raise `InvalidArgument` for what this cache cannot be made with. params: SGLang's `CacheInitParams`."""
-    _refuse(params.disable, "--disable-radix-cache: there is nothing to put a pool in the place of")
+    """Raise `InvalidArgument` for unsupported parameters, SGLang's `CacheInitParams`."""
+    _refuse(params.disable, "--disable-radix-cache: it leaves no cache to replace")
     _refuse(params.is_eagle, "speculative decoding with EAGLE, whose keys are pairs of tokens")
     _refuse(params.sliding_window_size is not None, "a model with sliding windows")
-    _refuse(params.enable_kv_cache_events, "--kv-events-config: the cache tells of no events")
+    _refuse(params.enable_kv_cache_events, "--kv-events-config: the cache publishes no events")
     _refuse(params.enable_session_radix_cache, "--enable-session-radix-cache")
-    _refuse(bool(params.eviction_policy_config), "--radix-eviction-policy-config: our policies have no parameters")
+    _refuse(bool(params.eviction_policy_config), "--radix-eviction-policy-config: its policies have no parameters")
     _refuse(params.pp_size > 1, "pipeline parallelism")
     _refuse(params.attn_cp_size > 1, "context parallelism")
     pages = params.token_to_kv_pool_allocator.page_size
@@ -133,7 +138,7 @@ def require_params(params: Any) -> None:
 
 
 def require_policy(name: str) -> None:
-    """Raise `InvalidArgument` for a policy of SGLang's that the pool has not got."""
+    """Raise `InvalidArgument` for a policy that the pool does not have."""
     if name not in POLICIES:
         raise InvalidArgument(
             f"--radix-eviction-policy is {name}; with --radix-cache-backend blockyard it must be one of "
@@ -141,6 +146,6 @@ def require_policy(name: str) -> None:
         )
 
 
-def _refuse(is_asked: bool, what: str) -> None:
-    if is_asked:
-        raise InvalidArgument(f"--radix-cache-backend blockyard does not serve {what}")
+def _refuse(is_present: bool, what: str) -> None:
+    if is_present:
+        raise InvalidArgument(f"--radix-cache-backend blockyard does not support {what}")

@@ -1,4 +1,4 @@
-"""SGLang's order of waiting requests by what they share: depth first, the fullest branch of the tree first."""
+"""SGLang's order of waiting requests by shared prefixes: depth first, the subtree with most requests first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ Path = npt.NDArray[np.int32]
 
 @dataclass
 class SharedStart:
-    """A beginning that several paths share: which end there, and how many go through it."""
+    """A prefix shared by several paths.
+
+    Attributes:
+        length: its length in bytes.
+        ends: indices of the paths that end here.
+        children: longer shared prefixes.
+        weight: number of paths through it.
+    """
 
     length: int
     ends: list[int] = field(default_factory=list)
@@ -22,7 +29,7 @@ class SharedStart:
 
 
 def weight_order(paths: Sequence[Path]) -> list[int]:
-    """The indices of `paths`, which are lists of blocks: those of the heaviest subtree first, the deepest ones first.
+    """Return the indices of `paths`, lists of blocks: the heaviest subtree first, and its deepest paths first.
 
     O(total length + n log n) for n paths.
     """
@@ -35,22 +42,24 @@ def weight_order(paths: Sequence[Path]) -> list[int]:
             order.extend(branch.ends)
             continue
         stack.append((branch, True))
-        # Stable: of equal weights the one that was asked for first.
+        # The sort is stable: of equal weights, the earlier request comes first.
         heaviest = sorted(branch.children, key=lambda child: -child.weight)
         stack.extend((child, False) for child in reversed(heaviest))
     return order
 
 
 def _tree(paths: Sequence[Path]) -> SharedStart:
-    """Return the tree of all beginnings at which a path ends or two part."""
+    """Return the tree of all prefixes at which a path ends or two paths branch."""
     root = SharedStart(0)
-    # Big-endian bytes sort as the numbers do, and a beginning stands before what goes on behind it.
+    # Big-endian bytes sort like the numbers, and a prefix sorts before its continuations.
     keys = [path.astype(">i4").tobytes() for path in paths]
     open_branches = [root]
     before = b""
     for index in sorted(range(len(paths)), key=keys.__getitem__):
         key = keys[index]
-        shared = _shared_length(before, key)
+        count = min(len(before), len(key)) // 4
+        differ = np.nonzero(np.frombuffer(before, np.int32, count) != np.frombuffer(key, np.int32, count))[0]
+        shared = 4 * (int(differ[0]) if len(differ) else count)
         _close(open_branches, shared)
         if len(key) > open_branches[-1].length:
             branch = SharedStart(len(key))
@@ -64,7 +73,7 @@ def _tree(paths: Sequence[Path]) -> SharedStart:
 
 
 def _close(open_branches: list[SharedStart], shared: int) -> None:
-    """Leave the branches that the next path does not go through; one that it leaves in the middle is parted."""
+    """Close the branches that the next path does not share, splitting one that it leaves in the middle."""
     last: SharedStart | None = None
     while open_branches[-1].length > shared:
         last = open_branches.pop()
@@ -74,15 +83,8 @@ def _close(open_branches: list[SharedStart], shared: int) -> None:
         open_branches.append(parted)
 
 
-def _shared_length(one: bytes, other: bytes) -> int:
-    """Return how many bytes of whole blocks both begin with."""
-    count = min(len(one), len(other)) // 4
-    differ = np.nonzero(np.frombuffer(one, np.int32, count) != np.frombuffer(other, np.int32, count))[0]
-    return 4 * (int(differ[0]) if len(differ) else count)
-
-
 def _weigh(root: SharedStart) -> None:
-    """How many paths end in each subtree, and its children in the order of the first path in each."""
+    """Count the paths in each subtree, and order children by their first path."""
     firsts: dict[int, int] = {}
     stack = [(root, False)]
     while stack:

@@ -120,7 +120,7 @@ def both_sides(num_pages: int, page_size: int) -> list[Engine]:
 
 
 @pytest.mark.parametrize("number", range(24))
-def test_where_pages_suffice_all_is_equal(number: int) -> None:
+def test_with_enough_pages_results_equal_sglangs(number: int) -> None:
     draw = random.Random(run_seed() + number)
     page_size = (1, 2, 4, 16)[number % 4]
     heads = [[draw.randrange(50) for _ in range(draw.randint(20, 60))] for _ in range(3)]
@@ -134,7 +134,7 @@ def test_where_pages_suffice_all_is_equal(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(24))
-def test_where_pages_are_few_lru_keeps_the_same(number: int) -> None:
+def test_with_few_pages_lru_keeps_the_same_as_sglang(number: int) -> None:
     """Conversations behind one system prompt: a prompt is the one before it, and more. One at a time of each."""
     draw = random.Random(run_seed() + 1000 + number)
     page_size = (1, 2, 4, 16)[number % 4]

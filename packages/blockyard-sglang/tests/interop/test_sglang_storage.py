@@ -158,7 +158,7 @@ def test_damaged_pages_are_misses_and_what_stands_before_them_is_taken(tmp_path:
         assert torch.equal(second.data(page), wanted)
 
 
-def test_what_is_refused_says_why(tmp_path: Path, sides: list[Side]) -> None:
+def test_refusals_name_their_reason(tmp_path: Path, sides: list[Side]) -> None:
     with pytest.raises(InvalidArgument, match="place is None"):
         Side(tmp_path, "layer_first", place=None)
     with pytest.raises(InvalidArgument, match="interface_v1"):

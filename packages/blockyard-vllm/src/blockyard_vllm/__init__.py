@@ -1,6 +1,6 @@
 """Blockyard in vLLM: `vllm serve MODEL --scheduler-cls blockyard_vllm.AsyncScheduler`.
 
-Each name asks for vLLM when it is first used: importing this package does not need it. See docs/vllm.md.
+Importing this package does not import vLLM; the first use of a name does. See docs/vllm.md.
 """
 
 from importlib import import_module
@@ -10,8 +10,8 @@ from blockyard.engine_versions import VLLM
 from blockyard.signatures import engine_imports, moved_methods
 
 if TYPE_CHECKING:
+    from .adapter_options import Options
     from .manager import KVCacheManager
-    from .options import Options
     from .pool import BlockPool
     from .scheduler import AsyncScheduler, OnBlockyard, Scheduler
 
@@ -23,13 +23,17 @@ _MODULES = {
     "BlockPool": "pool",
     "KVCacheManager": "manager",
     "OnBlockyard": "scheduler",
-    "Options": "options",
+    "Options": "adapter_options",
     "Scheduler": "scheduler",
 }
 
 
 def __getattr__(name: str) -> object:
-    """Import a name when it is first used. Raise `MissingExtra` without vLLM, or with a version that is not known."""
+    """Import a name on first use.
+
+    Raises:
+        MissingExtra: if vLLM is not installed or its version is unknown.
+    """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with engine_imports(VLLM, __name__):

@@ -1,7 +1,7 @@
 """Level "tokens": vLLM's `KVCacheManager` on `blockyard.BlockPool`, for models with one full-attention group.
 
-Each request holds one lease. vLLM asks for hits without holding them, gives slots chunk by chunk, and says "cache
-these" when it gives slots; the pool has a call for each. A hit is proved by tokens; vLLM's hashes only name events.
+Each request holds one lease. As in vLLM's interface, hits are looked up without being held, slots are given chunk by
+chunk, and blocks are cached when their slots are given. Tokens prove a hit; vLLM's hashes only name blocks in events.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from vllm.v1.request import RequestStatus
 from blockyard import BlockLease, BlockPool
 from blockyard.keys import ExtraKey
 
+from .adapter_options import Options
 from .misses import StepMisses
-from .options import Options
 from .token_pool import RequestKeys, TokenPool, request_keys, tokens_of
 from .views import BlockIds, CachedCounts, TablesView
 
@@ -30,23 +30,23 @@ ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 def why_not(
     kv_cache_config: Any, hash_block_size: int, dcp_world_size: int = 1, enable_caching: bool = True, **others: Any
 ) -> str:
-    """Return why level "tokens" does not serve a model; "" where it does."""
+    """Return why level "tokens" does not support a model, or "" if it does."""
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         return f"the model has {len(groups)} KV cache groups"
     spec = groups[0].kv_cache_spec
     if type(spec) not in (FullAttentionSpec, MLAAttentionSpec):
-        return f"its blocks are those of a {type(spec).__name__}"
+        return f"its cache is a {type(spec).__name__}"
     block_size = spec.block_size * (dcp_world_size if spec.dcp_sharded else 1)
     if enable_caching and hash_block_size != block_size:
         return f"blocks have {block_size} tokens, hashes {hash_block_size}"
     if others.get("num_hash_lookahead_tokens"):
-        return "a block's hash covers tokens behind it"
+        return "a block's hash covers tokens after the block"
     return ""
 
 
 class KVCacheManager(stock.KVCacheManager):
-    """vLLM's interface; requests hold leases of `pool`."""
+    """vLLM's block manager; requests hold leases of `pool`."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class KVCacheManager(stock.KVCacheManager):
         self.kv_cache_event_metadata = (
             (stock.get_kv_cache_spec_kind(spec).value, stock.get_kv_cache_spec_sliding_window(spec)),
         )
-        #: Tokens at the end of what is computed whose keys and values are not final yet.
+        #: Trailing computed tokens whose keys and values are not final yet.
         self.lag = max(0, num_prefill_lookahead - 1)
         self.pool = BlockPool(
             self.num_blocks,
@@ -114,7 +114,7 @@ class KVCacheManager(stock.KVCacheManager):
         self.coordinator: Any = self._coordinator(spec, scheduler_block_size)
 
     def _coordinator(self, spec: Any, scheduler_block_size: int) -> Any:
-        """Return as much of vLLM's coordinator as its scheduler and engine read."""
+        """Return the parts of vLLM's coordinator that its scheduler and engine read."""
         single = SimpleNamespace(
             block_size=self.block_size,
             kv_cache_spec=spec,
@@ -143,7 +143,7 @@ class KVCacheManager(stock.KVCacheManager):
     # Hits.
 
     def get_computed_blocks(self, request: Any, max_cache_hit_length: int | None = None) -> tuple[Any, int, int]:
-        """Return the cached blocks that the request begins with, not held; vLLM caches full blocks of known tokens."""
+        """Return the cached blocks that the request starts with, without holding them."""
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
         found = self._computed_blocks(request, max_cache_hit_length)
@@ -163,24 +163,22 @@ class KVCacheManager(stock.KVCacheManager):
         if not len(found):
             return self.empty_kv_cache_blocks, 0, 0
         if self.enable_kv_cache_events and getattr(request, "kv_cache_report_mode", "incremental") == "full":
-            self.block_pool.tell_stored(request, 0, len(found))
+            self.block_pool.publish_stored(request, 0, len(found))
         return BlockIds(self.block_pool, found.block_ids.tolist(), found), found.num_tokens, 0
 
     def get_computed_blocks_for_connector(
         self, request: Any, max_cache_hit_length: int | None = None
     ) -> tuple[Any, int, int, bool]:
-        """Return the same: one group cannot diverge."""
+        """Return `get_computed_blocks` and False: one group cannot diverge."""
         return *self.get_computed_blocks(request, max_cache_hit_length), False
 
     def truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> Any:
-        """Return the first blocks of a lookup."""
         assert num_computed_tokens % self.block_size == 0
         count = num_computed_tokens // self.block_size
         found = None if blocks.found is None else blocks.found.first(count)
         return BlockIds(self.block_pool, blocks.ids[:count], found)
 
     def create_kv_cache_blocks(self, blocks: Any) -> Any:
-        """Make vLLM's result object over these blocks."""
         return self._as_blocks([block.block_id for block in blocks[0]])
 
     def _as_blocks(self, ids: list[int]) -> BlockIds:
@@ -193,7 +191,7 @@ class KVCacheManager(stock.KVCacheManager):
         return made.keys
 
     def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
-        """A request is admitted: its prompt tokens and hits are counted, and why the others were not found."""
+        """Count an admitted request's prompt tokens and hits, and the causes of its misses."""
         super().record_prefix_cache_stats(request, num_hits)
         if self.misses is not None:
             self.misses.admit(request)
@@ -215,7 +213,7 @@ class KVCacheManager(stock.KVCacheManager):
         has_scheduled_reqs: bool = True,
         skip_zeroing_group_ids: tuple[int, ...] = (),
     ) -> Any:
-        """Return blocks for the new tokens, and hits held; None where blocks are short, and nothing has changed."""
+        """Return new blocks for the tokens, holding the hits. None, and no change, if blocks run short."""
         lease = self.leases.get(request.request_id)
         known = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
         longest = self.max_model_len
@@ -223,17 +221,20 @@ class KVCacheManager(stock.KVCacheManager):
         end = after + num_lookahead_tokens
         if end > longest:
             end = longest
-        watermark = self.watermark_blocks and self._watermark(request, has_scheduled_reqs)
+        # Blocks that must stay free when a request is admitted beside others.
+        watermark = self.watermark_blocks if has_scheduled_reqs and request.status in ADMITTED else 0
         if (
             lease is not None
             and num_new_tokens
             and end <= len(lease) * self.block_size
             and not (reserved_blocks or watermark)
         ):
-            # Most steps of most requests: there is room.
-            if full_sequence_must_fit and not self._fits_whole(request, lease):
-                return None
-            # A cheap question first: `num_tokens` is a property, and rarely is a block full.
+            # Most steps: the last block has room.
+            if full_sequence_must_fit:
+                whole = min(request.num_tokens, longest)
+                if self._num_needed(lease, whole, []) > self.pool.num_free_blocks:
+                    return None
+            # The cheap condition first: `num_tokens` is a property, and a block is rarely full.
             if not delay_cache_blocks and after >= (lease.num_cached_blocks + 1) * self.block_size:
                 self._cache(request, lease, min(after, request.num_tokens))
             return self.empty_kv_cache_blocks
@@ -251,16 +252,8 @@ class KVCacheManager(stock.KVCacheManager):
             self._cache(request, self.leases[request.request_id], min(after, request.num_tokens))
         return self._as_blocks(new)
 
-    def _watermark(self, request: Any, has_scheduled_reqs: bool) -> int:
-        """Return how many blocks must stay free when a request is admitted beside others. O(1)."""
-        return self.watermark_blocks if has_scheduled_reqs and request.status in ADMITTED else 0
-
-    def _fits_whole(self, request: Any, lease: BlockLease) -> bool:
-        whole = min(request.num_tokens, self.max_model_len)
-        return self._num_needed(lease, whole, []) <= self.pool.num_free_blocks
-
     def _num_needed(self, lease: BlockLease | None, num_tokens: int, hits: list[int]) -> int:
-        """Return how many free blocks go: new ones, and hits that nothing holds."""
+        """Return how many free blocks this takes: new ones, and hits that nothing holds yet."""
         blocks = cdiv(num_tokens, self.block_size)
         if lease is not None:
             return max(0, blocks - len(lease))
@@ -274,7 +267,7 @@ class KVCacheManager(stock.KVCacheManager):
         return self._num_needed(self.leases.get(request_id), num_tokens, hits)
 
     def _take(self, request: Any, lease: BlockLease | None, hits: BlockIds, missing: int) -> list[int]:
-        """Hold the hits of a request that is admitted, and take what is missing."""
+        """Hold the hits of a newly admitted request and take the missing blocks."""
         if lease is not None:
             new = self.pool.extend(lease, missing).tolist() if missing > 0 else []
         else:
@@ -295,10 +288,10 @@ class KVCacheManager(stock.KVCacheManager):
         if found is None:
             tokens = tokens_of(request, 0, len(hits.ids) * self.block_size)
             found = self.pool.find_cached_blocks(tokens, extra_keys=self._keys(request))
-            assert found.block_ids.tolist() == hits.ids, "the hit is not what the request's tokens are cached in"
+            assert found.block_ids.tolist() == hits.ids, "the request's tokens are cached in other blocks than the hit"
         return self.pool.hold(found, holder=request.request_id, extend_by=missing)
 
-    # Caching: vLLM says so when slots are given, before anything is computed.
+    # Caching. vLLM caches blocks when it gives their slots, before anything is computed.
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         """Cache the full blocks up to these tokens. O(new tokens)."""
@@ -313,61 +306,57 @@ class KVCacheManager(stock.KVCacheManager):
         if lease.num_cached_blocks < full:
             self.block_pool.cache(request, lease, full, self._keys(request))
 
-    # The end.
+    # Freeing.
 
     def _pop(self, request: Any) -> BlockLease | None:
         self.keys.pop(request.request_id, None)
         return self.leases.pop(request.request_id, None)
 
     def free(self, request: Any) -> None:
-        """Free what the request holds."""
         lease = self._pop(request)
         if lease is not None:
             self.pool.free_blocks(lease)
 
     def pop_blocks_for_free(self, request: Any) -> list[Any]:
-        """Return the request's blocks, to be freed later through `block_pool.free_blocks`."""
+        """Return the request's blocks, to be freed later by `block_pool.free_blocks`."""
         lease = self._pop(request)
-        return [] if lease is None else self.block_pool.handed_out(lease)
+        return [] if lease is None else self.block_pool.blocks_of_lease(lease)
 
-    # Questions.
+    # Reading.
 
     def get_blocks(self, request_id: str) -> Any:
-        """Return the blocks of a request."""
         return self._as_blocks(list(self.leases.get(request_id, ())))
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """Return their ids."""
         lease = self.leases.get(request_id)
         return ([],) if lease is None else (lease.block_ids.tolist(),)
 
     def estimate_cached_tokens(self, request: Any) -> int:
-        """Return how many tokens of the request are cached."""
         lease = self.leases.get(request.request_id)
         return 0 if lease is None else lease.num_cached_blocks * self.block_size
 
-    # What full attention has no need of.
+    # Not needed for full attention.
 
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
     ) -> None:
-        """Every token is attended to."""
+        """Do nothing: full attention attends to every token."""
 
     def new_step_starts(self) -> None:
-        """Nothing is pending."""
+        """Do nothing: nothing is pending."""
 
     def take_new_block_ids(self) -> list[int]:
-        """Nothing is zeroed."""
+        """Return no blocks to zero."""
         return []
 
     def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
-        """Nothing is copied."""
+        """Return no copies."""
         return [], []
 
     def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
-        """There are no states."""
+        """Return no states."""
         return {}
 
     def finalize_partial_tail_offloads(self, request: Any) -> list[tuple[int, int, int]]:
-        """There are no states."""
+        """Return no states."""
         return []

@@ -1,6 +1,6 @@
-"""Why prompt tokens were not found in the cache: told to Prometheus, beside vLLM's own metrics.
+"""Counts prompt tokens by the cause of their miss, for Prometheus.
 
-A prompt is counted when it is admitted, as vLLM counts its hits; a request that was preempted does not count again.
+A prompt is counted at its admission, like vLLM's own hits; a preempted request is not counted again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 CAUSES = ("hit", "evicted", "reset", "other_keys", "never_seen", "tail")
 METRIC = "blockyard:prompt_tokens"
-#: As many first blocks are remembered, with the keys of the prompt that had each last.
+#: First blocks to remember, each with the keys of the latest prompt that had it.
 MAX_FIRST_BLOCKS = 65536
 #: An adapter's name and path, and a salt.
 Keys = tuple[tuple[str, str] | None, str | None]
@@ -19,7 +19,7 @@ Keys = tuple[tuple[str, str] | None, str | None]
 
 @cache
 def counter() -> Any:
-    """Return the process's counter, made once: `blockyard:prompt_tokens_total{cause=}`."""
+    """Return the process's counter `blockyard:prompt_tokens_total{cause=}`, created once."""
     from prometheus_client import Counter  # vLLM needs it
 
     made = Counter(METRIC, "Prompt tokens of admitted requests, by why they were found in the cache or not.", ["cause"])
@@ -29,34 +29,40 @@ def counter() -> Any:
 
 
 class StepMisses:
-    """Which hashes were cached once; every token of a prompt gets one cause.
+    """Assigns a cause to each token of a prompt.
 
-    hit: found. evicted, reset: cached once, and it or a block before it went. other_keys: of a prompt of which nothing
-    was found, and whose first block an earlier prompt had under another adapter or salt. never_seen: a full block that
-    was not cached yet, or went longer ago than `num_remembered` others. tail: behind the last full block, or the last
-    token.
+    hit: found. evicted, reset: it was cached, but it or a block before it was evicted or reset. other_keys: nothing was
+    found, and an earlier prompt had the same first block under another adapter or salt. never_seen: in a full block
+    that
+    was never cached, or was evicted before the latest `num_remembered` evictions. tail: after the last full block, or
+    the
+    last token.
+
+    Args:
+        num_remembered: evicted hashes to remember.
+        tokens_of_hash: tokens per hash.
     """
 
     def __init__(self, num_remembered: int, tokens_of_hash: int) -> None:
         self.num_remembered = num_remembered
         self.tokens_of_hash = tokens_of_hash
-        #: How many blocks have each hash now.
+        #: Number of blocks with each hash.
         self.cached: dict[bytes, int] = {}
-        #: Why it is not there any more, oldest first.
-        self.gone: dict[bytes, str] = {}
-        #: The keys under which the tokens of each first block, by their hash, were admitted last; oldest first. A hash
-        #: that two have can make an explanation wrong, nothing else.
+        #: Why a hash is no longer cached, oldest first.
+        self.removed: dict[bytes, str] = {}
+        #: By Python's hash of a first block's tokens, the keys of the latest prompt with it; oldest first. A collision
+        #: can only make an explanation wrong.
         self.first_blocks: dict[int, Keys] = {}
         self.totals = dict.fromkeys(CAUSES, 0)
         self._asked: tuple[str, dict[str, int]] = ("", {})
 
-    def came(self, block_hash: bytes) -> None:
-        """A block has this hash from now on."""
+    def note_cached(self, block_hash: bytes) -> None:
+        """Record that one more block has this hash."""
         self.cached[block_hash] = self.cached.get(block_hash, 0) + 1
-        self.gone.pop(block_hash, None)
+        self.removed.pop(block_hash, None)
 
-    def went(self, block_hash: bytes, cause: str = "evicted") -> None:
-        """A block has it no longer."""
+    def note_removed(self, block_hash: bytes, cause: str = "evicted") -> None:
+        """Record that a block lost this hash."""
         left = self.cached.get(block_hash, 1) - 1
         if left > 0:
             self.cached[block_hash] = left
@@ -65,38 +71,30 @@ class StepMisses:
         self._remember(block_hash, cause)
 
     def _remember(self, block_hash: bytes, cause: str) -> None:
-        self.gone.pop(block_hash, None)
-        self.gone[block_hash] = cause
-        if len(self.gone) > self.num_remembered:
-            del self.gone[next(iter(self.gone))]
+        self.removed.pop(block_hash, None)
+        self.removed[block_hash] = cause
+        if len(self.removed) > self.num_remembered:
+            del self.removed[next(iter(self.removed))]
 
-    def were_reset(self) -> None:
-        """Note that all went at once."""
+    def note_reset(self) -> None:
+        """Record that all blocks lost their hashes."""
         for block_hash in self.cached:
             self._remember(block_hash, "reset")
         self.cached.clear()
 
     def ask(self, request: Any, num_hits: int) -> None:
-        """Note what a lookup means, to be counted if the request is admitted now. O(blocks that were not hit)."""
-        is_other = num_hits == 0 and self._has_other_keys(request)
+        """Record a lookup; it counts if this request is admitted next. O(blocks that did not hit)."""
+        keys = keys_of(request)
+        is_other = num_hits == 0 and self.first_blocks.get(self._first_block(request), keys) != keys
         self._asked = request.request_id, self.causes(request.block_hashes, request.num_tokens, num_hits, is_other)
 
     def admit(self, request: Any) -> None:
-        """Count the request that was asked for last: it is admitted."""
+        """Count the latest lookup, since its request is admitted."""
         request_id, causes = self._asked
         if request_id == request.request_id and request.num_preemptions == 0:
             for cause, tokens in causes.items():
                 self.totals[cause] += tokens
                 counter().labels(cause).inc(tokens)
-        self._note_keys(request)
-
-    def _has_other_keys(self, request: Any) -> bool:
-        """Return whether an earlier prompt began with the same block under other keys. O(tokens of a block)."""
-        keys = keys_of(request)
-        return self.first_blocks.get(self._first_block(request), keys) != keys
-
-    def _note_keys(self, request: Any) -> None:
-        """The request's first block is cached under its keys, or will be. O(tokens of a block)."""
         if request.num_tokens >= self.tokens_of_hash:
             name = self._first_block(request)
             self.first_blocks.pop(name, None)
@@ -110,22 +108,29 @@ class StepMisses:
     def causes(
         self, block_hashes: Sequence[bytes], num_tokens: int, num_hits: int, is_other: bool = False
     ) -> dict[str, int]:
-        """Return tokens of a prompt by cause. is_other: what was never seen may have been cached under other keys."""
+        """Return a prompt's tokens by cause.
+
+        Args:
+            block_hashes: hashes of its full blocks.
+            num_tokens: its length.
+            num_hits: tokens that hit.
+            is_other: whether unseen blocks may have been cached under other keys.
+        """
         size = self.tokens_of_hash
         found = dict.fromkeys(CAUSES, 0) | {"hit": num_hits}
-        # The last token is computed in any case, so a block that ends with it cannot be hit.
+        # The last token is always computed, so a block that ends with it cannot hit.
         full = max(num_hits // size, (num_tokens - 1) // size)
         cause, unknown = "evicted", "other_keys" if is_other else "never_seen"
         for block_hash in block_hashes[num_hits // size : full]:
-            # One that is cached, behind one that is gone, was lost with it.
+            # A cached block after a removed one was lost with it.
             if block_hash not in self.cached:
-                cause = self.gone.get(block_hash, unknown)
+                cause = self.removed.get(block_hash, unknown)
             found[cause] += size
         found["tail"] = num_tokens - sum(found.values())
         return found
 
 
 def keys_of(request: Any) -> Keys:
-    """What keeps a prompt apart from all others from its first block on, besides its tokens: its adapter and salt."""
+    """Return what separates a prompt from others from its first block on, besides tokens: its adapter and salt."""
     adapter = request.lora_request
     return (adapter.name, adapter.path or "") if adapter else None, request.cache_salt or None

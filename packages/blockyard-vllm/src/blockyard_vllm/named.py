@@ -1,7 +1,7 @@
-"""Level "names": vLLM's own `KVCacheManager`, with Blockyard's pool below and a short way for most steps.
+"""Level "names": vLLM's own `KVCacheManager` on Blockyard's pool, with a fast path for most steps.
 
-Most steps of most requests need no block and fill none. vLLM walks through all of its groups to find that out; here two
-comparisons a group say it, and everything else goes vLLM's way.
+Most steps of a request take no block and fill none. vLLM walks all of its groups to find out; the fast path needs two
+comparisons per group. Everything else takes vLLM's path.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from vllm.v1.core import single_type_kv_cache_manager as groups
 from vllm.v1.core.kv_cache_manager import KVCacheManager as StockManager
 from vllm.v1.request import RequestStatus
 
+from .adapter_options import Options
 from .misses import StepMisses
-from .options import Options
 from .pool import BlockPool
-from .states import AttentionGroup, StateGroup, StatePlaces, keep_states
+from .state_checkpoints import AttentionGroup, CheckpointPlanner, StateGroup, keep_states
 
-#: Classes of which it is known when a step takes no block and caches none. No subclass of them.
+#: Exact classes for which it is known when a step takes no block and caches none.
 ATTENTION_GROUPS = (groups.FullAttentionManager, AttentionGroup)
 STATE_GROUPS = (groups.MambaManager, StateGroup)
 PLAIN_GROUPS = (*ATTENTION_GROUPS, *STATE_GROUPS, groups.SlidingWindowManager, groups.ChunkedLocalAttentionManager)
@@ -31,40 +31,40 @@ PLAIN_COORDINATORS = (
     coordinators.HybridKVCacheCoordinator,
     coordinators.KVCacheCoordinatorNoPrefixCache,
 )
-_LEADING = threading.RLock()
+_PATCHING = threading.RLock()
 
 
-def _noting(look_up: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a lookup of vLLM's; why it found no more is noted, and where the request leaves states."""
+def _record_lookup(look_up: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap one of vLLM's lookups to record the causes of misses and plan the request's checkpoints."""
 
     @wraps(look_up)
-    def noting(manager: NamedManager, request: Any, *args: Any, **kwargs: Any) -> Any:
+    def recorded(manager: NamedManager, request: Any, *args: Any, **kwargs: Any) -> Any:
         found = look_up(manager, request, *args, **kwargs)
         if manager.misses is not None and manager.prefix_cache_lookup_enabled(request):
             manager.misses.ask(request, found[1])
-        if manager.places is not None:
+        if manager.planner is not None:
             blocks, hit, branch = found
-            manager.places.plan(request, hit, branch)
-            return blocks, hit, 0  # a branch is among the places, and vLLM needs no stop of its own
+            manager.planner.plan(request, hit, branch)
+            return blocks, hit, 0  # the planner's positions include the branch point, so vLLM needs no stop of its own
         return found
 
-    return noting
+    return recorded
 
 
 class NamedManager(StockManager):
-    """This is vLLM's own manager. `misses` says why prompts were not found, `places` where states are kept."""
+    """vLLM's own manager. `misses` explains misses, `planner` chooses checkpoint positions."""
 
-    places: StatePlaces | None = None
+    planner: CheckpointPlanner | None = None
 
     def __init__(self, state_checkpoints: tuple[str, ...] = (), **given: Any) -> None:
         super().__init__(**given)
         if state_checkpoints:
-            self.places = keep_states(state_checkpoints, self.coordinator, given["kv_cache_config"].num_blocks)
+            self.planner = keep_states(state_checkpoints, self.coordinator, given["kv_cache_config"].num_blocks)
         self.misses: StepMisses | None = getattr(self.block_pool, "misses", None)
         plain = self.coordinator.single_type_managers
         size = given["hash_block_size"]
         states = tuple(group for group in plain if type(group) in STATE_GROUPS)
-        # Where blocks and hashes differ in size, a step of a prompt may cache a part of a block, or copy one.
+        # If blocks and hashes differ in size, a step of a prompt may cache a part of a block, or copy one.
         self._is_finer = any(group.block_size != size for group in plain)
         is_plain = (
             type(self.coordinator) in PLAIN_COORDINATORS
@@ -77,34 +77,34 @@ class NamedManager(StockManager):
         self._states = states if is_plain else ()
         self._windows = tuple(group for group in self._plain if type(group) not in ATTENTION_GROUPS)
 
-    get_computed_blocks = _noting(StockManager.get_computed_blocks)
-    get_computed_blocks_for_connector = _noting(StockManager.get_computed_blocks_for_connector)
+    get_computed_blocks = _record_lookup(StockManager.get_computed_blocks)
+    get_computed_blocks_for_connector = _record_lookup(StockManager.get_computed_blocks_for_connector)
 
     def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
-        """A request is admitted: what was noted counts."""
+        """Count what the lookup recorded, now that the request is admitted."""
         super().record_prefix_cache_stats(request, num_hits)
         if self.misses is not None:
             self.misses.admit(request)
-        if self.places is not None:
-            self.places.remember(request)
+        if self.planner is not None:
+            self.planner.remember(request)
 
     def pop_blocks_for_free(self, request: Any) -> Any:
-        """A request ends or is preempted: its output is known from now on, too. Return vLLM's answer."""
-        if self.places is not None:
-            self.places.remember(request)
+        """Remember the output of a request that ends or is preempted."""
+        if self.planner is not None:
+            self.planner.remember(request)
         return super().pop_blocks_for_free(request)
 
     def free(self, request: Any) -> None:
-        """A request is freed: its output is known from now on, too."""
-        if self.places is not None:
-            self.places.remember(request)
+        """Remember the request's output."""
+        if self.planner is not None:
+            self.planner.remember(request)
         super().free(request)
 
     def reset_prefix_cache(self) -> bool:
-        """Return vLLM's answer. Nothing is known any more where that is True."""
+        """Forget all prompts if vLLM's reset succeeds."""
         was_reset: bool = super().reset_prefix_cache()
-        if was_reset and self.places is not None:
-            self.places.known.clear()
+        if was_reset and self.planner is not None:
+            self.planner.known.clear()
         return was_reset
 
     def allocate_slots(
@@ -122,7 +122,7 @@ class NamedManager(StockManager):
         has_scheduled_reqs: bool = True,
         skip_zeroing_group_ids: tuple[int, ...] = (),
     ) -> Any:
-        """Return vLLM's answer. Where a running request has room in its last blocks, it is found in O(groups)."""
+        """Return vLLM's answer, in O(groups) if a running request has room in its last blocks."""
         if (
             self._plain
             and num_new_tokens
@@ -149,7 +149,7 @@ class NamedManager(StockManager):
         )
 
     def _has_room(self, request: Any, num_new_tokens: int, num_lookahead_tokens: int, delay_cache_blocks: bool) -> bool:
-        """Return whether the step takes no block and caches none; what a window has left behind is freed then."""
+        """Return whether the step takes no block and caches none. Frees blocks that have left a window."""
         name, longest, computed = request.request_id, self.max_model_len, request.num_computed_tokens
         after = (computed if computed < longest else longest) + num_new_tokens
         end = after + num_lookahead_tokens
@@ -159,10 +159,10 @@ class NamedManager(StockManager):
             return False
         is_cached = self.enable_caching and not delay_cache_blocks
         for group in self._states:
-            # A block to copy, or the state of another request yet.
+            # There is a block to copy, or the state is still another request's.
             if name in group._partial_hit_reqs or name not in group._allocated_block_reqs:
                 return False
-            # While the state before the running one is kept, vLLM says again that it was cached in this step, so that
+            # While the state before the running one is kept, vLLM reports it again as cached in this step, so that
             # requests that share it wait.
             blocks = group.req_to_blocks[name]
             if is_cached and len(blocks) > 1 and not blocks[-2].is_null:
@@ -181,10 +181,14 @@ class NamedManager(StockManager):
 
 
 def named_manager(options: Options, **given: Any) -> Any:
-    """Return vLLM's own manager on our pool.
+    """Return vLLM's own manager on Blockyard's pool.
 
-    Raises ValueError where states cannot be kept at the places asked for, and where hashes are not of whole blocks and
-    causes of misses are asked for.
+    Args:
+        options: the adapter's options.
+        given: arguments of vLLM's `KVCacheManager`.
+
+    Raises:
+        ValueError: if the model does not support `state_checkpoints` or `miss_causes`.
     """
     misses = None
     if options.miss_causes:
@@ -192,19 +196,20 @@ def named_manager(options: Options, **given: Any) -> Any:
         others = {group.kv_cache_spec.block_size for group in given["kv_cache_config"].kv_cache_groups} - {size}
         if others:
             raise ValueError(
-                f"blockyard: miss_causes is not there for blocks of {min(others)} tokens where hashes have {size}"
+                f"blockyard: miss_causes needs blocks and hashes of one size; blocks have {min(others)} tokens and "
+                f"hashes {size}"
             )
         misses = StepMisses(options.miss_causes, size)
     attributes = {"eviction_policy": options.eviction_policy, "misses": misses}
     made = type("BlockPool", (BlockPool,), attributes)
-    with leading_here(coordinators, "BlockPool", made):
+    with patched(coordinators, "BlockPool", made):
         return NamedManager(options.state_checkpoints, **given)
 
 
 @contextmanager
-def leading_here(module: Any, name: str, made: Callable[..., Any]) -> Iterator[None]:
-    """Let a name of one of vLLM's modules lead to ours, in one thread at a time."""
-    with _LEADING:
+def patched(module: Any, name: str, made: Callable[..., Any]) -> Iterator[None]:
+    """Replace a name in one of vLLM's modules for the duration of a `with` block, in one thread at a time."""
+    with _PATCHING:
         before = getattr(module, name)
         setattr(module, name, made)
         try:

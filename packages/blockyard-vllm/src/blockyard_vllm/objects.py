@@ -1,6 +1,6 @@
-"""vLLM's block, its free queue and its map from hashes to blocks, over a pool of ours: one set for both levels.
+"""vLLM's block, free queue and hash map, as views of a Blockyard pool; shared by both levels.
 
-They keep nothing. Each asks the `EnginePool` of its level, which says what is free, what is held and what is cached.
+They hold no state. Each asks the `EnginePool` of its level.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ logger = init_logger(f"vllm.{__name__}")
 
 
 class Block:
-    """A block as vLLM's code reads it.
+    """A block as vLLM's code sees it.
 
-    lease and position say how to give it back where it was handed out from a lease.
+    Attributes:
+        lease: the lease it was taken from, to free it by; None otherwise.
+        position: its position in the lease.
     """
 
     __slots__ = ("block_id", "is_null", "lease", "pool", "position")
@@ -36,7 +38,7 @@ class Block:
 
     @property
     def ref_cnt(self) -> int:
-        """Return how often it is held. The null block's count is vLLM's own affair."""
+        """Number of holders. The null block's count is vLLM's own."""
         return self.pool.null_count if self.is_null else self.pool.counts[self.block_id]
 
     @ref_cnt.setter
@@ -46,7 +48,7 @@ class Block:
 
     @property
     def block_hash(self) -> Any:
-        """Return its first name, the hash with the group's number behind; None where it caches nothing."""
+        """First name: the hash with the group's number appended; None if the block caches nothing."""
         name = self.pool.names.get(self.block_id)
         return None if name is None else name[0]
 
@@ -54,23 +56,23 @@ class Block:
 
     @property
     def block_hash_num_tokens(self) -> int | None:
-        """Return how many tokens of a prompt that name stands for."""
+        """Number of prompt tokens that the first name covers."""
         name = self.pool.names.get(self.block_id)
         return None if name is None else name[1]
 
     def set_block_hash(self, block_hash: Any, num_tokens: int | None = None) -> None:
-        """Note its first name."""
+        """Record the first name."""
         assert self.block_hash is None, "The block already has a hash. This should not happen."
         self.pool.names[self.block_id] = (block_hash, num_tokens)
 
     @property
     def next_free_block(self) -> Any:
-        """Return the block that is allocated after it; None for a block that is held."""
+        """Block that is allocated next; None for a held block."""
         return self.pool.free_block_queue.after(self)
 
     @property
     def prev_free_block(self) -> Any:
-        """Return the block that is allocated before it; None for a block that is held."""
+        """Block that is allocated before; None for a held block."""
         return self.pool.free_block_queue.before(self)
 
     def __eq__(self, other: object) -> bool:
@@ -83,7 +85,7 @@ class Block:
 
 
 class End:
-    """An end of the free queue, which vLLM has as a block of id -1."""
+    """An end of the free queue, in vLLM a block with id -1."""
 
     block_id = -1
 
@@ -93,17 +95,17 @@ class End:
 
     @property
     def next_free_block(self) -> Any:
-        """Return the first free block, of the head."""
+        """First free block, seen from the head."""
         return self._queue.after(None) if self._is_head else None
 
     @property
     def prev_free_block(self) -> Any:
-        """Return the last free block, of the tail."""
+        """Last free block, seen from the tail."""
         return None if self._is_head else self._queue.before(None)
 
 
 class FreeQueue:
-    """What vLLM's connectors ask of its free queue."""
+    """The part of vLLM's free queue that its connectors use."""
 
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
@@ -112,15 +114,15 @@ class FreeQueue:
 
     @property
     def num_free_blocks(self) -> int:
-        """Return how many blocks are free, cached ones included."""
+        """Number of free blocks, including cached ones."""
         return self._pool.get_num_free_blocks()
 
     def after(self, block: Any) -> Any:
-        """Return the next one of a free block, or the end; the first one of None."""
+        """Return the free block after `block`, or the end; the first one for None."""
         return self._beside(block, self._pool.free_block_after, self.fake_free_list_tail)
 
     def before(self, block: Any) -> Any:
-        """Return the one before a free block, or the end; the last one of None."""
+        """Return the free block before `block`, or the end; the last one for None."""
         return self._beside(block, self._pool.free_block_before, self.fake_free_list_head)
 
     def _beside(self, block: Any, neighbour: Any, end: End) -> Any:
@@ -130,11 +132,11 @@ class FreeQueue:
         return self._pool.block(found) if found else end
 
     def get_all_free_blocks(self) -> list[Any]:
-        """Return them in the order in which they will be allocated."""
+        """Return the free blocks in the order of allocation."""
         return [self._pool.block(block_id) for block_id in self._pool.pool.free_block_ids().tolist()]
 
     def iter_blocks_after(self, block: Any) -> Iterator[Any]:
-        """Yield the free blocks behind one of them; all of them for None."""
+        """Yield the free blocks after `block`; all of them for None."""
         block_id = self._pool.free_block_after(0 if block is None else block.block_id)
         while block_id:
             yield self._pool.block(block_id)
@@ -142,7 +144,7 @@ class FreeQueue:
 
 
 class HashToBlock:
-    """vLLM's map from hashes, each with its group's number behind, to blocks."""
+    """vLLM's map from hashes, with the group's number appended, to blocks."""
 
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
@@ -157,7 +159,7 @@ class HashToBlock:
 
     @property
     def _cache(self) -> dict[Any, Any]:
-        """Return the map as vLLM has it, for its tests. O(blocks)."""
+        """The map in vLLM's form, for its tests. O(blocks)."""
         found: dict[Any, dict[int, Any]] = {}
         for key, block_id in self._pool.cached_keys():
             found.setdefault(key, {})[block_id] = self._pool.block(block_id)
@@ -165,7 +167,7 @@ class HashToBlock:
 
 
 class EnginePool:
-    """What vLLM reads of a block pool, on either level. `pool` is the pool of ours below."""
+    """What vLLM reads of a block pool, on either level. `pool` is the Blockyard pool."""
 
     misses: StepMisses | None = None
 
@@ -173,7 +175,7 @@ class EnginePool:
         self.pool = pool
         self.counts = pool.ref_counts().data
         self.null_count = 0
-        #: Of each cached block: its first name, and how many tokens of a prompt that stands for.
+        #: Each cached block's first name, and the number of prompt tokens that it covers.
         self.names: dict[int, tuple[Any, int | None]] = {}
         self.null_block: Any = self.block(0)
         self.free_block_queue: Any = FreeQueue(self)
@@ -187,31 +189,31 @@ class EnginePool:
         raise NotImplementedError
 
     def find(self, key: Any) -> int:
-        """Return the block that has had a hash, with its group's number behind, the longest; 0: none."""
+        """Return the block that has had a hash (with the group's number appended) the longest, or 0."""
         raise NotImplementedError
 
     def cached_keys(self) -> Iterator[tuple[Any, int]]:
-        """Return each hash of each block."""
+        """Yield each (hash, block) pair."""
         raise NotImplementedError
 
     def set_count(self, block_id: int, value: int) -> None:
-        """Hold a block as often as that."""
+        """Set the number of holders of a block."""
         raise NotImplementedError
 
     def free_block_after(self, block_id: int) -> int:
-        """Return the free block that is allocated after a free one; after 0 the first. 0: none."""
+        """Return the free block allocated after a free one, the first after 0, or 0 if there is none."""
         return int(self.pool.free_block_after(block_id))
 
     def free_block_before(self, block_id: int) -> int:
-        """Return the free block that is allocated before a free one; before 0 the last. 0: none."""
+        """Return the free block allocated before a free one, the last before 0, or 0 if there is none."""
         return int(self.pool.free_block_before(block_id))
 
     def get_num_free_blocks(self) -> int:
-        """Return how many blocks are free, cached ones included."""
+        """Return the number of free blocks, including cached ones."""
         return int(self.pool.num_free_blocks)
 
     def get_usage(self) -> float:
-        """Return the share of the blocks in use."""
+        """Return the fraction of the blocks in use."""
         return float(self.pool.usage)
 
     def take_events(self) -> list[Any]:
@@ -220,11 +222,11 @@ class EnginePool:
         return events if self.enable_kv_cache_events else []
 
     def forget_names(self) -> None:
-        """The pool below has forgotten all that was cached."""
+        """Clear the names after the pool below has cleared its cache."""
         self.names.clear()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all that is cached; False, and nothing happens, while blocks are held."""
+        """Uncache everything. Return False, and change nothing, while blocks are held."""
         used = self.pool.num_used_blocks
         if used:
             logger.warning("Failed to reset prefix cache because some blocks (%d) are not freed yet", used)
@@ -232,7 +234,7 @@ class EnginePool:
         self.pool.reset_prefix_cache()
         self.forget_names()
         if self.misses is not None:
-            self.misses.were_reset()
+            self.misses.note_reset()
         if self.metrics_collector:
             self.metrics_collector.reset()
         if self.enable_kv_cache_events:

@@ -1,7 +1,7 @@
-"""Level "names": vLLM's `BlockPool` on `blockyard.named.NamedPool`, below vLLM's own managers, for every kind of model.
+"""Level "names": vLLM's `BlockPool` on `blockyard.named.NamedPool`, used by vLLM's own managers, for every model.
 
-Who is free, who is held, who is evicted and what is cached is Blockyard's; vLLM's managers keep their tables of block
-objects, and its hashes are the names. Events and hashing are inherited.
+Blockyard decides which blocks are free, held, cached and evicted. vLLM's managers keep their tables of block objects,
+and vLLM's hashes are the names. Events and hashing are inherited.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ GROUP_BYTES = 4
 
 
 class NamesToBlock(HashToBlock):
-    """The map, which vLLM's own code and tests change too."""
+    """The map from hashes to blocks, which vLLM's code and tests also change."""
 
     _pool: BlockPool
 
     def contain(self, key: Any, block_id: int) -> bool:
-        """Return whether this block has this hash."""
+        """Return whether the block has this hash."""
         more = self._pool.cached_block_hashes_by_block.get(block_id, ())
         return bool(self._pool.blocks[block_id].block_hash == key or key in more)
 
     def insert(self, key: Any, block: Any) -> None:
-        """Give a block that is held one more hash."""
+        """Add a hash to a held block."""
         self._pool.pool.name_one(block.block_id, key[:-GROUP_BYTES], group_of(key))
 
     def pop(self, key: Any, block_id: int) -> Any:
-        """Take a hash, its only one, from a block; None where it has not got it."""
+        """Remove a block's only hash and return the block, or None if it does not have that hash."""
         if not self.contain(key, block_id):
             return None
         if self._pool.cached_block_hashes_by_block.get(block_id):
-            raise NotImplementedError(f"block {block_id} has several hashes, which go together")
+            raise NotImplementedError(f"block {block_id} has several hashes, which can only be removed together")
         self._pool.pool.uncache([block_id])
         return self._pool.blocks[block_id]
 
 
 @cache
 def group_number(suffix: bytes) -> int:
-    """Return the group's number, which vLLM writes behind the hash."""
+    """Return the group's number, which vLLM appends to the hash."""
     return int.from_bytes(suffix, "big")
 
 
 def group_of(key: bytes) -> int:
-    """Return the number of the group of a key."""
+    """Return the group's number in a key."""
     return group_number(key[-GROUP_BYTES:])
 
 
 class BlockPool(EnginePool, stock.BlockPool):
-    """vLLM's interface. A subclass, made for one scheduler, sets the policy and `misses`."""
+    """vLLM's block pool. A subclass, made for each scheduler, sets the policy and `misses`."""
 
     eviction_policy: Any = "lru"
 
@@ -85,21 +85,17 @@ class BlockPool(EnginePool, stock.BlockPool):
         self.cached_block_hash_to_block = NamesToBlock(self)
 
     def block(self, block_id: int) -> Any:
-        """Return the object of a block, always the same."""
         return self.blocks[block_id]
 
     def find(self, key: Any) -> int:
-        """Return the block that has had a hash, with its group's number behind, the longest; 0: none."""
         return int(self.pool.find_one(key[:-GROUP_BYTES], group_of(key)))
 
     def cached_keys(self) -> Iterator[tuple[Any, int]]:
-        """Yield each hash of each block. O(blocks)."""
         for block_id in range(1, self.num_gpu_blocks):
             for name, group in self.pool.names_of(block_id):
                 yield name + group.to_bytes(GROUP_BYTES, "big"), block_id
 
     def set_count(self, block_id: int, value: int) -> None:
-        """Hold a block as often as that; of the null block the number is noted."""
         if block_id == 0:
             self.null_count = value
             return
@@ -110,7 +106,7 @@ class BlockPool(EnginePool, stock.BlockPool):
             self.pool.free_ids([block_id] * -more)
 
     def get_cached_block(self, block_hash: Any, kv_cache_group_ids: list[int]) -> list[Any] | None:
-        """Return the block of this hash in each group; None where one lacks it."""
+        """Return the block with this hash in each group, or None if one of them lacks it."""
         find_one, blocks = self.pool.find_one, self.blocks
         if len(kv_cache_group_ids) == 1:
             block_id = find_one(block_hash, kv_cache_group_ids[0])
@@ -124,7 +120,7 @@ class BlockPool(EnginePool, stock.BlockPool):
         return found
 
     def get_new_blocks(self, num_blocks: int) -> list[Any]:
-        """Return blocks from the head of the free queue. What they cached is evicted."""
+        """Return blocks from the head of the free queue, evicting what they cached."""
         if num_blocks > self.pool.num_free_blocks:
             raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")
         blocks, names = self.blocks, self.names
@@ -143,24 +139,24 @@ class BlockPool(EnginePool, stock.BlockPool):
         return taken
 
     def _forget_hashes(self, block: Any) -> list[Any]:
-        """Return the hashes of a block, which the pool below has forgotten already."""
+        """Return a block's hashes after the pool below has forgotten them."""
         hashes = [self.names.pop(block.block_id)[0]]
         if self.cached_block_hashes_by_block:
             hashes += self.cached_block_hashes_by_block.pop(block.block_id, ())
         if self.misses is not None:
             for key in hashes:
-                self.misses.went(key[:-GROUP_BYTES])
+                self.misses.note_removed(key[:-GROUP_BYTES])
         return hashes
 
     def _remove_cached_block_hashes(self, block: Any) -> list[Any]:
-        """Return all hashes of a block, which has none then."""
+        """Remove and return all hashes of a block."""
         if block.block_id not in self.names:
             return []
         self.pool.uncache([block.block_id])
         return self._forget_hashes(block)
 
     def _insert_block_hash(self, block_hash_with_group_id: Any, block: Any, num_tokens: int | None) -> None:
-        """Give a block that is held one hash more."""
+        """Add a hash to a held block."""
         key, block_id = block_hash_with_group_id, block.block_id
         first = self.names.get(block_id)
         if first is not None and (first[0] == key or key in self.cached_block_hashes_by_block.get(block_id, ())):
@@ -171,10 +167,10 @@ class BlockPool(EnginePool, stock.BlockPool):
         else:
             self.cached_block_hashes_by_block.setdefault(block_id, set()).add(key)
         if self.misses is not None:
-            self.misses.came(key[:-GROUP_BYTES])
+            self.misses.note_cached(key[:-GROUP_BYTES])
 
     def touch(self, blocks: Sequence[Any]) -> None:
-        """Hold blocks once more: hits, and what connectors pin."""
+        """Hold hits, and blocks that connectors pin."""
         ids = []
         for block in blocks:
             if block.is_null:
@@ -187,7 +183,7 @@ class BlockPool(EnginePool, stock.BlockPool):
                 self.metrics_collector.on_block_accessed(block)
 
     def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
-        """Let go of blocks, the first to be evicted first; those of other pools go there."""
+        """Free blocks; the first is evicted first. Blocks of other pools are passed on to them."""
         ids = []
         others: dict[Any, list[Any]] = {}
         for block in ordered_blocks:
@@ -197,7 +193,7 @@ class BlockPool(EnginePool, stock.BlockPool):
                 self.null_count -= 1
             else:
                 ids.append(block.block_id)
-        # A block of no pool was made elsewhere and counts for itself.
+        # A block without a pool was made elsewhere and counts its own holders.
         for block in others.pop(None, ()):
             block.ref_cnt -= 1
         self.pool.free_ids(ids)
@@ -205,7 +201,7 @@ class BlockPool(EnginePool, stock.BlockPool):
             pool.free_blocks(blocks)
 
     def unpin_blocks(self, blocks: Iterable[Any], on_reuse: Callable[[Any], None]) -> None:
-        """Let go of blocks that stay readable until they are handed out: they are the last to be."""
+        """Free blocks that stay readable until they are reused, and make them the last to be reused."""
         released = list(blocks)
         assert all(block.ref_cnt > 0 and not block.is_null for block in released)
         for block in released:
@@ -213,7 +209,7 @@ class BlockPool(EnginePool, stock.BlockPool):
         self.pool.free_ids([block.block_id for block in released], last=True)
 
     def forget_names(self) -> None:
-        """The pool below has forgotten all names. Those who wait for a block to be used again are told."""
+        """Clear all names, and notify those that wait for blocks to be reused."""
         self.cached_block_hashes_by_block.clear()
         if self._reuse_watchers:
             self._notify_reuse([self.blocks[block_id] for block_id in list(self._reuse_watchers)])

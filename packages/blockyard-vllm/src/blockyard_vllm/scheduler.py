@@ -1,7 +1,7 @@
 """vLLM's two schedulers on Blockyard: `--scheduler-cls blockyard_vllm.AsyncScheduler`.
 
-vLLM has no factory for its block manager. So while a scheduler is being made, and only then, the two names by which
-vLLM's own code makes one lead here; after that nothing of vLLM is changed.
+vLLM has no factory for its block manager. So while a scheduler is being constructed, and only then, the two names by
+which vLLM's code constructs one are patched. Nothing in vLLM stays changed.
 """
 
 from __future__ import annotations
@@ -20,50 +20,57 @@ from vllm.v1.core.sched.interface import SchedulerInterface
 from blockyard import BlockPool
 from blockyard.events import KVEventPublisher, PublisherError
 
+from .adapter_options import Options, options_of, require_known_vllm
 from .manager import KVCacheManager, why_not
-from .named import NamedManager, leading_here, named_manager
-from .options import Options, options_of, require_known_vllm
-from .states import first_stop
+from .named import NamedManager, named_manager, patched
+from .state_checkpoints import first_stop
 
 # A child of vLLM's logger, so that its handlers apply.
 logger = init_logger(f"vllm.{__name__}")
 
 
 def make_manager(options: Options, has_connector: bool = False, **given: Any) -> Any:
-    """Return the block manager of one scheduler, by the level that the options and the model allow.
+    """Return the block manager for one scheduler, on the level that options and model allow.
 
-    has_connector: KV connectors may hold blocks by id, which level "tokens" has no call for.
-    Raises ValueError where the level that was asked for, or an option, does not serve the model.
+    Args:
+        options: the adapter's options.
+        has_connector: whether a KV connector is configured; it may hold blocks by id, which level "tokens" cannot do.
+        given: arguments of vLLM's `KVCacheManager`.
+
+    Raises:
+        ValueError: if the requested level or an option does not support the model.
     """
     reason = why_not(**given) or ("a KV connector may hold blocks by id" if has_connector else "")
     if options.level == "tokens" and reason:
-        raise ValueError(f"blockyard: level 'tokens' does not serve this model: {reason}")
+        raise ValueError(f"blockyard: level is 'tokens', which does not support this model: {reason}")
     if options.state_checkpoints and options.level == "tokens":
-        raise ValueError(
-            "blockyard: state_checkpoints is not there on level 'tokens', which only serves full attention"
-        )
+        raise ValueError("blockyard: state_checkpoints needs level 'names'; level 'tokens' supports full attention only")
     if options.state_checkpoints and has_connector:
-        raise ValueError("blockyard: state_checkpoints is not there with a KV connector (--kv-transfer-config)")
+        raise ValueError("blockyard: state_checkpoints does not work with a KV connector (--kv-transfer-config)")
     if options.level == "names" or reason or options.state_checkpoints:
         if options.only_for_tokens:
             name = options.only_for_tokens[0]
-            instead = "; vLLM's --kv-events-config is" if name == "events" else ""
+            instead = "; use vLLM's --kv-events-config" if name == "events" else ""
             raise ValueError(
-                f"blockyard: {name} is not there on level 'names' ({reason or 'which was asked for'}){instead}"
+                f"blockyard: {name} needs level 'tokens', but this is 'names' ({reason or 'as requested'}){instead}"
             )
-        logger.info("blockyard: hits are proved by vLLM's hashes (level 'names'): %s", reason or "asked for")
+        logger.info("blockyard: hits are proved by vLLM's hashes (level 'names'): %s", reason or "as requested")
         return named_manager(options, **given)
     if options.events and not given.get("enable_caching", True):
-        raise ValueError("blockyard: events is set, but prefix caching is off: there is nothing to tell")
+        raise ValueError("blockyard: events is set, but prefix caching is off: there are no events to publish")
     logger.info("blockyard: hits are proved by tokens (level 'tokens'), eviction %s", options.eviction_policy)
     return KVCacheManager(**given, options=options)
 
 
 class PoolEvents:
-    """Publishes what the pool of one scheduler holds.
+    """Publishes the events of one scheduler's pool.
 
-    endpoint: of the first data-parallel rank; the others have addresses of their own (`address_of`).
-    Raises `PublisherError` and `InvalidArgument` for an address that is bad or in use.
+    If publishing fails, it is logged and stops; serving continues.
+
+    Args:
+        pool: the pool.
+        endpoint: the option `events`.
+        rank: index among data-parallel engines.
     """
 
     def __init__(self, pool: BlockPool, endpoint: str, rank: int) -> None:
@@ -75,19 +82,22 @@ class PoolEvents:
         )
 
     def publish(self) -> None:
-        """Tell what happened. A publisher that has failed is said so once, and the engine serves on."""
+        """Send the events since the last call."""
         try:
             self.publisher.publish()
         except PublisherError:
-            logger.exception("blockyard: KV events of the pool are published no more")
+            logger.exception("blockyard: publishing the pool's KV events has stopped")
 
     def close(self) -> None:
-        """Send what is left. A second call does nothing."""
+        """Send what is queued. A second call does nothing."""
         self.publisher.close()
 
 
 def address_of(endpoint: str, rank: int) -> str:
-    """Where a data-parallel rank publishes: two TCP ports each, the second for replays; of a path a name of its own."""
+    """Return where a data-parallel rank publishes.
+
+    Each rank takes two TCP ports (the second for replays); a path gets a suffix.
+    """
     base, colon, port = endpoint.rpartition(":")
     if rank == 0:
         return endpoint
@@ -97,15 +107,19 @@ def address_of(endpoint: str, rank: int) -> str:
 
 
 class OnBlockyard:
-    """A mixin that puts Blockyard's block manager into a scheduler of vLLM's, or one derived from it.
+    """Mixin that gives a vLLM scheduler, or one derived from it, Blockyard's block manager.
 
-    Name it before the scheduler: `class Ours(OnBlockyard, TheirScheduler)`. While the scheduler is made, the name
-    `KVCacheManager` leads to ours in the module of each of its classes that has vLLM's under this name. Raises
-    TypeError if the scheduler stands before the mixin, ValueError if it makes another block manager.
+    Name it before the scheduler: `class Ours(OnBlockyard, TheirScheduler)`. While the scheduler is constructed, the
+    name
+    `KVCacheManager` is patched in the module of each of its classes that has vLLM's class under this name.
+
+    Raises:
+        TypeError: if the scheduler is named before the mixin.
+        ValueError: if the scheduler constructs another block manager.
     """
 
     kv_cache_manager: Any
-    #: None where the option `events` is not given.
+    #: None unless the option `events` is set.
     pool_events: PoolEvents | None = None
 
     def __init_subclass__(cls, **given: Any) -> None:
@@ -119,19 +133,19 @@ class OnBlockyard:
         options = options_of(vllm_config.additional_config)
         make = partial(make_manager, options, vllm_config.kv_transfer_config is not None)
         modules = {sys.modules[each.__module__] for each in type(self).__mro__}
-        with ExitStack() as led:
+        with ExitStack() as stack:
             for module in modules:
                 if getattr(module, "KVCacheManager", None) is StockManager:
-                    led.enter_context(leading_here(module, "KVCacheManager", make))
+                    stack.enter_context(patched(module, "KVCacheManager", make))
             super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
         made = type(self.kv_cache_manager)
         if not issubclass(made, (KVCacheManager, NamedManager)):
             raise ValueError(
-                f"blockyard: {type(self).__name__} made a {made.__module__}.{made.__name__}; its block manager must be "
-                "vLLM's KVCacheManager, imported by this name into the module of one of its classes"
+                f"blockyard: {type(self).__name__} uses {made.__module__}.{made.__name__}; its block manager must be "
+                "vLLM's KVCacheManager, imported under this name into the module of one of its classes"
             )
         if options.state_checkpoints:
-            self.kv_cache_manager.places.queue = self.waiting  # type: ignore[attr-defined]
+            self.kv_cache_manager.planner.queue = self.waiting  # type: ignore[attr-defined]
         if options.events:
             rank = vllm_config.parallel_config.data_parallel_index
             self.pool_events = PoolEvents(self.kv_cache_manager.pool, options.events, rank)
@@ -143,7 +157,7 @@ class OnBlockyard:
         num_new_local_computed_tokens: int = 0,
         num_external_computed_tokens: int = 0,
     ) -> int:
-        """Return how many tokens the next chunk of a hybrid model's prompt has: vLLM's number, or to the first stop."""
+        """Return the tokens of a prompt's next chunk: vLLM's number, or fewer to end at the first checkpoint."""
         count: int = super()._mamba_block_aligned_split(  # type: ignore[misc]
             request, num_new_tokens, num_new_local_computed_tokens, num_external_computed_tokens
         )
@@ -151,21 +165,21 @@ class OnBlockyard:
         return first_stop(request, start, start + count) - start
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        """Does as vLLM's; the step's events go out with it, as vLLM's own do."""
+        """Publish the step's events after vLLM's own update."""
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         if self.pool_events is not None:
             self.pool_events.publish()
         return outputs
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """Does as vLLM's; no step need follow for it to be told."""
+        """Publish the reset at once, without waiting for a step."""
         was_reset: bool = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
         if self.pool_events is not None:
             self.pool_events.publish()
         return was_reset
 
     def shutdown(self) -> None:
-        """Does as vLLM's; the last events are sent."""
+        """Publish the last events."""
         super().shutdown()  # type: ignore[misc]
         if self.pool_events is not None:
             self.pool_events.publish()
@@ -173,8 +187,8 @@ class OnBlockyard:
 
 
 class Scheduler(OnBlockyard, stock.Scheduler):
-    """vLLM's scheduler; its block manager is Blockyard's."""
+    """vLLM's scheduler with Blockyard's block manager."""
 
 
 class AsyncScheduler(OnBlockyard, StockAsyncScheduler):
-    """vLLM's asynchronous scheduler; its block manager is Blockyard's."""
+    """vLLM's asynchronous scheduler with Blockyard's block manager."""

@@ -1,11 +1,11 @@
-"""Blockyard's tiers stand below vLLM's CPU memory by its configuration alone:
+"""Blockyard's tiers below vLLM's CPU memory, by configuration alone.
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
         "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 8589934592,
             "secondary_tiers": [{"type": "BlockyardTier", "module_path": "blockyard_vllm.tier",
                                  "place": "file:/var/kv,bytes=50GiB"}]}}'
 
-A chunk is an object: what vLLM loads is what it stored, or a miss. Written for the `SecondaryTierManager` of vLLM 0.32.
+Each chunk is an object: vLLM loads exactly what it stored, or gets a miss. For `SecondaryTierManager` of vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -27,10 +27,19 @@ with engine_imports(VLLM, __name__):
 
 
 class BlockyardTier(SecondaryTierManager):
-    """This is a tier behind vLLM's adapter; no call but `drain_jobs` and `shutdown` waits.
+    """A tier behind vLLM's interface. Only `drain_jobs` and `shutdown` block.
 
-    place: as after `serve --tier`, without write=. fingerprint: of the weights, where the model's name does not tell
-    them. locality: LOCAL or REMOTE, for vLLM. Raises `InvalidArgument` for other values.
+    Args:
+        offloading_spec: vLLM's description of the chunks.
+        primary_kv_view: vLLM's CPU memory.
+        tier_type: vLLM's name for the tier.
+        place: the backend, as in `serve --tier` but without write=.
+        fingerprint: of the weights; needed if they can change under the same model name.
+        locality: LOCAL or REMOTE, for vLLM.
+        backpressure_detector: vLLM's own.
+
+    Raises:
+        InvalidArgument: for an invalid value.
     """
 
     medium: ClassVar[Medium] = Medium.STORAGE
@@ -46,27 +55,27 @@ class BlockyardTier(SecondaryTierManager):
         backpressure_detector: Any = None,
     ) -> None:
         if not isinstance(place, str) or not place:
-            raise InvalidArgument(f"place is {place!r}; it must name a tier, like file:/var/kv,bytes=50GiB")
+            raise InvalidArgument(f"place is {place!r}; it must name a backend, like file:/var/kv,bytes=50GiB")
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = None if locality is None else Locality(locality)
         self._chunks = np.asarray(primary_kv_view).view(np.uint8)
         self._adapter = TierAdapter(
-            place, fingerprint=fingerprint, chunk_bytes=self._chunks.shape[1], **_fields_of(offloading_spec)
+            place, fingerprint=fingerprint, chunk_bytes=self._chunks.shape[1], **_layout_fields(offloading_spec)
         )
         self._jobs: dict[int, Any] = {}
-        #: What a request tried to load and missed; it is not promised again.
+        #: Keys that a request failed to load; they are not reported as hits again.
         self._missed: dict[str, set[bytes]] = {}
 
     def on_new_request(self, req_context: Any) -> Any:
-        """Chunks are stored as they come."""
+        """Return a default context: chunks are stored as they come."""
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: Any) -> None:
-        """Forget what this request has missed."""
+        """Forget what this request missed."""
         self._missed.pop(req_context.req_id, None)
 
     def lookup(self, key: bytes, req_context: Any) -> Any:
-        """Say whether a chunk is there, as far as is known: RETRY while the place is asked."""
+        """Return whether a chunk is there as far as known; RETRY until the backend has answered."""
         if key in self._missed.get(req_context.req_id, ()):
             return LookupResult.MISS
         known = self._adapter.longest_prefix([key])
@@ -75,25 +84,28 @@ class BlockyardTier(SecondaryTierManager):
         return LookupResult.MISS if known.is_final else LookupResult.RETRY
 
     def submit_store(self, job_metadata: Any) -> None:
-        """Begin to store chunks, all or none of them."""
+        """Start storing chunks, all or none."""
         self._begin(job_metadata, False)
 
     def submit_load(self, job_metadata: Any) -> None:
-        """Begin to load chunks; those that are right count."""
+        """Start loading chunks; each valid one counts."""
         self._begin(job_metadata, True)
 
     def get_finished_jobs(self) -> Iterable[Any]:
-        """Returns what came of the jobs that ended since the last call."""
+        """Return the results of the jobs that ended since the last call."""
         return [self._result(result) for result in self._adapter.take_results()]
 
     def drain_jobs(self) -> None:
-        """Wait until no job runs. vLLM asks so when weights may change, so nothing stored before is found after it."""
+        """Wait until no job runs.
+
+        vLLM calls this when weights may change, so nothing stored before is found afterwards.
+        """
         while self._adapter.num_running():
             time.sleep(0.0005)
         self._adapter.change_layout()
 
     def shutdown(self) -> None:
-        """End the tier's threads, and let go of vLLM's memory."""
+        """Stop the tier's threads and release vLLM's memory."""
         self._adapter.close()
         self._chunks = np.empty((0, 0), np.uint8)
 
@@ -112,8 +124,8 @@ class BlockyardTier(SecondaryTierManager):
         return JobResult(job.job_id, whole, partial, result.seconds, result.num_bytes)
 
 
-def _fields_of(spec: Any) -> dict[str, Any]:
-    """Returns what vLLM tells of the bytes: where any of it differs, an object is another one's."""
+def _layout_fields(spec: Any) -> dict[str, Any]:
+    """Return everything that determines the bytes of a chunk. Objects that differ in any field are never mixed up."""
     config = spec.config
     parallel = config.parallel
     return {

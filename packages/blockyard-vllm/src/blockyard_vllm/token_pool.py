@@ -1,7 +1,7 @@
-"""Level "tokens": what vLLM's scheduler, its connectors and its tests ask of a block pool, over `blockyard.BlockPool`.
+"""Level "tokens": the block pool that vLLM's scheduler, connectors and tests see, on `blockyard.BlockPool`.
 
-Blocks are held by leases, and cached by their tokens. vLLM's hashes are noted beside: they name blocks in events.
-What vLLM's requests have besides tokens (adapter, salt, images, embeddings) becomes extra keys.
+Blocks are held by leases and cached by their tokens. vLLM's hashes are only recorded, to name blocks in events. What a
+request has besides tokens (adapter, salt, images, embeddings) becomes extra keys.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from blockyard.keys import ExtraKey
 from .misses import StepMisses
 from .objects import Block, EnginePool
 
-#: Where vLLM's requests have a negative placeholder outside of an image, which is a token like any other to vLLM.
+#: Replaces vLLM's negative placeholder tokens outside of images, which vLLM treats like any other token.
 PLACEHOLDER = 2**31 - 1
 
 
 def tokens_of(request: Any, start: int, stop: int) -> list[int]:
-    """Return the request's tokens from `start` to `stop`, as the pool takes them."""
+    """Return the request's tokens from `start` to `stop`, in the form that the pool accepts."""
     tokens: list[int] = request.all_token_ids[start:stop]
     if request.mm_features and min(tokens, default=0) < 0:
         return [token if token >= 0 else PLACEHOLDER for token in tokens]
@@ -37,9 +37,9 @@ def tokens_of(request: Any, start: int, stop: int) -> list[int]:
 
 
 class RequestKeys(NamedTuple):
-    """A request's extra keys, and what they were made of.
+    """A request's extra keys, and what they were made from.
 
-    vLLM changes requests after they were added: the next input of a streaming session brings more images.
+    vLLM changes requests after they were added: the next input of a streaming session may bring more images.
     """
 
     keys: tuple[ExtraKey, ...]
@@ -49,7 +49,7 @@ class RequestKeys(NamedTuple):
     num_features: int
 
     def are_of(self, request: Any) -> bool:
-        """Return whether the request still has what the keys were made of."""
+        """Return whether the keys are still valid for the request."""
         return (
             self.num_features == len(request.mm_features or ())
             and self.lora_request is request.lora_request
@@ -59,16 +59,16 @@ class RequestKeys(NamedTuple):
 
 
 def request_keys(request: Any, block_size: int) -> RequestKeys:
-    """Return the request's adapter, cache salt, images and embeddings, each once. O(images + blocks of embeddings)."""
+    """Return the request's adapter, cache salt, images and embeddings. O(images + blocks of embeddings)."""
     keys: list[ExtraKey] = []
     features = request.mm_features or ()
     if request.lora_request:
-        keys.append(LoRA(_accepted(request.lora_request.name), _accepted(request.lora_request.path or "")))
+        keys.append(LoRA(_valid_unicode(request.lora_request.name), _valid_unicode(request.lora_request.path or "")))
     if request.cache_salt:
-        keys.append(CacheSalt(_accepted(request.cache_salt)))
+        keys.append(CacheSalt(_valid_unicode(request.cache_salt)))
     for feature in features:
         position = feature.mm_position
-        content = _accepted(feature.identifier) or "\0"
+        content = _valid_unicode(feature.identifier) or "\0"
         keys.append(Span(content, position.offset, max(1, position.length), "mm"))
     if request.prompt_embeds is not None:
         keys += _embeddings(request, block_size)
@@ -76,7 +76,7 @@ def request_keys(request: Any, block_size: int) -> RequestKeys:
     return RequestKeys(once, request.lora_request, request.cache_salt, request.prompt_embeds, len(features))
 
 
-def _accepted(text: str) -> str:
+def _valid_unicode(text: str) -> str:
     """Return the text, or its code units in hexadecimal if it is not valid Unicode, which the pool refuses."""
     try:
         text.encode()
@@ -86,7 +86,7 @@ def _accepted(text: str) -> str:
 
 
 def _embeddings(request: Any, block_size: int) -> list[Span]:
-    """Return a span for each block that has embeddings: vLLM makes a digest of a block's embeddings."""
+    """Return a span for each block with embeddings, named by vLLM's digest of them."""
     spans, count = [], len(request.prompt_embeds)
     for start in range(0, count, block_size):
         extra, _ = generate_block_hash_extra_keys(request, start, start + block_size, 0)
@@ -96,7 +96,7 @@ def _embeddings(request: Any, block_size: int) -> list[Span]:
 
 
 class TokenPool(EnginePool):
-    """vLLM's block pool on level "tokens". Objects of blocks are made when vLLM asks for them."""
+    """vLLM's block pool on level "tokens". Block objects are created on demand."""
 
     def __init__(
         self,
@@ -114,67 +114,62 @@ class TokenPool(EnginePool):
         self.medium = MEDIUM_GPU
 
     def block(self, block_id: int) -> Block:
-        """Return the object of a block, made anew."""
         return Block(self, block_id)
 
     @property
     def blocks(self) -> list[Block]:
-        """Return all blocks."""
         return [Block(self, block_id) for block_id in range(self.num_gpu_blocks)]
 
     def find(self, key: Any) -> int:
-        """Find it by the notes of what is cached. O(cached blocks)."""
         return next((block_id for block_id, name in self.names.items() if name[0] == key), 0)
 
     def cached_keys(self) -> Iterator[tuple[Any, int]]:
-        """Return each hash of each block, from the notes."""
         return ((name[0], block_id) for block_id, name in self.names.items())
 
     def get_cached_block(self, block_hash: Any, kv_cache_group_ids: list[int]) -> list[Block] | None:
-        """Find it by vLLM's hash. O(cached blocks)."""
+        """Find a block by vLLM's hash. O(cached blocks)."""
         found = self.find(make_block_hash_with_group_id(block_hash, 0))
         return [Block(self, found)] if found else None
 
     def touch(self, blocks: Sequence[Any]) -> None:
-        """Raise, on this level: connectors that pin blocks by id need level "names"."""
-        raise NotImplementedError("blockyard: blocks are not held by id on level 'tokens'; set level to 'names'")
+        """Raise: connectors that pin blocks by id need level "names"."""
+        raise NotImplementedError("blockyard: level 'tokens' cannot hold blocks by id; set level to 'names'")
 
     # Leases.
 
-    def handed_out(self, lease: BlockLease) -> list[Block]:
-        """Return the blocks of a lease, which `free_blocks` takes."""
+    def blocks_of_lease(self, lease: BlockLease) -> list[Block]:
+        """Return a lease's blocks, for `free_blocks`."""
         return [Block(self, block_id, lease, place) for place, block_id in enumerate(lease)]
 
     def get_new_blocks(self, num_blocks: int) -> list[Block]:
-        """Return blocks under a lease of their own."""
+        """Return blocks under a new lease."""
         lease = self.pool.get_new_blocks(num_blocks)
         self.note_taken(list(lease))
-        return self.handed_out(lease)
+        return self.blocks_of_lease(lease)
 
     def free_blocks(self, ordered_blocks: Iterable[Block]) -> None:
-        """Free what `handed_out` returned: whole leases, or parts of them."""
+        """Free blocks returned by `blocks_of_lease`: whole leases or parts of them."""
         given: dict[int, list[Block]] = {}
         for block in ordered_blocks:
             if block.lease is None:
-                raise ValueError(f"block {block.block_id} was not handed out to be freed on level 'tokens'")
+                raise ValueError(f"block {block.block_id} belongs to no lease; on level 'tokens' it cannot be freed")
             given.setdefault(block.lease.serial, []).append(block)
         for blocks in given.values():
-            self._free_part(blocks[0].lease, [block.position for block in blocks])
+            lease: Any = blocks[0].lease
+            if len(blocks) < sum(1 for block_id in lease if block_id):
+                for block in blocks:
+                    self.pool.release(lease, block.position, block.position + 1)
+            else:
+                self.pool.free_blocks(lease)
 
-    def _free_part(self, lease: Any, positions: list[int]) -> None:
-        if len(positions) < sum(1 for block_id in lease if block_id):
-            for position in positions:
-                self.pool.release(lease, position, position + 1)
-        else:
-            self.pool.free_blocks(lease)
-
-    # What is cached.
+    # Caching.
 
     def first_agreed(self, found: FoundBlocks, hashes: Sequence[Any]) -> FoundBlocks:
-        """Return the first of blocks that were found by tokens whose hashes are the request's too.
+        """Return the leading found blocks whose hashes are also the request's.
 
-        A hash covers what is before it, so the last one that agrees says it of all. One that differs covers what the
-        pool does not compare: tokens behind its block, or a kind of key that the adapter does not know.
+        A hash covers everything before it, so the last one that agrees covers all. A hash may differ because it covers
+        something that the pool does not compare: tokens after the block, or a kind of key that the adapter does not
+        know.
         """
         count = len(found)
         while count and not self._is_named(found.block_ids[count - 1], hashes, count - 1):
@@ -188,7 +183,7 @@ class TokenPool(EnginePool):
         return bool(name[0] == make_block_hash_with_group_id(hashes[position], 0))
 
     def cache(self, request: Any, lease: BlockLease, full: int, keys: tuple[ExtraKey, ...]) -> None:
-        """Cache a request's blocks up to the `full`th, as far as they have hashes. O(new tokens)."""
+        """Cache a request's first `full` blocks, as far as they have hashes. O(new tokens)."""
         first, size, hashes = lease.num_cached_blocks, self.pool.block_size, request.block_hashes
         full = min(full, len(hashes))
         if first >= full:
@@ -199,12 +194,12 @@ class TokenPool(EnginePool):
             self.names[lease[position]] = (name, (position + 1) * size)
         if self.misses is not None:
             for block_hash in hashes[first:full]:
-                self.misses.came(block_hash)
+                self.misses.note_cached(block_hash)
         if self.enable_kv_cache_events:
-            self.tell_stored(request, first, full)
+            self.publish_stored(request, first, full)
 
     def note_taken(self, new: list[int]) -> None:
-        """Blocks that came out of the free queue: what they cached is evicted."""
+        """Record blocks taken from the free queue; what they cached is evicted."""
         names = self.names
         for block_id in new:
             if block_id in names:
@@ -215,7 +210,7 @@ class TokenPool(EnginePool):
                 self.metrics_collector.on_block_allocated(Block(self, block_id))
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """What these blocks cache is not found any more, as after a load that failed."""
+        """Uncache these blocks, as after a failed load."""
         for block_id in block_ids:
             assert block_id < self.num_gpu_blocks, f"Invalid block_id {block_id} >= {self.num_gpu_blocks}"
         cached = [block_id for block_id in block_ids if block_id in self.names]
@@ -226,13 +221,13 @@ class TokenPool(EnginePool):
     def _forget(self, block_id: int) -> None:
         block_hash = get_block_hash(self.names.pop(block_id)[0])
         if self.misses is not None:
-            self.misses.went(block_hash)
+            self.misses.note_removed(block_hash)
         if self.enable_kv_cache_events:
             removed = [maybe_convert_block_hash(block_hash)]
             self.kv_event_queue.append(BlockRemoved(block_hashes=removed, medium=MEDIUM_GPU, group_idx=0))
 
-    def tell_stored(self, request: Any, first: int, full: int) -> None:
-        """Tell the event of a request's blocks from the `first` on."""
+    def publish_stored(self, request: Any, first: int, full: int) -> None:
+        """Queue the event for a request's blocks from `first` to `full`."""
         size = self.hash_block_size
         extra, index = [], 0
         for position in range(first, full):

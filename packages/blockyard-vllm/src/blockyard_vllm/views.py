@@ -1,6 +1,6 @@
-"""Blocks and tables of requests on level "tokens", as the scheduler, connectors and vLLM's tests read them.
+"""Blocks and requests' tables on level "tokens", as vLLM's scheduler, connectors and tests read them.
 
-The manager keeps plain ids; objects are made when vLLM asks for them.
+The manager keeps plain ids; objects are created on demand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .token_pool import TokenPool
 
 
 class BlockIds(KVCacheBlocks):
-    """vLLM's KVCacheBlocks over plain ids; `found` is what a lookup returned, for the allocation that follows."""
+    """vLLM's KVCacheBlocks over plain ids. `found` is the lookup's result, for the allocation that follows."""
 
     __slots__ = ("_pool", "found", "ids")
 
@@ -28,11 +28,10 @@ class BlockIds(KVCacheBlocks):
 
     @property
     def blocks(self) -> tuple[Sequence[Any], ...]:  # type: ignore[override]
-        """Return one group of blocks."""
+        """The one group's blocks."""
         return ([Block(self._pool, block_id) for block_id in self.ids],) if self.ids else ((),)
 
     def get_block_ids(self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None) -> Any:
-        """Return the ids of the one group."""
         if group_ids is not None and not list(group_ids):
             return None if allow_none else ()
         return None if allow_none and not self.ids else (list(self.ids),)
@@ -46,20 +45,19 @@ class BlockIds(KVCacheBlocks):
     __hash__ = None  # type: ignore[assignment]
 
     def get_unhashed_block_ids(self) -> list[int]:
-        """Return those that cache nothing."""
+        """Return the ids of blocks that cache nothing."""
         return [block_id for block_id in self.ids if block_id not in self._pool.names]
 
     def get_unhashed_block_ids_all_groups(self) -> list[list[int]]:
-        """Return the same, in a list of one group, without the null block."""
+        """Return them as one group, without the null block."""
         return [[block_id for block_id in self.get_unhashed_block_ids() if block_id]]
 
     def new_empty(self) -> BlockIds:
-        """Return no blocks."""
         return BlockIds(self._pool, [])
 
 
 class TablesView(Mapping[str, Any]):
-    """`req_to_blocks` of vLLM's managers, where a request that holds nothing has an empty list."""
+    """`req_to_blocks` of vLLM's managers: a request that holds nothing has an empty list."""
 
     def __init__(self, pool: TokenPool, leases: Mapping[str, BlockLease]) -> None:
         self._pool = pool
@@ -69,7 +67,6 @@ class TablesView(Mapping[str, Any]):
         return [self._pool.block(block_id) for block_id in self._leases.get(request_id, ())]
 
     def get(self, request_id: str, default: Any = None) -> Any:
-        """Does as a dict."""
         return self[request_id] if request_id in self._leases else default
 
     def __contains__(self, request_id: object) -> bool:

@@ -20,7 +20,8 @@ from blockyard.policies import POLICIES
 from blockyard.signatures import arguments_of
 from blockyard_testing.outcomes import failures, outcomes_in, table, unexplained
 from blockyard_testing.places import ROOT, child_environment, source_of
-from blockyard_vllm import misses, options
+from blockyard_vllm import adapter_options as options
+from blockyard_vllm import misses
 
 from ..interop.vllm_suite import everything
 from ..interop.vllm_suite.known import KNOWN, KNOWN_OF_CONNECTORS
@@ -44,7 +45,7 @@ def test_only_public_attributes_of_pools_are_used(path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", options.VLLM_VERSIONS)
-def test_a_method_that_moved_is_named(version: str) -> None:
+def test_moved_method_is_named(version: str) -> None:
     expected: dict[str, str] = options.CONTRACTS[version]
     assert options.moved_methods(expected, expected.__getitem__) == []
     for name, arguments in expected.items():
@@ -62,11 +63,11 @@ def test_arguments_are_read_from_a_function() -> None:
 
 
 @pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed here: `make interop-vllm` has an environment with it")
-def test_the_installed_vllm_is_what_the_adapter_was_written_for() -> None:
+def test_installed_vllm_matches_the_contract() -> None:
     options.require_known_vllm()
 
 
-def test_options() -> None:
+def test_options_are_parsed() -> None:
     assert options.options_of(None) == options.options_of({}) == options.options_of({"other": 1}) == options.Options()
     given = options.options_of({"blockyard": {"level": "names", "eviction_policy": "s3fifo"}})
     assert (given.level, given.eviction_policy, given.only_for_tokens) == ("names", "s3fifo", [])
@@ -146,7 +147,7 @@ def test_a_failure_of_stock_is_not_ours() -> None:
     assert failures(stock, ours, {})[0].endswith("NOT KNOWN")
 
 
-def test_a_part_has_its_limit() -> None:
+def test_hanging_part_is_stopped() -> None:
     """What takes longer is ended, what fails is said, and what was printed is kept."""
     for limit in (3, 30):
         sleeps = everything.Part(
@@ -177,7 +178,7 @@ def test_the_summary_has_all_parts() -> None:
     assert len(outcomes) == 6
 
 
-def test_every_known_failure_has_its_reason_and_stands_in_the_page() -> None:
+def test_every_known_failure_has_a_reason_and_is_documented() -> None:
     page = (ROOT / "docs" / "vllm.md").read_text()
     assert len(KNOWN) <= 10
     for name, reason in (KNOWN | KNOWN_OF_CONNECTORS).items():
@@ -213,7 +214,7 @@ def new_causes(log: Any, request: Asking, num_hits: int = 0) -> dict[str, int]:
     log.ask(request, num_hits)
     log.admit(request)
     for block_hash in request.block_hashes[num_hits // 4 :]:
-        log.came(block_hash)
+        log.note_cached(block_hash)
     return {cause: tokens - before[cause] for cause, tokens in log.totals.items() if tokens != before[cause]}
 
 
@@ -232,13 +233,13 @@ def test_tokens_cached_under_other_keys_have_a_cause_of_their_own(log: Any) -> N
     assert new_causes(log, Asking([5, *tokens])) == {"never_seen": 8, "tail": 2}
 
 
-def test_what_was_evicted_under_its_own_keys_is_not_under_others(log: Any) -> None:
+def test_evicted_tokens_do_not_count_as_other_keys(log: Any) -> None:
     tokens = list(range(9))
     first = Asking(tokens, "a")
     new_causes(log, first)
     new_causes(log, Asking(tokens, "b"))
     for block_hash in first.block_hashes:
-        log.went(block_hash)
+        log.note_removed(block_hash)
     assert new_causes(log, first) == {"evicted": 8, "tail": 1}
 
 
@@ -257,5 +258,5 @@ def test_first_blocks_are_bounded_and_the_latest_stay(log: Any, monkeypatch: pyt
     assert new_causes(log, Asking([2] * 5, "b"))["never_seen"] == 4, "forgotten"
 
 
-def test_a_preempted_request_counts_no_second_time(log: Any) -> None:
+def test_preempted_request_is_counted_once(log: Any) -> None:
     assert new_causes(log, Asking(list(range(9)), "a", num_preemptions=1)) == {}

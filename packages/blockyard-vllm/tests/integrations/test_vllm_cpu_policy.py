@@ -64,7 +64,7 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_its_methods_take_what_vllm_gives(name: str) -> None:
+def test_methods_accept_vllms_arguments(name: str) -> None:
     """A name that 0.32 does not give must have a default; otherwise the names are the same."""
     parameters = list(inspect.signature(getattr(ChunkOrder, name)).parameters.values())
     optional = {"insert": {"req_context"}, "__init__": {"policy"}}.get(name, set())
@@ -74,7 +74,7 @@ def test_its_methods_take_what_vllm_gives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*POLICIES, "LRU", "ARC"])
-def test_the_door_makes_a_class_of_every_name(door: ModuleType, name: str) -> None:
+def test_module_has_a_class_for_every_policy(door: ModuleType, name: str) -> None:
     made = getattr(door, name)
     assert issubclass(made, sys.modules[BASE].CachePolicy)
     assert made is getattr(door, name)
@@ -83,18 +83,18 @@ def test_the_door_makes_a_class_of_every_name(door: ModuleType, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["dice", "dice:lru", "lru:", "_lru", "", "Lru"])
-def test_the_door_knows_no_other_name(door: ModuleType, name: str) -> None:
-    with pytest.raises(AttributeError, match=r"eviction_policy is .*LRU and ARC are ours too"):
+def test_module_has_no_class_for_unknown_names(door: ModuleType, name: str) -> None:
+    with pytest.raises(AttributeError, match=r"eviction_policy is .*or LRU and ARC, Blockyard's own"):
         getattr(door, name)
 
 
 @pytest.mark.parametrize("capacity", [-1, -100, 2**27, 2**31, 2**64, True, 1.5, "8", None])
-def test_a_capacity_that_no_tier_has_is_refused(capacity: Any) -> None:
+def test_invalid_capacity_is_refused(capacity: Any) -> None:
     with pytest.raises(InvalidArgument, match=f"^cache_capacity is {capacity!r}; it must be an integer from 0 to 134"):
         ChunkOrder(capacity)
 
 
-def test_a_chunk_that_the_tier_does_not_have_is_refused() -> None:
+def test_chunk_outside_the_tier_is_refused() -> None:
     order, context = ChunkOrder(2), Context({})
     order.insert(b"one0000", Chunk(1), context)
     for key, number, reason in (
@@ -133,7 +133,7 @@ def one_step(tier: SmallTier, running: list[Access], prompts: list[list[bytes]],
 
 @pytest.mark.parametrize("tells_of_access", [True, False], ids=["0.33", "0.32"])
 @pytest.mark.parametrize("name", POLICIES)
-def test_random_traffic_keeps_every_promise(name: str, tells_of_access: bool) -> None:
+def test_random_traffic_keeps_all_invariants(name: str, tells_of_access: bool) -> None:
     """`evict` gives exactly what it says or changes nothing; everything can be evicted in the end."""
     for seed in range(run_seed(), run_seed() + 8):
         draw = random.Random(seed)
@@ -198,7 +198,7 @@ def test_lru_is_least_recently_used(num_chunks: int) -> None:
         assert tier.num_evicted > 100
 
 
-def test_a_policy_hears_of_a_request_as_a_pool_tells_it() -> None:
+def test_policy_sees_requests_as_in_a_pool() -> None:
     """A chain from its end to its beginning with depths, once its transfers are over; hits before."""
     told: list[tuple[Any, ...]] = []
 
@@ -235,7 +235,7 @@ def test_a_policy_hears_of_a_request_as_a_pool_tells_it() -> None:
     assert told == [("insert", blocks[place], numbers[place], place) for place in (2, 1)]
 
 
-def test_what_running_requests_use_goes_last_the_oldest_request_first() -> None:
+def test_chunks_in_use_are_evicted_last_oldest_request_first() -> None:
     tier = SmallTier(ChunkOrder(6, "lru"), 6)
     first, second, done = ([name_of(10 * n + place) for place in range(2)] for n in (1, 2, 3))
     for keys in (first, second):

@@ -1,4 +1,4 @@
-"""The commands of `blockyard` that blockyard-lab brings."""
+"""The subcommands of `blockyard` in this package."""
 
 from blockyard.cli import Command
 

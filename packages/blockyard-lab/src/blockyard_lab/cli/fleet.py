@@ -1,4 +1,4 @@
-"""`blockyard fleet` says which router computes the fewest tokens, and how evenly, on simulated replicas."""
+"""The command `blockyard fleet`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from ..fleet import (
     search,
 )
 from ..fleet.bounds import MAX_MOVES
-from ..fleet.made import LOADS
-from ..fleet.run import MAX_BLOCKS, MAX_REPLICAS
-from ..printing import fine_percent, short_number
+from ..fleet.generated_loads import LOADS
+from ..fleet.simulation import MAX_BLOCKS, MAX_REPLICAS
+from ..printing import short_number
 from ..trace import Trace
 from .lab_options import chosen_jobs, open_chosen_trace, report_skips, short_name
 
 MAX_RUNS = 1000
 MAX_SPEEDUP = 1e6
-#: Of a trace's different blocks, what all replicas hold together unless it is said otherwise.
+#: By default all replicas together hold a fifth of a trace's distinct blocks.
 SHARE = 5
 
 
@@ -43,10 +43,17 @@ def run_fleet(options: argparse.Namespace) -> int:
     routers = parse_routers(options.routing)
     require_int("--runs", options.runs, 1, MAX_RUNS)
     require_int("--search", options.search, 0, MAX_MOVES)
-    changes = _changes(options)
+    given = [("added", text) for text in options.add]
+    given += [("drained", text) for text in options.drain] + [("killed", text) for text in options.kill]
+    changes = tuple(sorted((_change(what, text) for what, text in given), key=lambda change: change.at))
     if len(options.trace) == 1 and options.trace not in LOADS and not Path(options.trace).exists():
-        raise InvalidArgument(f"load is {options.trace!r}; it must be one of {', '.join(LOADS)}, or a trace")
-    loads, plan = _made(options, changes) if options.trace in LOADS else _of_trace(options, changes)
+        raise InvalidArgument(f"LOAD is {options.trace!r}; it must be one of {', '.join(LOADS)}, or a trace")
+    if options.trace in LOADS:
+        kind = LOADS[options.trace]
+        loads = [kind.make(seed) for seed in range(options.runs)]
+        plan = _plan(options, kind.num_replicas, kind.num_blocks, kind.speed, changes)
+    else:
+        loads, plan = _of_trace(options, changes)
     num_runs = len(routers) * len(loads)
     with WorkBar("runs", num_runs, not options.quiet) as bar:
         rows, outcomes = compare(
@@ -63,12 +70,6 @@ def run_fleet(options: argparse.Namespace) -> int:
     return 0
 
 
-def _made(options: argparse.Namespace, changes: tuple[Change, ...]) -> tuple[list[Load], FleetPlan]:
-    made = LOADS[options.trace]
-    loads = [made.make(seed) for seed in range(options.runs)]
-    return loads, _plan(options, made.num_replicas, made.num_blocks, made.speed, changes)
-
-
 def _of_trace(options: argparse.Namespace, changes: tuple[Change, ...]) -> tuple[list[Load], FleetPlan]:
     speedup = require_number("--speedup", options.speedup)
     if not 1 / MAX_SPEEDUP <= speedup <= MAX_SPEEDUP:
@@ -83,11 +84,13 @@ def _of_trace(options: argparse.Namespace, changes: tuple[Change, ...]) -> tuple
 
 
 def _parts(trace: Trace, count: int, speedup: float) -> list[Load]:
-    """Cut a trace into parts of as many requests, the last ones left out where they do not divide."""
+    """Cut a trace into `count` equal parts; leftover requests at the end are dropped."""
     num_requests = sum(1 for _ in trace)
     size = num_requests // count
     if not size:
-        raise InvalidArgument(f"--runs is {count}; {short_name(trace)} has {num_requests} requests")
+        raise InvalidArgument(
+            f"--runs is {count}; it must be at most the {num_requests} requests of {short_name(trace)}"
+        )
     return [load_of_trace(trace, part * size, size, speedup) for part in range(count)]
 
 
@@ -102,12 +105,6 @@ def _plan(
     )
 
 
-def _changes(options: argparse.Namespace) -> tuple[Change, ...]:
-    given = [("added", text) for text in options.add]
-    given += [("drained", text) for text in options.drain] + [("killed", text) for text in options.kill]
-    return tuple(sorted((_change(what, text) for what, text in given), key=lambda change: change.at))
-
-
 def _change(what: str, text: str) -> Change:
     at, _, count = text.partition(":")
     try:
@@ -115,7 +112,7 @@ def _change(what: str, text: str) -> Change:
     except ValueError:
         seconds, number = -1.0, 0
     if not (0 <= seconds < math.inf and 1 <= number <= MAX_REPLICAS):
-        raise InvalidArgument(f"{text!r} is no time and number of replicas; write seconds:number, like 60:2")
+        raise InvalidArgument(f"{text!r} is not a time and a number of replicas; write seconds:number, like 60:2")
     return Change(seconds, **{what: number})
 
 
@@ -146,34 +143,16 @@ def _print(
             f"{about['load']}: {about['requests']:,} requests in {about['runs']} runs, {plan.num_replicas} replicas of "
             f"{plan.num_blocks:,} blocks of {about['tokens_a_block']} tokens\n"
         )
-        print(as_text(_same_columns([_row(row, least) for row in rows])))
-        print(
-            f"\nOne endless cache of all replicas would compute {short_number(least)} tokens: no router computes less."
-        )
+        print(as_text(_drop_zeros([row.as_row(least) for row in rows])))
+        print(f"\nOne unlimited cache of all would compute {short_number(least)} tokens; no router computes less.")
         if found is not None:
             print(
-                f"A search that knows the future found, for the first run, {short_number(found[0])} tokens at a balance"
-                f" of {found[1]:.2f}."
+                f"For the first run, a search that knows the future found {short_number(found[0])} tokens at a balance "
+                f"of {found[1]:.2f}."
             )
 
 
-def _row(row: Compared, least: float) -> dict[str, str]:
-    return {
-        "router": row.router,
-        "computed": short_number(row.computed),
-        "of the bound": f"{row.computed / least:.2f}",
-        "hits": fine_percent(row.hit_rate),
-        "balance": f"{row.balance:.2f}",
-        "worst": f"{row.most_balance:.2f}",
-        "first token p50": f"{1000 * row.first_token_p50:,.0f} ms",
-        "p99": f"{1000 * row.first_token_p99:,.0f} ms",
-        "retried": f"{row.num_retried:,}",
-        "too long": f"{row.num_refused:,}",
-        "unserved": f"{row.num_unserved:,}",
-    }
-
-
-def _same_columns(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Leave out what no router has."""
+def _drop_zeros(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Drop the columns that are 0 for every router."""
     empty = {name for name in ("retried", "too long", "unserved") if all(row[name] == "0" for row in rows)}
     return [{name: cell for name, cell in row.items() if name not in empty} for row in rows]

@@ -1,4 +1,4 @@
-"""These are the options of the lab's commands (`replay`, `curve`, `plan`, `fleet`), and what shared ones come to."""
+"""Options of the lab's commands (`replay`, `curve`, `plan`, `fleet`), and helpers that evaluate shared ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TRACE_HELP = (
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the trace, and of how to read it."""
+    """Add the trace argument and the options for reading it."""
     parser.add_argument("trace", nargs="?", default="small", metavar="TRACE", help=_TRACE_HELP)
     _add_reading(parser.add_argument_group("reading"))
 
@@ -39,7 +39,7 @@ def _add_reading(group: Any) -> None:
 
 
 def add_format_options(group: Any) -> None:
-    """Adds the options that say what a trace file is, where its lines do not."""
+    """Add the options for a trace file's format."""
     group.add_argument(
         "--format", default="auto", metavar="NAME", help="the trace's format; default: by its first line"
     )
@@ -47,7 +47,7 @@ def add_format_options(group: Any) -> None:
 
 
 def add_running_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say how many processes run, and where."""
+    """Add the options for parallel runs."""
     group = parser.add_argument_group("running")
     group.add_argument("--jobs", type=int, metavar="N", help="processes at once; default: one a core")
     group.add_argument(
@@ -57,21 +57,20 @@ def add_running_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_files(parser: argparse.ArgumentParser, metavar: str, line: str) -> None:
-    """Adds the option for files that a command writes."""
     parser.add_argument(
         "-o", "--output", action="append", default=[], metavar=metavar, help=f"{line}; may be given often"
     )
 
 
 def add_output_options(parser: argparse.ArgumentParser, line: str) -> None:
-    """Adds the forms for programs; line: what a line of the CSV is for."""
+    """Add --json and --csv. `line` names what a CSV line stands for."""
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     output.add_argument("--csv", action="store_true", help=f"print a line for each {line}")
 
 
 def open_chosen_trace(options: argparse.Namespace, name: str | None = None) -> Trace:
-    """Opens the trace that the options name, or another one, to be read in the same way."""
+    """Open the trace that the options name, or the trace `name` with the same options."""
     from ..traces import open_trace
 
     return open_trace(
@@ -84,31 +83,31 @@ def open_chosen_trace(options: argparse.Namespace, name: str | None = None) -> T
 
 
 def chosen_jobs(options: argparse.Namespace, num_cells: int) -> int:
-    """Returns the processes at once: as asked for, or one a core, and no more than there is to do."""
+    """Return the number of processes: as requested, or one per core, but at most one per cell."""
     require_backend(options.backend)
     wanted = len(os.sched_getaffinity(0)) if options.jobs is None else require_int("--jobs", options.jobs, 1, MAX_JOBS)
     return max(1, min(wanted, num_cells))
 
 
 def require_tier(options: argparse.Namespace) -> None:
-    """Raises `InvalidArgument` for an option of tiers without any."""
+    """Raise `InvalidArgument` for a tier option without --tier."""
     if options.seconds_per_prompt_token is not None and not options.tier:
         raise InvalidArgument("--seconds-per-prompt-token was given without --tier")
 
 
 def short_name(trace: Trace) -> str:
-    """Returns the trace's name as a heading has it, that of a file without its folders."""
+    """Return the trace's name without folders."""
     return Path(trace.name).name
 
 
 def report_skips(trace: Trace) -> None:
-    """Say on stderr what the latest walk left out or corrected."""
+    """Print on stderr what the latest walk skipped or corrected."""
     for cause, (count, first) in trace.skips.causes.items():
         print(f"blockyard: {count} x {cause} (first: {first})", file=sys.stderr)
 
 
 def skips_as_dict(trace: Trace) -> dict[str, Any]:
-    """Returns the same for a program."""
+    """Return what the latest walk skipped or corrected, for JSON."""
     return {cause: {"count": count, "first": first} for cause, (count, first) in trace.skips.causes.items()}
 
 

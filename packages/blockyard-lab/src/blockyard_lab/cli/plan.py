@@ -1,4 +1,4 @@
-"""`blockyard plan` reads the model and the GPUs from the options, and prints what they come to."""
+"""The command `blockyard plan`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from blockyard.amounts import parse_memory
 from blockyard.cache_options import MAX_MODEL_LEN
-from blockyard.cli import parse_lengths
+from blockyard.cli import as_json, parse_lengths
 from blockyard.errors import InvalidArgument, ModelError
 from blockyard.sizing import (
     EncoderShape,
@@ -32,18 +31,25 @@ from blockyard.sizing import (
 from .. import References, Trace, UnknownContents, read_references
 from ..output_file import require_output
 from ..planning import CapacityPlan, LargestStep, plan_capacity
-from ..planning.memory import GIB
+from ..planning.gpu_memory import GIB
+from ..planning.plan_page import write_plan_page
+from ..replay.tier_result import TierRow
 from ..survey import TraceSurvey, survey
 from ..traces import open_trace
 from .lab_options import report_skips, require_tier
-from .plan_report import as_json, as_text, write_plan_page
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """name: for people. shape: None where the config does not give the widths. weights_on: bytes on each of n ranks.
+    """The model that the options name.
 
-    source: of the weights, sentences. encoder: of images, where the engine runs it.
+    Attributes:
+        name: for people.
+        spec: its cache.
+        shape: its widths; None if the config does not give them.
+        weights_on: returns the weights' bytes on each of n ranks.
+        source: sentences about the weights.
+        encoder: the image encoder, if the engine runs it.
     """
 
     name: str
@@ -55,7 +61,12 @@ class ChosenModel:
 
 
 def chosen_model(options: argparse.Namespace) -> ChosenModel:
-    """Returns the model that the options name. Raises what `KVCacheSpec.from_config` raises."""
+    """Return the model that the options name.
+
+    Raises:
+        InvalidArgument: for invalid options.
+        ModelError: if the model's config cannot be read.
+    """
     if not options.model:
         raise InvalidArgument("MODEL is missing; give a folder, a config.json or a name of --list-models")
     path = Path(options.model)
@@ -73,18 +84,15 @@ def chosen_model(options: argparse.Namespace) -> ChosenModel:
     weights_on, source = _weights(options, path, known, counted, reason, spec.model_dtype)
     name = path.resolve().name if known is None else known.name
     encoder = None if options.text_only else encoder_shape(config)
-    return ChosenModel(name, spec, _shape(config, options.dtype), weights_on, source, encoder)
-
-
-def _shape(config: object, dtype: str | None) -> ModelShape | None:
     try:
-        return ModelShape.from_config(config, dtype=dtype)
+        shape = ModelShape.from_config(config, dtype=options.dtype)
     except InvalidArgument:
-        return None  # the plan says that it guesses
+        shape = None  # the plan says that it guesses
+    return ChosenModel(name, spec, shape, weights_on, source, encoder)
 
 
 def _counted(options: argparse.Namespace, config: object) -> tuple[ModelWeights | None, str]:
-    """Returns the weights as the config gives them, or None and the reason why they cannot be counted."""
+    """Return the weights counted from the config, or None and the reason."""
     try:
         return model_weights(config, dtype=options.dtype), ""
     except InvalidArgument as error:
@@ -92,7 +100,7 @@ def _counted(options: argparse.Namespace, config: object) -> tuple[ModelWeights 
 
 
 def _cache_dtype(options: argparse.Namespace, known: KnownModel | None, counted: ModelWeights | None) -> str | None:
-    """Returns None for the config's own. An engine keeps 16 bits where the weights have 8, unless told otherwise."""
+    """Return the cache's dtype, or None for the config's own. Engines keep 16 bits for 8-bit weights by default."""
     if options.cache_dtype:
         return str(options.cache_dtype)
     if options.dtype and dtype_bytes("--dtype", options.dtype) > 1:
@@ -104,10 +112,10 @@ def _cache_dtype(options: argparse.Namespace, known: KnownModel | None, counted:
 
 
 def _with_drafts(spec: KVCacheSpec, config: object) -> KVCacheSpec:
-    """Returns the spec with the layers that predict further tokens, each like the model's last."""
+    """Return the spec with the model's layers for multi-token prediction, each like its last layer."""
     count = num_draft_layers(config)
     if not count:
-        raise InvalidArgument("--mtp was given, and the model's config has no layers that predict further tokens")
+        raise InvalidArgument("--mtp was given, but the model's config has no layers for multi-token prediction")
     last = spec.layers[-1]
     first = max([layer.index for layer in spec.layers] + [state.index for state in spec.states]) + 1
     drafts = tuple(dataclasses.replace(last, index=first + number) for number in range(count))
@@ -124,7 +132,7 @@ def _weights(
 ) -> tuple[Callable[[int], int], tuple[str, ...]]:
     if options.weights:
         total = parse_memory("--weights", options.weights)
-        return _divided(total), ("The size of the weights is as given.",)
+        return _divide(total), ("The size of the weights is as given.",)
     found = _files(path) if known is None else None
     if found is not None:
         return _of_files(options, path, *found, own_dtype)
@@ -134,10 +142,10 @@ def _weights(
         raise InvalidArgument(f"--weights is missing; {_folder(path)} has no *.safetensors, and {reason}")
     size = dtype_bytes("--dtype", options.dtype or "bfloat16")
     sentence = f"The weights are {known.num_parameters:,} parameters of {size} byte{'s' * (size > 1)}."
-    return _divided(known.num_parameters * size), (sentence,)
+    return _divide(known.num_parameters * size), (sentence,)
 
 
-def _divided(total: int) -> Callable[[int], int]:
+def _divide(total: int) -> Callable[[int], int]:
     return lambda ranks: -(-total // ranks)
 
 
@@ -146,9 +154,9 @@ def _folder(path: Path) -> Path:
 
 
 def _files(path: Path) -> tuple[int, str] | None:
-    """Returns the bytes of a folder's weights and what they are, by its files or their index; None without either."""
+    """Return the bytes of a folder's weights from its files or their index, and a description; None without either."""
     folder = _folder(path)
-    # Some folders have the weights a second time, under another name.
+    # Some folders hold the weights twice, under two names.
     files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
     try:
         if files:
@@ -159,7 +167,7 @@ def _files(path: Path) -> tuple[int, str] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ModelError(f"{error.filename} could not be read: {error.strerror}") from error
+        raise ModelError(f"{error.filename} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -170,10 +178,10 @@ def _of_files(
     dtype = options.dtype
     if dtype and (not own_dtype or dtype_bytes("--dtype", dtype) != dtype_bytes("dtype", own_dtype)):
         raise InvalidArgument(
-            f"--dtype is {dtype!r}, and the *.safetensors of {_folder(path)} have a type of their own; give --weights "
-            f"for another one, or --cache-dtype for the cache's"
+            f"--dtype is {dtype!r}, but the *.safetensors in {_folder(path)} have another type; give --weights for "
+            f"other weights, or --cache-dtype for the cache"
         )
-    return _divided(total), (f"The weights are {what}.",)
+    return _divide(total), (f"The weights are {what}.",)
 
 
 def _of_config(
@@ -203,7 +211,7 @@ _DEFAULT_GPU = "h100"
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    """Print the plan. Exit status 1 if the model does not fit."""
+    """Print the plan. The exit status is 1 if the model does not fit."""
     if options.list_models:
         print("\n".join(model_names()))
         return 0
@@ -218,18 +226,19 @@ def run_plan(options: argparse.Namespace) -> int:
     tiers = _tiers(options, plan, trace) if options.tier and plan.fits else []
     for path in options.output:
         write_plan_page(plan, model.name, name, path, tiers)
-    print((as_json if options.json else as_text)(plan, model.name, name, tiers))
+    about = (model.name, name, tiers)
+    print(as_json(plan.as_dict(*about)) if options.json else plan.as_text(*about))
     return 0 if plan.fits else 1
 
 
-def _tiers(options: argparse.Namespace, plan: CapacityPlan, trace: Trace | None) -> list[dict[str, Any]]:
-    """Runs the trace in one replica's expected pool, with every combination of tiers below it."""
+def _tiers(options: argparse.Namespace, plan: CapacityPlan, trace: Trace | None) -> list[TierRow]:
+    """Replay the trace in one replica's expected pool with every combination of tiers."""
     from .tier_table import replay_tiers
 
     if trace is None:
-        raise InvalidArgument("--tier was given without --trace, which says what would be hit")
+        raise InvalidArgument("--tier was given without --trace, whose prompts it replays")
     if plan.spec.states:
-        raise InvalidArgument("--tier was given for a model that keeps states, whose tiers a plan does not count")
+        raise InvalidArgument("--tier was given for a model that keeps states; a plan cannot count their tiers")
     size = plan.spec.block_size
     num_blocks = max(plan.num_blocks if plan.cache_budget is None else plan.cache_budget.num_blocks + 1, 2)
     longest = min(survey(trace).longest_sequence, num_blocks * size, MAX_MODEL_LEN)
@@ -238,7 +247,7 @@ def _tiers(options: argparse.Namespace, plan: CapacityPlan, trace: Trace | None)
 
 
 def _check_ranks(options: argparse.Namespace) -> None:
-    """Checks the ranks in the words of the options; the plan itself checks them by its own names."""
+    """Check the ranks under the options' names. The plan checks them too, but under its own names."""
     for name in ("gpus", "tensor_parallel"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -250,14 +259,19 @@ def _check_ranks(options: argparse.Namespace) -> None:
 
 def _plan(options: argparse.Namespace, model: ChosenModel, trace: Trace | None) -> CapacityPlan:
     traffic, references = (None, None) if trace is None else _read(trace, model.spec.block_size)
+    if options.gpu_memory is None:
+        gpu_gib = known_gpu(options.gpu or _DEFAULT_GPU).memory_gib
+    else:
+        gpu_gib = parse_memory("--gpu-memory", options.gpu_memory) / GIB
+    activations = options.activations
     plan = plan_capacity(
         model.spec,
-        gpu_memory_gib=_gpu_memory(options),
+        gpu_memory_gib=gpu_gib,
         weights_gib=model.weights_on(1) / GIB,
         weights_on=model.weights_on,
         num_gpus=options.gpus,
         gpu_memory_utilization=options.utilization,
-        activation_gib=_activations(options),
+        activation_gib=None if activations is None else parse_memory("--activations", activations) / GIB,
         step=_step(options, model),
         lengths=parse_lengths("--lengths", options.lengths),
         max_num_seqs=options.max_num_seqs,
@@ -271,13 +285,6 @@ def _plan(options: argparse.Namespace, model: ChosenModel, trace: Trace | None) 
     return dataclasses.replace(plan, assumptions=(*model.source, *plan.assumptions))
 
 
-def _gpu_memory(options: argparse.Namespace) -> float:
-    """Returns the GiB that were given, or what CUDA gives of the GPU."""
-    if options.gpu_memory is None:
-        return known_gpu(options.gpu or _DEFAULT_GPU).memory_gib
-    return parse_memory("--gpu-memory", options.gpu_memory) / GIB
-
-
 def _step(options: argparse.Namespace, model: ChosenModel) -> LargestStep | None:
     if model.shape is None:
         return None
@@ -286,12 +293,8 @@ def _step(options: argparse.Namespace, model: ChosenModel) -> LargestStep | None
     return LargestStep(model.shape, options.max_num_batched_tokens, options.sampler, gpu, layers, model.encoder)
 
 
-def _activations(options: argparse.Namespace) -> float | None:
-    return None if options.activations is None else parse_memory("--activations", options.activations) / GIB
-
-
 def _read(trace: Trace, block_size: int) -> tuple[TraceSurvey, References | None]:
-    """Returns the trace's totals, and what its prompts contain; None where it does not say."""
+    """Return the trace's totals, and its contents or None if it does not have them."""
     references = None
     try:
         references = read_references(trace, block_size=block_size)

@@ -1,15 +1,17 @@
-"""Hit rate against capacity: counted, and shown as a picture or a page.
+"""Hit rate against capacity, as numbers, a picture or a page.
 
 Read it in this order:
 
-    hit_rates                         every policy at every size, and where the curve bends
+    curves                            the result: hit rates by policy and size; its table, JSON and claims
+    hit_rates                         runs every policy at every size and finds the knee
     side_by_side                      several traces in one picture; colours and dashes of policies
-    words                             what is said of curves, and claimed for policies
+    captions                          texts of pictures and pages
     drawing, sheet, labels, picture   the picture: PNG or SVG
-    page                              the page with hover
+    curve_page                        the interactive page
 """
 
-from .hit_rates import HitCurves, Knee, count_hits, hit_curves, lru_hits
-from .side_by_side import put_together
+from .curves import Claim, HitCurves, Knee
+from .hit_rates import count_hits, hit_curves, lru_hits
+from .side_by_side import combine_curves
 
-__all__ = ["HitCurves", "Knee", "count_hits", "hit_curves", "lru_hits", "put_together"]
+__all__ = ["Claim", "HitCurves", "Knee", "combine_curves", "count_hits", "hit_curves", "lru_hits"]

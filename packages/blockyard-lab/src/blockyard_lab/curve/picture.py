@@ -1,6 +1,6 @@
-"""The picture of hit-rate curves as the bytes of a file: lines, the room below the optimum, and points above LRU.
+"""Renders hit-rate curves: lines, the gap to the optimum, and distances from LRU.
 
-It is made of matplotlib's objects, without pyplot, and changes no settings that outlive a call.
+Uses matplotlib's objects without pyplot, and changes no global settings.
 """
 
 from __future__ import annotations
@@ -16,32 +16,28 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ..policy_names import OPTIMUM
 from ..printing import points
-from .hit_rates import HitCurves
+from .captions import best_rates, infinite_of, title_of
+from .curves import HitCurves
 from .labels import label_lines, mark_knee
 from .sheet import DPI, FAINT, INK, QUIET, SHADE, Sheet, draw_frame, families
-from .words import above_lru, best_rates, infinite_of, parts_of, title_of
 
-#: So few sizes are shown as points too: lines between them alone would say more than was measured.
+#: Up to this many sizes are also drawn as points, since lines alone would suggest more than was measured.
 FEW_SIZES = 12
 
 
 def draw_lines(sheet: Sheet) -> list[Any]:
-    """Everything that runs along the capacities. Returns the texts at the lines of infinite caches. O(points)."""
-    _shade_gap(sheet)
-    for number, policy in enumerate(sheet.curves.hit_rates):
-        _draw_policy(sheet, number, policy)
-    return [_draw_infinite(sheet, part) for part in parts_of(sheet.curves)]
-
-
-def _shade_gap(sheet: Sheet) -> None:
+    """Draw everything over the capacities and return the texts at the lines of infinite caches. O(points)."""
     curves, best = sheet.curves, best_rates(sheet.curves)
     if best is not None and OPTIMUM in curves.hit_rates:
         upper = np.maximum(curves.hit_rates[OPTIMUM], best)
         sheet.axes.fill_between(curves.sizes, 100 * best, 100 * upper, color=SHADE, linewidth=0, gid="gap")
+    for number, policy in enumerate(sheet.curves.hit_rates):
+        _draw_policy(sheet, number, policy)
+    return [_draw_infinite(sheet, part) for part in sheet.curves.per_trace]
 
 
 def _draw_policy(sheet: Sheet, number: int, policy: str) -> None:
-    """Its group in an SVG is called policy-0, policy-1 and so on, in the order of the curves."""
+    """Draw a policy's line. Its group in an SVG is policy-0, policy-1 and so on, in the order of the curves."""
     sizes, rates = sheet.curves.sizes, 100 * sheet.curves.hit_rates[policy]
     color, dashes = sheet.style_of(policy)
     marker = "o" if len(sizes) <= FEW_SIZES else ""
@@ -57,19 +53,18 @@ def _draw_infinite(sheet: Sheet, curves: HitCurves) -> Any:
     axes, rate = sheet.axes, 100 * curves.infinite
     axes.axhline(rate, color=QUIET, linewidth=1.1, linestyle=(0, (1, 2)), zorder=2, gid="infinite")
     return axes.annotate(
-        sheet.shown(infinite_of(curves)), (0, rate), (4, 3), xycoords=axes.get_yaxis_transform(),
+        sheet.displayable(infinite_of(curves)), (0, rate), (4, 3), xycoords=axes.get_yaxis_transform(),
         textcoords="offset points", fontsize=9, color=QUIET, va="bottom", parse_math=False,
     )  # fmt: skip
 
 
-#: Inches: what is added to the figure, and how much of it the axes are.
+#: Inches added to the figure, and the height of the axes in them.
 ROOM, HEIGHT = 1.95, 1.3
 
 
 def draw_below(sheet: Sheet) -> None:
-    """Draws axes of points above LRU, where it and another policy that can be run are there, or of the first of what
-    the curves have beside their rates. O(points)."""
-    differences, beside = above_lru(sheet.curves), sheet.curves.beside
+    """Draw a second pair of axes: points above LRU, or the first of the further figures (`beside`). O(points)."""
+    differences, beside = sheet.curves.above_lru(), sheet.curves.beside
     if not (differences or beside) or len(sheet.curves.sizes) < 2:
         return
     axes = sheet.add_below(ROOM, HEIGHT)
@@ -112,24 +107,24 @@ def _draw_frame(sheet: Sheet, axes: Any, title: str, shown: Callable[[float], st
 SETTINGS = {"svg.hashsalt": "blockyard", "svg.fonttype": "none", "path.simplify": False}
 
 
-def drawn(curves: HitCurves, kind: str, bytes_per_block: int, model: str) -> bytes:
-    """Return a "png" or "svg" file. A user's own settings of matplotlib change nothing. O(policies * sizes)."""
+def render(curves: HitCurves, kind: str, bytes_per_block: int, model: str) -> bytes:
+    """Return a "png" or "svg" file. The user's matplotlib settings have no effect. O(policies * sizes)."""
     with warnings.catch_warnings(), matplotlib.style.context(["default", {**SETTINGS, "font.family": families()}]):
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # an SVG is shown with the fonts of who looks at it
-        figure = figure_of(curves, bytes_per_block, model, keep_all_letters=kind == "svg")
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a viewer shows an SVG with its own fonts
+        figure = make_figure(curves, bytes_per_block, model, keep_all_letters=kind == "svg")
         content = io.BytesIO()
         metadata = {"Date": None, "Title": title_of(curves)} if kind == "svg" else {"Software": None}
         figure.savefig(content, format=kind, dpi=DPI, metadata=metadata)
         return content.getvalue()
 
 
-def figure_of(curves: HitCurves, bytes_per_block: int, model: str, *, keep_all_letters: bool) -> Any:
-    """Return the figure itself, from the outside in: each part takes its place in what those before it have left."""
+def make_figure(curves: HitCurves, bytes_per_block: int, model: str, *, keep_all_letters: bool) -> Any:
+    """Return the figure. Each part takes its space from what the parts before it left."""
     sheet = Sheet(curves, keep_all_letters=keep_all_letters)
     draw_frame(sheet, bytes_per_block, model)
     words = draw_lines(sheet)
     draw_below(sheet)
     label_lines(sheet)
-    for part in parts_of(curves):
+    for part in curves.per_trace:
         words += mark_knee(sheet, part, words)
     return sheet.figure

@@ -1,4 +1,4 @@
-"""Here is what no router can beat, and what one that knows the future might do."""
+"""A bound that no router can beat, and a search for a good assignment with knowledge of the future."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from .loads import Load
 from .replica import Pool, num_usable
 
-#: Moves that a search tries at most.
+#: Most moves of a search.
 MAX_MOVES = 10**6
 
 
 def endless_pool(load: Load) -> int:
-    """Return what one endless cache of all replicas computes: no router computes fewer prompt tokens. O(blocks)."""
+    """Return the prompt tokens that one unlimited cache would compute. No router computes fewer. O(blocks)."""
     seen: set[int] = set()
     total = 0
     for job in load.jobs:
@@ -27,17 +27,25 @@ def endless_pool(load: Load) -> int:
 
 
 class AssignmentSearch:
-    """Looks for the assignment of conversations to replicas that computes the fewest tokens, moving or exchanging them.
+    """Local search for the assignment of conversations to replicas that computes the fewest tokens.
 
-    Requests run one after another in the order given, so nothing that runs takes room from another, and the whole load
-    is known. That is more than a router has; but a search may miss the best, so this is no bound. An assignment counts
-    as better if it computes less and no replica more than `most_balance` times the mean, or comes nearer to that.
+    It moves and exchanges conversations. Requests run one after another, so running requests take no room from others,
+    and
+    the whole load is known. A router has neither advantage; but the search may miss the best assignment, so this is no
+    bound. An assignment is better if it computes less and its balance is at most `most_balance`, or gets closer to
+    that.
+
+    Args:
+        load: the load.
+        num_replicas: number of replicas.
+        num_blocks: blocks of each.
+        placed: start of the search: (job, replica) in order of time; a conversation's first one counts.
+        most_balance: largest allowed ratio of a replica's tokens to the mean.
     """
 
     def __init__(
         self, load: Load, num_replicas: int, num_blocks: int, placed: Sequence[tuple[int, int]], most_balance: float
     ) -> None:
-        """placed is where the search starts: (job, replica) in the order of time; a conversation's first one counts."""
         self._load, self._num_blocks, self._most_balance = load, num_blocks, most_balance
         self._order = list(dict.fromkeys(job for job, _ in placed))
         self._group_of = {job: load.jobs[job].session or f"job {job}" for job in self._order}
@@ -48,12 +56,12 @@ class AssignmentSearch:
 
     @property
     def num_computed(self) -> int:
-        """Return the tokens of the best assignment so far."""
+        """Tokens computed by the best assignment so far."""
         return int(self._computed.sum())
 
     @property
     def balance(self) -> float:
-        """Return the most tokens of a replica, by their mean."""
+        """Largest number of tokens of a replica, divided by the mean."""
         return float(self._computed.max() / max(self._computed.mean(), 1))
 
     def _replay(self, replica: int) -> int:
@@ -69,7 +77,7 @@ class AssignmentSearch:
         return total
 
     def improve(self, num_moves: int, seed: int) -> None:
-        """Try moves drawn from a seed, every second one an exchange. Each replays two replicas: O(blocks of both)."""
+        """Try random moves, every second one an exchange. Each replays two replicas: O(blocks of both)."""
         draw = np.random.default_rng(seed)
         for number in range(num_moves):
             group, other = (self._groups[place] for place in draw.integers(len(self._groups), size=2).tolist())
@@ -94,4 +102,4 @@ class AssignmentSearch:
             return False
         if before > self._most_balance:
             return balance < before
-        return int(found.sum()) <= self.num_computed  # equal ones too: what shares may take two moves
+        return int(found.sum()) <= self.num_computed  # an equal one too: an improvement may need two moves

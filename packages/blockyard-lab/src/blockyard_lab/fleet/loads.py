@@ -1,4 +1,4 @@
-"""A load has requests at their times, or after others; a trace becomes one."""
+"""A load of requests with arrival times, possibly made from a trace."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from ..trace import Trace
 
 @dataclass(slots=True)
 class Job:
-    """This is one request.
+    """One request.
 
-    at: seconds from the load's start, or, of a job that comes `after` another one, from that one's end. ids: names of
-    the full blocks of its prompt and of its answer, each under its prefix; the answer's last token fills none.
+    Attributes:
+        at: seconds since the load's start, or since the end of the job `after`.
+        after: number of the job that must end first, or -1.
+        session: name of the conversation.
+        num_prompt: tokens of the prompt.
+        num_output: tokens of the answer.
+        ids: prefix-dependent ids of the full blocks of prompt and answer. The answer's last token fills no block.
     """
 
     at: float
@@ -27,7 +32,7 @@ class Job:
 
 @dataclass(slots=True)
 class Load:
-    """A load has jobs; one that comes after another stands behind it."""
+    """Jobs, in an order in which each comes after the job it waits for."""
 
     name: str
     block_size: int
@@ -35,9 +40,16 @@ class Load:
 
 
 def load_of_trace(trace: Trace, first: int = 0, count: int | None = None, speedup: float = 1.0) -> Load:
-    """Take `count` requests of a trace from number `first` on, `speedup` times faster; time begins at the first.
+    """Return a part of a trace as a load. Time begins at its first request; answers match no later prompt.
 
-    Blocks are the trace's own. Answers match no later prompt. Raises `UnknownContents` where requests have no ids.
+    Args:
+        trace: a trace with hash ids.
+        first: number of the first request.
+        count: number of requests; None for all that follow.
+        speedup: factor by which arrivals are faster.
+
+    Raises:
+        UnknownContents: if a request has no ids.
     """
     jobs: list[Job] = []
     begin: float | None = None
@@ -48,7 +60,7 @@ def load_of_trace(trace: Trace, first: int = 0, count: int | None = None, speedu
         if count is not None and len(jobs) >= count:
             break
         if request.hash_ids is None:
-            raise UnknownContents(f"{trace.name} says nothing of contents, so no prompt can hit another's blocks")
+            raise UnknownContents(f"{trace.name} has lengths but no contents, so no prompt can hit another's blocks")
         begin = request.arrival if begin is None else begin
         num_output = max(request.num_output_tokens, 1)
         num_full = request.num_prompt_tokens // size

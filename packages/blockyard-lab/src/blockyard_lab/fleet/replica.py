@@ -1,4 +1,4 @@
-"""A replica of the simulation is a pool of blocks under LRU, and an engine whose steps take time."""
+"""A simulated replica: a pool of blocks under LRU, and an engine with modelled step times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .loads import Job
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Says what an engine's steps take, in seconds as `lab.replay.ServiceModel` has them, and their tokens at most."""
+    """Step times of an engine in seconds, as in `replay.ServiceModel`, and the most tokens of a step."""
 
     step: float = 0.006
     prompt_token: float = 5e-5
@@ -22,14 +22,14 @@ class Speed:
 
 
 def num_usable(num_prompt: int, block_size: int) -> int:
-    """Return the blocks of a prompt that can hit: a hit ends before the last token, which is always computed."""
+    """Return the blocks of a prompt that can hit. The last token is always computed."""
     return (num_prompt - 1) // block_size
 
 
 class Pool:
-    """Keeps blocks by the names of their contents: held by requests, or idle in the order in which they are evicted.
+    """Blocks by content id: held by requests, or idle in LRU order.
 
-    A request's blocks are held from its admission; they can be seen once they are computed.
+    A request's blocks are held from its admission on, and can be hit once they are computed.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -40,7 +40,7 @@ class Pool:
         self.num_evicted = 0
 
     def num_seen(self, ids: Sequence[int]) -> int:
-        """Return how many leading blocks can be hit. What is seen is whole prefixes. O(log blocks)."""
+        """Return how many leading blocks can be hit. O(log blocks), since computed blocks form whole prefixes."""
         low, high = 0, len(ids)
         while low < high:
             middle = (low + high) // 2
@@ -51,7 +51,7 @@ class Pool:
         return low
 
     def fits(self, ids: Sequence[int]) -> bool:
-        """Return whether all of a request's blocks can be held beside those that others hold."""
+        """Return whether a request's blocks can be held in addition to those of others."""
         num_new = sum(1 for name in ids if name not in self._held)
         return num_new <= self.capacity - len(self._held)
 
@@ -68,7 +68,7 @@ class Pool:
             self.num_evicted += 1
 
     def release(self, ids: Sequence[int]) -> None:
-        """Hold them no more; the last of a prompt is evicted first. What was never computed is free."""
+        """Release a request's blocks. A prompt's last block is evicted first; blocks never computed are freed."""
         for name in reversed(ids):
             self._held[name] -= 1
             if not self._held[name]:
@@ -77,7 +77,7 @@ class Pool:
                     self._idle[name] = None
 
     def check(self) -> None:
-        """Raise `AssertionError` unless no block is in two states, and no more are there than fit."""
+        """Raise `AssertionError` if a block is both held and idle, or the pool is overfull."""
         assert not self._held.keys() & self._idle.keys()
         assert self._idle.keys() <= self.seen <= self._held.keys() | self._idle.keys()
         assert len(self._held) + len(self._idle) <= self.capacity
@@ -85,7 +85,7 @@ class Pool:
 
 @dataclass(slots=True)
 class Turn:
-    """This is a job on its way. given: tokens that an earlier replica gave before it died."""
+    """A request in progress. `given` counts tokens from a replica that died since."""
 
     number: int
     job: Job
@@ -96,21 +96,22 @@ class Turn:
 
     @property
     def num_prompt(self) -> int:
-        """Tokens to have before the next one is given: the prompt's and those given."""
+        """Tokens needed before the next one: the prompt and those already given."""
         return self.job.num_prompt + self.given
 
     @property
     def num_left(self) -> int:
-        """Tokens still to give."""
+        """Tokens still to generate."""
         return self.job.num_output - self.given
 
 
 @dataclass(slots=True)
 class Engine:
-    """Prompts one after another, whole; decodes together, all at one speed.
+    """Computes prompts one after another, each as a whole, and all decodes together at one speed.
 
-    While a prompt runs, each of its steps gives every decode a token too. `clock` counts the tokens that a decode which
-    was there all the time would have got; a decode ends when the clock reaches its number.
+    While a prompt is computed, each of its steps also gives every decode one token. `clock` counts the tokens that a
+    decode
+    running all the time would have received; a decode ends when the clock reaches its number.
     """
 
     pool: Pool
@@ -127,14 +128,14 @@ class Engine:
     num_computed: int = 0
 
     def next_event(self) -> float:
-        """Return when a prompt is computed or an answer ends; inf if nothing runs."""
+        """Return when the next prompt or answer is finished; inf if nothing runs."""
         event = self.prefill_ends if self.prefill is not None else float("inf")
         if self.decodes:
             event = min(event, self.now + max(self.decodes[0][0] - self.clock, 0.0) / self.rate)
         return event
 
     def advance(self, now: float) -> tuple[list[Turn], list[Turn]]:
-        """Go on to `now`, which is not after the next event; return whose prompts are computed and who has ended."""
+        """Advance to `now`, at most the next event; return turns whose prompts were computed, and turns that ended."""
         self.clock += self.rate * (now - self.now)
         self.now = now
         computed, ended = [], []
@@ -150,7 +151,7 @@ class Engine:
         return computed, ended
 
     def _end_prefill(self, turn: Turn) -> Turn:
-        """Its first token is there; the others follow at the decodes' speed."""
+        """Record the turn's first token and start its decoding."""
         self.prefill = None
         self.pool.seen.update(turn.job.ids[: turn.num_prompt // self.block_size])
         if turn.first_token is None:
@@ -161,7 +162,7 @@ class Engine:
         return turn
 
     def start(self) -> None:
-        """Start the first waiting prompt if none runs and its blocks fit; set the speed of decodes."""
+        """Start the first waiting prompt if none runs and its blocks fit. Update the speed of decodes."""
         if self.prefill is not None:
             return
         speed = self.speed
@@ -176,7 +177,7 @@ class Engine:
             self.rate = num_steps / seconds
 
     def _admit(self, turn: Turn) -> int:
-        """Hold its blocks; return the tokens of its prompt that have to be computed."""
+        """Hold the turn's blocks; return the prompt tokens to compute."""
         num_hit = self.pool.num_seen(turn.job.ids[: num_usable(turn.num_prompt, self.block_size)])
         self.pool.hold(turn.job.ids)
         missing = turn.num_prompt - num_hit * self.block_size
@@ -184,16 +185,15 @@ class Engine:
         return missing
 
     def turns(self) -> list[Turn]:
-        """Return all that is here, in the order in which it came."""
+        """Return all turns here, in order of arrival."""
         here = [*self.waiting, *([self.prefill] if self.prefill else []), *(turn for _, _, turn in self.decodes)]
         return sorted(here, key=lambda turn: turn.number)
 
     def is_idle(self) -> bool:
-        """Return whether nothing is here."""
         return not (self.waiting or self.prefill or self.decodes)
 
     def die(self, now: float) -> list[Turn]:
-        """Return all that was here, with what had been given of each answer."""
+        """Return all turns here, with the tokens that each had received."""
         self.clock += self.rate * (now - self.now)
         for ends_at, _, turn in self.decodes:
             turn.given += min(max(int(turn.num_left - (ends_at - self.clock)), 1), turn.num_left - 1)

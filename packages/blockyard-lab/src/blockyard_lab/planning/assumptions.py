@@ -1,4 +1,4 @@
-"""What a capacity plan takes for granted, in sentences with numbers."""
+"""Lists the assumptions of a capacity plan as sentences with numbers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from blockyard.sizing import KVCacheSpec
 
 from ..references import References
 from ..survey import TraceSurvey
-from .memory import GIB, Activations, GpuBudget
+from .gpu_memory import GIB, Activations, GpuBudget
 
 _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the sentences are about; names as in `plan_capacity`. running_given: whether `running` was an argument."""
+    """Checked arguments of a plan; names as in `plan_capacity`. `running_given`: whether `running` was an argument."""
 
     spec: KVCacheSpec
     gpu: GpuBudget
@@ -34,12 +34,12 @@ class Situation:
 
     @property
     def num_states(self) -> int:
-        """Count the sequences whose states are set aside."""
+        """Number of sequences with reserved states."""
         return (self.max_num_seqs or 0) if self.spec.state_bytes_per_sequence else 0
 
 
 def assumptions_of(given: Situation) -> tuple[str, ...]:
-    """Everything that a plan assumes. O(layers)."""
+    """Return every assumption of the plan. O(layers)."""
     sentences = [*_memory(given), *_layers(given.spec), *_requests(given)]
     if given.references is not None:
         sentences += _hits(given, given.references)
@@ -81,16 +81,13 @@ def _ranks(spec: KVCacheSpec) -> list[str]:
             f"smaller."
         ]
     heads = sorted({layer.num_kv_heads for layer in spec.layers})
-    return [_heads_sentence(count, ranks) for count in heads]
-
-
-def _heads_sentence(heads: int, ranks: int) -> str:
-    if heads >= ranks:
-        return f"{heads} KV heads are divided among {ranks} ranks, {heads // ranks} on each."
-    return (
-        f"{heads} KV heads are fewer than {ranks} ranks: each keeps one, so {ranks // heads} ranks keep the same head "
-        f"and more of them save no memory of the cache."
-    )
+    return [
+        f"{count} KV heads are divided among {ranks} ranks, {count // ranks} on each."
+        if count >= ranks
+        else f"{count} KV heads are fewer than {ranks} ranks: each keeps one, so {ranks // count} ranks keep the same "
+        f"head and more of them save no memory of the cache."
+        for count in heads
+    ]
 
 
 def _windows(spec: KVCacheSpec) -> list[str]:

@@ -1,4 +1,4 @@
-"""A capacity plan: what a model, GPUs and perhaps a trace come to, in blocks, requests and hit rates."""
+"""Computes a capacity plan from a model, GPUs and optionally a trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from blockyard.cache_options import MAX_BLOCKS, MAX_MODEL_LEN
 from blockyard.config import MAX_SEQS
 from blockyard.errors import InvalidArgument
 from blockyard.sizing import (
-    BlockSizeAdvice,
     CacheBudgetAdvice,
     KVCacheSpec,
     advise_block_size,
@@ -22,66 +21,19 @@ from ..policy_names import OPTIMUM, policy_of
 from ..references import References
 from ..survey import TraceSurvey
 from .assumptions import Situation, assumptions_of
+from .gpu_memory import GIB, Activations, GpuAssumptions, GpuBudget, LargestStep, cached_tokens, require_gib
 from .hits import HitForecast, forecast_hits
-from .memory import GIB, Activations, GpuAssumptions, GpuBudget, LargestStep, cached_tokens, require_gib
+from .plan import CapacityPlan, RequestsAt
 
 #: vLLM's since 0.25.
 DEFAULT_UTILIZATION = 0.92
 DEFAULT_LENGTHS = (2_000, 8_000, 32_000)
-#: Seconds from one token of an output to the next, where nothing was measured.
+#: Seconds from one output token to the next, if not measured.
 DEFAULT_SECONDS_PER_TOKEN = 0.03
-#: Sequences whose states are set aside where nothing was said, for a model that keeps states.
+#: Sequences with reserved states if `max_num_seqs` is None, for a model that keeps states.
 DEFAULT_STATES = 256
 MAX_GPUS = 2**20
 _MAX_LENGTHS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class RequestsAt:
-    """How many requests of one length, prompt and output together, fit at once.
-
-    label: "" for a length that was asked for, else what it is of the trace. num_blocks: that each holds at its fullest.
-    num_bytes: their bytes on each GPU, with its state. padding_bytes: of them, what nothing can fill, because tokens of
-    the layer groups take different bytes.
-    concurrent: on one replica. concurrent_in_all: on all replicas.
-    """
-
-    label: str
-    num_tokens: int
-    num_blocks: int
-    concurrent: int
-    concurrent_in_all: int
-    num_bytes: int
-    padding_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class CapacityPlan:
-    """What `plan_capacity` found. Blocks and tokens are of one replica; a block has a part on each of its ranks.
-
-    num_replicas: engines that serve side by side, each of `spec.tensor_parallel_size` GPUs and with a pool of its own.
-    gpu: bytes of one GPU. num_blocks: the null block included. num_tokens: that the pool keeps. fits: whether a request
-    of the shortest length does. smallest_tensor_parallel: the fewest GPUs, a power of two, that would hold one where
-    it does not; 0 if 1024 would not. num_cpu_blocks: of the CPU tier. requests: by length. running: requests expected
-    at work at once on a replica, None if not known. cache_budget: what they leave for cached prefixes. hits: None
-    without a trace that says what prompts contain. assumptions: all of them, in sentences.
-    """
-
-    spec: KVCacheSpec
-    num_gpus: int
-    num_replicas: int
-    gpu: GpuBudget
-    num_blocks: int
-    num_tokens: int
-    fits: bool
-    smallest_tensor_parallel: int
-    num_cpu_blocks: int
-    requests: tuple[RequestsAt, ...]
-    running: int | None
-    cache_budget: CacheBudgetAdvice | None
-    hits: HitForecast | None
-    block_size: BlockSizeAdvice
-    assumptions: tuple[str, ...]
 
 
 def plan_capacity(
@@ -105,27 +57,44 @@ def plan_capacity(
 ) -> CapacityPlan:
     """Plan the memory of engines that serve `spec`.
 
-    spec: what one rank keeps; its `tensor_parallel_size` GPUs are a replica. gpu_memory_gib: of one GPU. weights_gib:
-    of the whole model. weights_on: bytes of them on each of so many ranks, as `model_weights` counts; divided equally
-    if None. num_gpus: a multiple of the ranks; one replica if None. gpu_memory_utilization: share of a GPU that may be
-    used. activation_gib: all that a step takes beside weights and blocks, on each GPU, as measured; if None
-    it follows from step, sampled for max_num_seqs sequences (for 1,024 on a GPU of 70 GiB or more, else 256, if None),
-    and is 2 GiB without one.
-    lengths: tokens of a request, prompt and output. max_num_seqs: requests that the engine runs at once at most; no
-    limit but memory if None. running: requests expected at work on a replica; None for the traffic's arrivals a second
-    times mean output times seconds_per_token, divided by the replicas. cpu_gib: host memory of a tier, for all GPUs.
-    traffic: a trace, that of all replicas: lengths and arrivals. references: its contents; hit rates are those of one
-    cache that sees all of them.
-    policy: who is evicted.
-
     O(references * log references) for LRU, else O(references * cost of the policy) for each of five sizes.
-    Raises `InvalidArgument` for a value outside its limits.
+
+    Args:
+        spec: the cache of one rank; a replica has `spec.tensor_parallel_size` GPUs.
+        gpu_memory_gib: memory of one GPU.
+        weights_gib: weights of the whole model.
+        weights_on: returns the weights' bytes on each of n ranks, as `model_weights` counts; None divides equally.
+        num_gpus: a multiple of the ranks; None for one replica.
+        gpu_memory_utilization: fraction of a GPU's memory that may be used.
+        activation_gib: measured memory of a step beside weights and blocks, per GPU. None computes it from `step`;
+            without
+            one it is 2 GiB.
+        step: the largest step, which samples for `max_num_seqs` sequences (if None: 1,024 on a GPU of 70 GiB or more,
+            else
+            256).
+        lengths: request lengths in tokens, prompt and output.
+        max_num_seqs: most running requests; None if only memory limits them.
+        running: expected running requests on a replica. None estimates them from the traffic: arrivals per second *
+            mean
+            output * seconds_per_token / replicas.
+        seconds_per_token: time from one output token to the next.
+        cpu_gib: host memory of a CPU tier for all GPUs.
+        traffic: lengths and arrivals of a trace, of all replicas together.
+        references: the trace's contents; hit rates are those of one cache that sees all of them.
+        policy: eviction policy.
+
+    Raises:
+        InvalidArgument: for a value outside its limits.
     """
     if not isinstance(spec, KVCacheSpec):
         raise InvalidArgument(f"spec is {spec!r}; it must be a KVCacheSpec")
-    _check_policy(policy)
+    if policy != OPTIMUM:
+        policy_of(policy, "policy")
     num_replicas = _num_replicas(spec, num_gpus)
-    limit = _limit(spec, max_num_seqs)
+    if max_num_seqs is not None:
+        limit: int | None = require_int("max_num_seqs", max_num_seqs, 1, MAX_SEQS)
+    else:
+        limit = DEFAULT_STATES if spec.state_bytes_per_sequence else None
     wanted = _lengths(lengths)
     at_work = _running(running, traffic, num_replicas, seconds_per_token, limit)
     require_gib("gpu_memory_gib", gpu_memory_gib, above_zero=True)
@@ -133,7 +102,7 @@ def plan_capacity(
     memory = GpuAssumptions(gpu_memory_gib, weights_gib, activations, gpu_memory_utilization, weights_on)
     situation = Situation(
         spec=spec,
-        gpu=memory.budget(spec, _num_states(spec, limit)),
+        gpu=memory.budget(spec, (limit or 0) if spec.state_bytes_per_sequence else 0),
         activations=activations,
         weights_gib=weights_gib,
         num_replicas=num_replicas,
@@ -147,11 +116,14 @@ def plan_capacity(
         policy=policy,
         cpu_gib=require_gib("cpu_gib", cpu_gib),
     )
-    return _plan(situation, memory, [*(("", length) for length in wanted), *_trace_lengths(traffic)])
+    labelled = [("", length) for length in wanted]
+    if traffic is not None:
+        labelled += [("trace mean", max(round(traffic.mean_sequence), 1)), ("trace p99", traffic.p99_sequence)]
+    return _plan(situation, memory, labelled)
 
 
 def _plan(given: Situation, memory: GpuAssumptions, lengths: list[tuple[str, int]]) -> CapacityPlan:
-    """The plan, once every argument is checked. lengths: (label, tokens)."""
+    """Compute the plan from checked arguments. `lengths` holds (label, tokens)."""
     spec, num_gpus, states = given.spec, given.num_replicas * given.spec.tensor_parallel_size, given.num_states
     num_blocks = given.gpu.num_blocks(spec, states)
     requests = tuple(_requests_at(given, label, length, num_blocks) for label, length in lengths)
@@ -159,7 +131,10 @@ def _plan(given: Situation, memory: GpuAssumptions, lengths: list[tuple[str, int
     shortest = min(row.num_tokens for row in requests)
     cpu_bytes = int(given.cpu_gib * GIB) // num_gpus
     cpu_blocks = min(num_cpu_blocks(cpu_bytes, spec=spec, max_num_seqs=states), MAX_BLOCKS)
-    budgets = _budgets(given, num_blocks) if fits else None
+    budgets = None
+    if fits and given.running is not None:
+        each = spec.peak_sequence_blocks(max(round(given.mean_tokens), 1))
+        budgets = _Budgets(spec, given.gpu, states, num_blocks, given.running, each)
     return CapacityPlan(
         spec=spec,
         num_gpus=num_gpus,
@@ -181,7 +156,7 @@ def _plan(given: Situation, memory: GpuAssumptions, lengths: list[tuple[str, int
 
 @dataclass(frozen=True, slots=True)
 class _Budgets:
-    """What running requests leave of pools of several sizes."""
+    """Computes what running requests leave of pools of several sizes."""
 
     spec: KVCacheSpec
     gpu: GpuBudget
@@ -191,11 +166,11 @@ class _Budgets:
     blocks_each: int
 
     def left(self, more_blocks: int = 0) -> CacheBudgetAdvice:
-        """Returns the advice for the pool without its null block, given this many extra blocks."""
+        """Return the budget of the pool without its null block, with `more_blocks` added."""
         return advise_cache_budget(max(self.num_blocks - 1, 0) + more_blocks, self.running, self.blocks_each)
 
     def hits(self, references: References | None, policy: str, cpu_blocks: int) -> HitForecast | None:
-        """Return what the trace hits in what is left; None without its contents."""
+        """Return the trace's hit rates in what is left, or None if its contents are unknown."""
         if references is None:
             return None
         more = self.gpu.num_blocks(self.spec, self.states, GIB) - self.num_blocks
@@ -213,19 +188,6 @@ class _Budgets:
         )
 
 
-def _budgets(given: Situation, num_blocks: int) -> _Budgets | None:
-    """None where it is not known how many requests are at work."""
-    if given.running is None:
-        return None
-    each = given.spec.peak_sequence_blocks(max(round(given.mean_tokens), 1))
-    return _Budgets(given.spec, given.gpu, given.num_states, num_blocks, given.running, each)
-
-
-def _num_states(spec: KVCacheSpec, limit: int | None) -> int:
-    """Count the sequences whose states are set aside."""
-    return (limit or 0) if spec.state_bytes_per_sequence else 0
-
-
 def _num_replicas(spec: KVCacheSpec, num_gpus: int | None) -> int:
     ranks = spec.tensor_parallel_size
     if num_gpus is None:
@@ -236,27 +198,10 @@ def _num_replicas(spec: KVCacheSpec, num_gpus: int | None) -> int:
     return count // ranks
 
 
-def _limit(spec: KVCacheSpec, max_num_seqs: int | None) -> int | None:
-    if max_num_seqs is not None:
-        return require_int("max_num_seqs", max_num_seqs, 1, MAX_SEQS)
-    return DEFAULT_STATES if spec.state_bytes_per_sequence else None
-
-
-def _check_policy(policy: str) -> None:
-    if policy != OPTIMUM:
-        policy_of(policy, "policy")
-
-
 def _lengths(lengths: Sequence[int]) -> list[int]:
     if not isinstance(lengths, (list, tuple)) or not 1 <= len(lengths) <= _MAX_LENGTHS:
         raise InvalidArgument(f"lengths is {lengths!r}; it must be a list of 1 to {_MAX_LENGTHS} lengths in tokens")
     return [require_int("lengths", length, 1, MAX_MODEL_LEN) for length in lengths]
-
-
-def _trace_lengths(traffic: TraceSurvey | None) -> list[tuple[str, int]]:
-    if traffic is None:
-        return []
-    return [("trace mean", max(round(traffic.mean_sequence), 1)), ("trace p99", traffic.p99_sequence)]
 
 
 def _requests_at(given: Situation, label: str, length: int, num_blocks: int) -> RequestsAt:
@@ -274,7 +219,7 @@ def _running(
     seconds_per_token: float,
     limit: int | None,
 ) -> int | None:
-    """Requests at work on a replica: as given, or its part of what the traffic's arrivals come to, at most `limit`."""
+    """Return the running requests on a replica: as given, or the replica's part of the traffic, at most `limit`."""
     seconds = require_number("seconds_per_token", seconds_per_token)
     if not 0 < seconds <= 3600:
         raise InvalidArgument(f"seconds_per_token is {seconds}; it must be above 0 and at most 3600")

@@ -1,4 +1,4 @@
-"""What a trace would hit in caches of the sizes that a plan is about."""
+"""Hit rates of a trace in caches of the sizes that a plan considers."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from dataclasses import dataclass
 
 from blockyard.sizing import KVCacheSpec
 
-from ..curve import HitCurves, hit_curves
+from ..curve import hit_curves
 from ..references import References
-from .memory import cached_tokens
+from .gpu_memory import cached_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class HitsAt:
     """The hit rate of a cache of one size.
 
-    num_blocks: of the engine's blocks. trace_blocks: the same in blocks of the trace. hit_rate: share of the trace's
-    references to blocks that hit, 0 to 1. error: the standard error of a sampled trace; 0 if the whole was used, or
-    where it is not known.
+    Attributes:
+        num_blocks: size in the engine's blocks.
+        trace_blocks: size in the trace's blocks.
+        hit_rate: fraction of the trace's block references that hit.
+        error: standard error of a sampled trace; 0 if not sampled or unknown.
     """
 
     num_blocks: int
@@ -28,11 +30,18 @@ class HitsAt:
 
 @dataclass(frozen=True, slots=True)
 class HitForecast:
-    """Hit rates of one replica's cache that sees the whole trace.
+    """Hit rates of one replica's cache if it sees the whole trace.
 
-    expected: in the blocks that running requests leave. whole_pool: in all of them, the upper end of the range.
-    one_more_gib, tenth_more: as expected, with one GiB more on each GPU, and with a tenth more blocks. with_cpu: as
-    expected, with the CPU tier's blocks too, an upper bound; None without a tier. unlimited: with no limit.
+    Attributes:
+        policy: eviction policy.
+        tokens_a_block: tokens per block of the trace.
+        sample_rate: fraction of the contents that was simulated.
+        expected: in the blocks that running requests leave.
+        whole_pool: in all blocks, an upper end.
+        one_more_gib: like `expected`, with one more GiB on each GPU.
+        tenth_more: like `expected`, with a tenth more blocks.
+        with_cpu: like `expected`, with the CPU tier's blocks added (an upper bound); None without a tier.
+        unlimited: without a capacity limit.
     """
 
     policy: str
@@ -57,13 +66,30 @@ def forecast_hits(
     tenth_more: int,
     with_cpu: int | None,
 ) -> HitForecast:
-    """Run the trace in caches of these sizes, in the engine's blocks. As `hit_curves`, one run a size at most."""
+    """Run the trace in caches of these sizes, given in the engine's blocks, by `hit_curves`.
+
+    Args:
+        spec: the model's cache.
+        references: the trace.
+        policy: eviction policy.
+        expected: size for `HitForecast.expected`.
+        whole_pool: size for `whole_pool`.
+        one_more_gib: size for `one_more_gib`.
+        tenth_more: size for `tenth_more`.
+        with_cpu: size for `with_cpu`, or None.
+    """
     sizes = [expected, whole_pool, one_more_gib, tenth_more, *([] if with_cpu is None else [with_cpu])]
     wanted = sorted({max(min(_trace_blocks(spec, references, n), references.working_set), 1) for n in sizes})
     curves = hit_curves(references, [policy], wanted)
 
     def at(num_blocks: int) -> HitsAt:
-        return _hits_at(curves, policy, num_blocks, _trace_blocks(spec, references, num_blocks))
+        trace_blocks = _trace_blocks(spec, references, num_blocks)
+        if trace_blocks == 0:
+            return HitsAt(num_blocks, 0, 0.0, 0.0)
+        # Sizes above the working set were run at its size, the last one.
+        index = min(int(curves.sizes.searchsorted(trace_blocks)), len(curves.sizes) - 1)
+        error = float(curves.error[policy][index]) if policy in curves.error else 0.0
+        return HitsAt(num_blocks, trace_blocks, float(curves.hit_rates[policy][index]), error)
 
     return HitForecast(
         policy=policy,
@@ -80,13 +106,3 @@ def forecast_hits(
 
 def _trace_blocks(spec: KVCacheSpec, references: References, num_blocks: int) -> int:
     return cached_tokens(spec, num_blocks) // references.tokens_a_block
-
-
-def _hits_at(curves: HitCurves, policy: str, num_blocks: int, trace_blocks: int) -> HitsAt:
-    if trace_blocks == 0:
-        return HitsAt(num_blocks, 0, 0.0, 0.0)
-    # Where the cache holds the whole working set the last size was asked for instead.
-    place = min(int(curves.sizes.searchsorted(trace_blocks)), len(curves.sizes) - 1)
-    error = curves.error.get(policy)
-    rate = float(curves.hit_rates[policy][place])
-    return HitsAt(num_blocks, trace_blocks, rate, 0.0 if error is None else float(error[place]))

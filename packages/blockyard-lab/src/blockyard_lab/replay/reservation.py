@@ -1,10 +1,10 @@
-"""What the same memory holds when a request's slots are reserved in one piece, and when they are paged."""
+"""Compares contiguous memory per request with paged memory."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,24 +12,32 @@ from numpy.typing import NDArray
 
 from blockyard.arguments import require_int
 from blockyard.cache_options import MAX_BLOCKS, MAX_MODEL_LEN
+from blockyard.cli import as_text
 from blockyard.config import MAX_BLOCK_SIZE
 
+from ..printing import fine_percent, short_number
 from ..trace import Trace
 
-#: Tokens filled and tokens at the end of each of some requests, to the slots that each of them holds.
+#: Maps requests' tokens so far, and tokens at their end, to the slots that each holds.
 _Held = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
-#: A request that waits: its tokens so far, and at its end.
+#: A waiting request's tokens so far, and at its end.
 _Lengths = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a way to reserve memory makes of a trace.
+    """The result of serving a trace with one way to reserve memory.
 
-    scheme: "longest", max_model_len slots for each request; "power of two", the next one above its own length; "paged",
-    blocks as it grows. num_slots: of the memory, in tokens. num_requests: served. num_refused: longer than
-    max_model_len or than the memory. wasted_share: slots held and not filled, of all slots held, when each request
-    ended, 0 to 1. mean_running, peak_running: requests at once while others wait.
+    Attributes:
+        scheme: "longest" (max_model_len slots per request), "power of two" (the next one above the request's length) or
+            "paged" (blocks as it grows).
+        num_slots: size of the memory in tokens.
+        max_model_len: longest request that the model serves.
+        num_requests: served requests.
+        num_refused: requests longer than max_model_len or the memory.
+        wasted_share: fraction of the held slots that were empty, over all requests at their end.
+        mean_running: mean number of running requests while others wait.
+        peak_running: largest number of running requests.
     """
 
     scheme: str
@@ -41,19 +49,57 @@ class Reservation:
     mean_running: float
     peak_running: int
 
+    def as_row(self, block_size: int, baseline: float) -> dict[str, str]:
+        """Return the cells of a table row. `baseline` is `mean_running` of the longest scheme."""
+        held = {
+            "longest": f"the model's {self.max_model_len:,} tokens",
+            "power of two": "its length's next power of two",
+            "paged": f"blocks of {block_size}, as it grows",
+        }
+        return {
+            "a request holds": held[self.scheme],
+            "blocks": f"{self.num_slots // block_size:,}",
+            "tokens": short_number(self.num_slots),
+            "left out": f"{self.num_refused:,}",
+            "waste": fine_percent(self.wasted_share) if self.num_requests else "-",
+            "at once": f"{self.mean_running:,.1f}",
+            "times": f"{self.mean_running / baseline:.1f}" if baseline else "-",
+        }
+
+
+def reservations_as_text(found: Sequence[Reservation], block_size: int) -> str:
+    """Return a heading and a table. "times" compares with the first scheme of the same size."""
+    rows, baseline = [], 0.0
+    for reservation in found:
+        baseline = reservation.mean_running if reservation.scheme == "longest" else baseline
+        rows.append(reservation.as_row(block_size, baseline))
+    if not any(reservation.num_refused for reservation in found):
+        rows = [{name: cell for name, cell in row.items() if name != "left out"} for row in rows]
+    return f"Contiguous memory against paging: requests always wait, and share no prefixes\n\n{as_text(rows)}"
+
 
 def compare_reservations(
     trace: Trace, num_blocks: int, *, block_size: int = 16, max_model_len: int
 ) -> list[Reservation]:
-    """Serve a trace's requests from a full queue, with contiguous memory and with paged memory.
+    """Serve a trace's requests from a full queue, with contiguous and with paged memory.
 
-    num_blocks, block_size: the memory; a paged pool loses its null block of it. max_model_len: tokens of the longest
-    request that the model serves. The three schemes are those of the PagedAttention paper (Kwon et al., SOSP 2023),
-    with the odds in favour of contiguous memory: it never breaks into pieces too small, and the next power of two is
-    known although it depends on an output that is not there yet. All requests wait from the beginning, in the order of
-    the trace, and share no prefixes; a step gives each running one a token, prompts take no time, and where a paged
-    pool is short the youngest request waits again. O(requests * running), and a walk through the trace for each
-    scheme. Raises `InvalidArgument`, and what the trace's reader raises.
+    The schemes are those of the PagedAttention paper (Kwon et al., SOSP 2023), in favour of contiguous memory: it never
+    fragments, and the next power of two is known although it depends on the output. All requests wait from the start,
+    in
+    the order of the trace, and share no prefixes. Each step adds one token to each running request, and prompts take no
+    time. If the paged pool runs short, the youngest request waits again. O(requests * running), with one walk through
+    the
+    trace per scheme.
+
+    Args:
+        trace: any trace.
+        num_blocks: size of the memory; paged memory loses one block of it, the null block.
+        block_size: tokens per block.
+        max_model_len: longest request that the model serves, in tokens.
+
+    Raises:
+        InvalidArgument: for a value outside its limits.
+        TraceError: if the trace cannot be read.
     """
     require_int("num_blocks", num_blocks, 2, MAX_BLOCKS)
     require_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
@@ -68,14 +114,14 @@ def compare_reservations(
 
 
 def next_power_of_two(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the least powers of two that are not below `lengths`, each from 1 to 2**52. O(lengths)."""
+    """Return the smallest power of two at or above each length, for lengths from 1 to 2**52. O(lengths)."""
     fraction, exponent = np.frexp(lengths.astype(np.float64))
     shifts: NDArray[np.int64] = exponent.astype(np.int64) - (fraction == 0.5)
     return np.array(1, np.int64) << shifts
 
 
 class _FullQueue:
-    """Requests in order, each admitted as soon as its slots are free, and all of them waiting from the beginning."""
+    """Requests that all wait from the start. Each is admitted in order as soon as its slots are free."""
 
     def __init__(self, trace: Trace, scheme: str, size: int, max_model_len: int, held: _Held) -> None:
         self._scheme = scheme
@@ -91,7 +137,7 @@ class _FullQueue:
         self._steps = self._running_steps = self._peak = 0
 
     def run(self, num_slots: int) -> Reservation:
-        """Run until nothing waits; those that run then would only be fewer and fewer."""
+        """Run until nothing waits. After that, ever fewer requests would run."""
         self._admit()
         while self._waiting:
             self._advance(self._free_steps())
@@ -108,7 +154,7 @@ class _FullQueue:
         )
 
     def _served(self, trace: Trace) -> Iterator[_Lengths]:
-        """Yield the requests that this memory can hold, and what each leaves unused at its end."""
+        """Yield the requests that this memory can hold, and count their slots."""
         for request in trace:
             total = request.num_prompt_tokens + max(request.num_output_tokens, 1)
             slots = self._held_by(total, total)
@@ -124,7 +170,7 @@ class _FullQueue:
         return int(self._held(np.array([filled], np.int64), np.array([total], np.int64))[0])
 
     def _admit(self) -> None:
-        """Start what waits, in order, while there are slots for it as it is now."""
+        """Start waiting requests in order while their present slots are free."""
         free = self._size - int(self._held(self._filled, self._total).sum())
         started: list[_Lengths] = []
         while (lengths := self._next()) is not None and self._held_by(*lengths) <= free:
@@ -142,8 +188,10 @@ class _FullQueue:
         return self._waiting[0] if self._waiting else None
 
     def _free_steps(self) -> int:
-        """Steps before anything can be admitted again: until a request ends, or until slots are short. Where they are
-        short at once, the youngest wait again, and one step is taken before they may come back."""
+        """Return the steps until something can be admitted: until a request ends or slots run short.
+
+        If slots are short already, the youngest requests wait again and the result is one step.
+        """
         if not self._fits(1):
             while not self._fits(1):
                 self._waiting.appendleft((int(self._filled[-1]), int(self._total[-1])))

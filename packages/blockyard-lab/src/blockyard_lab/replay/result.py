@@ -1,30 +1,38 @@
-"""What a replay found, and why prompt tokens did not hit."""
+"""The result of a replay, and the causes of its misses."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from blockyard import KVCacheManager, StepPlan
+from blockyard.cli import as_text
 from blockyard.config import CacheConfig
 from blockyard.errors import TraceError
 from blockyard.extending import SeenContents
 
+from ..printing import fine_percent, short_number
 from ..references import blocks_of
 from ..trace import TraceRequest
 from .timeline import Timeline
 
-#: 128 MiB: exact for the first eight million contents of a trace.
+#: 128 MiB, exact for the first eight million contents of a trace.
 _NUM_SLOTS = 2**24
 
 
 @dataclass(frozen=True, slots=True)
 class MissedTokens:
-    """Why prompt tokens did not hit: never_seen, in a block that no earlier prompt had; evicted, in one that an earlier
-    prompt had and the pool no longer; tail, behind the last block that can hit, the last token of a prompt included.
+    """Prompt tokens that did not hit, by cause.
 
-    share_known: 1, or the share of contents that they were estimated from, where there were too many to remember.
+    Attributes:
+        never_seen: tokens in blocks that no earlier prompt had.
+        evicted: tokens in blocks that an earlier prompt had and the pool no longer has.
+        tail: tokens after the last block that can hit, including a prompt's last token.
+        share_known: 1, or the fraction of contents that the numbers were estimated from.
     """
 
     never_seen: int
@@ -33,11 +41,11 @@ class MissedTokens:
     share_known: float = 1.0
 
 
-class Causes:
-    """Compares every prompt with all earlier ones: what a cache without limit would have hit.
+class MissCounter:
+    """Compares every prompt with all earlier ones, to find what an unlimited cache would have hit.
 
-    A prompt counts as seen once it was served, so refused requests must not be added. Memory is bounded;
-    beyond it the shares are estimates from a sample of the contents.
+    Only served prompts may be added, since a refused one leaves nothing in the cache. Memory is bounded; beyond it the
+    numbers are estimated from a sample of the contents.
     """
 
     def __init__(self, tokens_a_block: int, block_size: int) -> None:
@@ -48,21 +56,25 @@ class Causes:
         self._num_hittable = 0
 
     def add(self, request: TraceRequest) -> tuple[int, int]:
-        """Note a prompt that is served. O(its blocks). Returns its tokens in blocks that can hit at all, and those of
-        them that a cache without limit would hit; the latter is 0 once contents are sampled."""
-        reachable = _whole(request.num_prompt_tokens - 1, self._block_size)
+        """Add a served prompt. O(its blocks).
+
+        Returns:
+            Its tokens in blocks that can hit at all, and how many of them an unlimited cache would hit (0 once
+                sampled).
+        """
+        reachable = (request.num_prompt_tokens - 1) // self._block_size * self._block_size
         self._num_reachable += reachable
         size = self._tokens_a_block or self._block_size
         ids = blocks_of(request, size)
         if ids is None:
             return reachable, 0
         leading = self._seen.add(np.ascontiguousarray(ids))
-        hittable = _whole(min(max(leading, 0) * size, reachable), self._block_size)
+        hittable = min(max(leading, 0) * size, reachable) // self._block_size * self._block_size
         self._num_hittable += hittable
         return reachable, hittable
 
     def totals(self, num_hit: int, num_prompt_tokens: int) -> MissedTokens:
-        """Return all prompts, of which `num_hit` tokens hit."""
+        """Return the misses of all prompts together, of which `num_hit` tokens hit."""
         hittable = self._num_hittable
         if self._seen.halvings:
             hittable = round(self._num_reachable * int(self._seen.num_seen) / max(int(self._seen.num_references), 1))
@@ -75,21 +87,16 @@ class Causes:
         )
 
 
-def _whole(num_tokens: int, block_size: int) -> int:
-    """Return the tokens of whole blocks."""
-    return num_tokens // block_size * block_size
-
-
 #: Requests between two reports of progress.
 REPORT_EVERY = 256
 
 
-def never_fits(config: CacheConfig, request: TraceRequest) -> str:
-    """Why a request with its output cannot run even alone; "" if it can. O(1): nothing of it is made to find out."""
+def explain_misfit(config: CacheConfig, request: TraceRequest) -> str:
+    """Return why a request with its output cannot run even in an empty pool, or "" if it can. O(1)."""
     num_tokens = request.num_prompt_tokens + max(request.num_output_tokens, 1)
     num_blocks, usable = -(-num_tokens // config.block_size), config.num_blocks - 1 - config.watermark_blocks
     if num_blocks > usable:
-        return f"it needs {num_blocks} blocks of {config.block_size} tokens with its output; the pool can give {usable}"
+        return f"it needs {num_blocks} blocks of {config.block_size} tokens with its output; the pool has {usable}"
     if num_tokens > config.max_model_len:
         return f"it has {num_tokens} tokens with its output; max_model_len is {config.max_model_len}"
     return ""
@@ -97,11 +104,14 @@ def never_fits(config: CacheConfig, request: TraceRequest) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTime:
-    """What the service-time model makes of a replay by timestamps, in its seconds.
+    """Times of a replay by timestamps, in modelled seconds.
 
-    arrivals, duration: from the first arrival to the last one, and to the last token. first_token, queueing: (median,
-    90th, 99th percentile) from arrival to the first output token, and to the first computed token. num_steps: of the
-    engine.
+    Attributes:
+        arrivals: first arrival to last arrival.
+        duration: first arrival to last token.
+        num_steps: steps of the engine.
+        first_token: arrival to first output token: median, 90th and 99th percentile.
+        queueing: arrival to first computed token, likewise.
     """
 
     arrivals: float
@@ -113,16 +123,31 @@ class SimulatedTime:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """One replay: a policy and a size.
+    """The result of one replay: one policy and one pool size.
 
-    num_requests: finished. num_refused: that not even an empty pool could hold, left out; first_refused says which.
-    num_prompt_tokens, num_hit_tokens: of first allocations; what a preempted request computed again is
-    num_recomputed_tokens. misses: the tokens that did not hit, by cause; None if not asked for.
-    peak_used_blocks: most blocks held at once. peak_running: most requests at once. wasted_share: slots held and not
-    filled, of all slots held, when each request ended, 0 to 1. num_blocks_handled: blocks of all prompts and outputs.
-    num_saved_blocks, num_fetched_blocks: moved from the pool to the CPU pool, and back.
-    seconds: that the replay took, 0 without a clock. simulated: of a replay by timestamps, else None. timeline: of one
-    for which it was asked, else None.
+    Attributes:
+        policy: name of the policy.
+        num_blocks: blocks of the pool.
+        block_size: tokens per block.
+        num_requests: finished requests.
+        num_refused: requests left out because even an empty pool could not hold them.
+        first_refused: the first of them, and why.
+        num_prompt_tokens: tokens of all prompts, counted at their first allocation.
+        num_output_tokens: tokens of all outputs.
+        num_hit_tokens: prompt tokens that hit, at the first allocation.
+        num_recomputed_tokens: tokens computed again after a preemption.
+        misses: prompt tokens that did not hit, by cause; None if not requested.
+        num_evicted_blocks: evictions.
+        num_preemptions: preemptions.
+        peak_used_blocks: most blocks held at once.
+        peak_running: most requests running at once.
+        wasted_share: fraction of the held slots that were empty, over all requests at their end.
+        num_blocks_handled: blocks of all prompts and outputs.
+        num_saved_blocks: blocks moved to the CPU pool.
+        num_fetched_blocks: blocks moved back.
+        seconds: duration of the replay itself; 0 without a clock.
+        simulated: times of a replay by timestamps, else None.
+        timeline: counts over time if requested, else None.
     """
 
     policy: str
@@ -150,18 +175,72 @@ class ReplayResult:
 
     @property
     def hit_rate(self) -> float:
-        """Return the share of the prompt tokens that hit, 0 to 1."""
+        """Fraction of the prompt tokens that hit, 0 to 1."""
         return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     @property
     def blocks_per_second(self) -> float:
-        """Return blocks handled in a second of the replay."""
+        """Blocks handled per second of the replay itself."""
         return self.num_blocks_handled / self.seconds if self.seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything except the timeline as plain values for JSON."""
+        content = dataclasses.asdict(dataclasses.replace(self, timeline=None))
+        del content["timeline"]
+        if self.simulated is not None:
+            for name in ("first_token", "queueing"):
+                values = getattr(self.simulated, name)
+                content["simulated"][name] = dict(zip(("p50", "p90", "p99"), values, strict=True))
+        return {**content, "hit_rate": self.hit_rate, "blocks_per_second": self.blocks_per_second}
+
+    def as_row(self, *, with_cpu_pool: bool = False) -> dict[str, str]:
+        """Return the cells of a table row. Shares are of prompt tokens."""
+        misses, tokens = self.misses, max(self.num_prompt_tokens, 1)
+        row = {
+            "policy": self.policy,
+            "blocks": f"{self.num_blocks:,}",
+            "tokens": short_number(self.num_blocks * self.block_size),
+        }
+        if self.num_refused:
+            row["left out"] = f"{self.num_refused:,}"
+        row["hit"] = fine_percent(self.hit_rate)
+        if misses is not None:
+            about = "" if misses.share_known == 1 else "~"
+            row |= {
+                "never seen": about + fine_percent(misses.never_seen / tokens),
+                "evicted": about + fine_percent(misses.evicted / tokens),
+                "tail": fine_percent(misses.tail / tokens),
+            }
+        row |= {
+            "evictions": f"{self.num_evicted_blocks:,}",
+            "peak blocks": f"{self.peak_used_blocks:,}",
+            "waste": fine_percent(self.wasted_share),
+        }
+        if with_cpu_pool:
+            row |= {"saved": f"{self.num_saved_blocks:,}", "fetched": f"{self.num_fetched_blocks:,}"}
+        if self.simulated is not None:
+            median, _, slowest = self.simulated.first_token
+            row |= {
+                "preempted": f"{self.num_preemptions:,}",
+                "at once": str(self.peak_running),
+                "TTFT p50": f"{median:.2f} s",
+                "p99": f"{slowest:.2f} s",
+                "took": f"{self.simulated.duration:,.0f} s",
+            }
+        row["blocks/s"] = short_number(self.blocks_per_second)
+        return row
+
+
+def results_as_text(results: Sequence[ReplayResult], *, with_cpu_pool: bool = False) -> str:
+    """Return a table with a row per result. The columns are those of the longest row."""
+    rows = [result.as_row(with_cpu_pool=with_cpu_pool) for result in results]
+    columns = max(rows, key=len)
+    return as_text([{column: row.get(column, "") for column in columns} for row in rows])
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counters of a replay on its way."""
+    """Counters of a running replay."""
 
     num_requests: int = 0
     num_refused: int = 0
@@ -176,14 +255,14 @@ class Tally:
     num_fetched_blocks: int = 0
 
     def move(self, plan: StepPlan) -> int:
-        """Count the blocks that a plan moves between the pool and the CPU pool; returns how many there are."""
+        """Count the blocks that a plan moves between the pool and the CPU pool, and return their number."""
         num_saved, num_fetched = len(plan.swap_outs), len(plan.swap_ins)
         self.num_saved_blocks += num_saved
         self.num_fetched_blocks += num_fetched
         return num_saved + num_fetched
 
     def refuse(self, number: int, why: str, strict: bool) -> None:
-        """Count request `number`, from 1, that can never fit; with `strict`, raise `TraceError`."""
+        """Count request `number` (from 1) as one that never fits; raise `TraceError` if `strict`."""
         if strict:
             raise TraceError(f"request {number}: {why}")
         self.num_refused += 1
@@ -202,12 +281,12 @@ class Tally:
         self,
         policy: str,
         cache: KVCacheManager,
-        causes: Causes | None,
+        causes: MissCounter | None,
         seconds: float,
         simulated: SimulatedTime | None,
         timeline: Timeline | None,
     ) -> ReplayResult:
-        """Return all of it, with the manager's own counters."""
+        """Return the result, combined with the manager's own counters."""
         stats = cache.stats()
         return ReplayResult(
             policy=policy,

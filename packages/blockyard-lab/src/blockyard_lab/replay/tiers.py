@@ -1,7 +1,7 @@
-"""This sends a trace through the real manager and the real `Offload`, over tiers that keep names and no bytes.
+"""Replays a trace through the real manager and the real `Offload`, over tiers that store names but no bytes.
 
-What a tier would bring, evict and be written is decided by the code that decides it in an engine; only the time that
-places and computing take is a model: a start and a rate each. Requests run one after another.
+Loads, evictions and stores are decided by the same code as in an engine. Only times are modelled: transfers by latency
+and bandwidth, computing by tokens. Requests run one after another.
 """
 
 from __future__ import annotations
@@ -32,17 +32,25 @@ from blockyard_tiers import (
 
 from ..trace import Trace, TraceRequest
 from .expansion import Expansion
-from .result import REPORT_EVERY, never_fits
+from .result import REPORT_EVERY, explain_misfit
+from .tier_result import TierHits, TierReplayResult
 
 _DAY = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class TierModel:
-    """A tier of the lab has a budget in bytes, a write policy (`TierUse`), and an eviction policy.
+    """A tier: its size, write policy (as in `TierUse`), eviction policy and speed. Loads never wait for stores.
 
-    bytes_per_second, seconds: what a job takes, by its bytes and besides; a load waits for no store. Raises
-    `InvalidArgument`.
+    Args:
+        num_bytes: size.
+        write: write policy.
+        policy: eviction policy.
+        bytes_per_second: bandwidth.
+        seconds: latency of a transfer.
+
+    Raises:
+        InvalidArgument: for a value outside its limits.
     """
 
     num_bytes: int
@@ -55,13 +63,13 @@ class TierModel:
         require_int("num_bytes", self.num_bytes, 1, 2**60)
         if not self.bytes_per_second > 0 or not 0 <= self.seconds < math.inf:
             raise InvalidArgument(
-                f"bytes_per_second is {self.bytes_per_second!r} and seconds {self.seconds!r}; the first is above 0, "
-                "the second 0 or more"
+                f"bytes_per_second is {self.bytes_per_second!r} and seconds {self.seconds!r}; bytes_per_second must be "
+                "above 0, seconds 0 or more"
             )
 
 
 class SimulatedTier:
-    """It has the calls of a `Tier`: a budget, an eviction policy and a clock, and no bytes. O(objects) a call."""
+    """A `Tier` with a size, an eviction policy and a clock, but without bytes. O(objects) per call."""
 
     def __init__(self, name: str, model: TierModel, object_bytes: int, clock: Callable[[], float]) -> None:
         self.name = name
@@ -71,11 +79,10 @@ class SimulatedTier:
         self._clock = clock
         self._index = ObjectIndex(model.num_bytes, 2**40, model.policy)
         self._ends: list[tuple[float, TransferResult]] = []
-        #: When the last load, and the last store, ends: each kind has its own way, and waits for its own alone.
+        #: When the last load (True) and the last store (False) end. Each waits only for its own kind.
         self._free_at = {True: 0.0, False: 0.0}
 
     def store(self, transfer: Transfer) -> Cause | None:
-        """Keep the names that are new, and evict what the budget does not hold."""
         new = [name for name in transfer.names if name not in self._index]
         if len(transfer.names) * self._object_bytes > self.model.num_bytes:
             return Cause.FULL
@@ -87,7 +94,6 @@ class SimulatedTier:
         return None
 
     def load(self, transfer: Transfer) -> Cause | None:
-        """Find the names, all or none of them."""
         missing = {place: Cause.GONE for place, name in enumerate(transfer.names) if name not in self._index}
         if not missing:
             self._index.use(transfer.names)
@@ -101,89 +107,51 @@ class SimulatedTier:
         self._ends.append((end, TransferResult(transfer.id, causes, num_bytes, end - self._clock())))
 
     def longest_prefix(self, names: Sequence[bytes]) -> Prefix:
-        """Say how many names are there."""
         return Prefix(self._index.prefix(names), True)
 
     def first_of(self, names: Sequence[bytes]) -> FirstMatch:
-        """Say which name is the first that is there."""
         return FirstMatch(next((place for place, name in enumerate(names) if name in self._index), len(names)), True)
 
     def drop(self, names: Sequence[bytes]) -> Cause | None:
-        """Forgets all of these names."""
         self._index.forget(names)
         return None
 
     def take_results(self) -> list[TransferResult]:
-        """Returns the jobs that have ended by the clock."""
         done = [result for end, result in self._ends if end <= self._clock()]
         self._ends = [each for each in self._ends if each[0] > self._clock()]
         return done
 
     def next_end(self) -> float:
-        """Returns when the next job ends; infinity without one."""
+        """Return when the next transfer ends; infinity if there is none."""
         return min((end for end, _ in self._ends), default=math.inf)
 
     def stats(self) -> TierStats:
-        """Returns what was stored, is there, and was evicted."""
         evicted, num_objects, num_bytes = self._index.num_evicted, len(self._index), self._index.num_bytes
         return TierStats(
             stored_bytes=self.stored_bytes, num_evicted=evicted, num_objects=num_objects, object_bytes=num_bytes
         )
 
     def close(self, timeout: float = 0.0) -> bool:  # noqa: ARG002
-        """Nothing is to be ended."""
         return True
 
 
 @dataclass(slots=True)
 class _NoBytes:
-    """This stands where an engine has keys and values."""
+    """KV storage without contents."""
 
     object_bytes: int
     num_rows: int
     _byte: bytearray = field(default_factory=lambda: bytearray(1))
 
     def layout(self) -> Mapping[str, Any]:
-        """Returns nothing that differs."""
         return {"lab": True}
 
     def buffer(self, row: int) -> memoryview:  # noqa: ARG002
-        """Returns a byte that is not read."""
         return memoryview(self._byte)
 
-    def read(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> None:
-        """Nothing is copied."""
+    def read(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> None: ...
 
-    def write(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> None:
-        """Nothing is copied."""
-
-
-@dataclass(frozen=True, slots=True)
-class TierHits:
-    """This is what one tier was good for. num_hit_tokens: prompt tokens that it brought. written_bytes_a_day: by the
-    trace's own time, None where it has none."""
-
-    num_hit_tokens: int
-    written_bytes: int
-    written_bytes_a_day: float | None
-    num_evicted: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class TierReplayResult:
-    """This is what came of a trace. num_pool_tokens: prompt tokens that hit in the pool. missed: prompt tokens of whole
-    blocks that were computed, by cause (`Offload`). mean_seconds: from a request's turn to its first token, which is
-    loading and computing, no queue. num_refused: requests that the pool never holds.
-    """
-
-    num_requests: int
-    num_refused: int
-    num_prompt_tokens: int
-    num_pool_tokens: int
-    tiers: tuple[TierHits, ...]
-    missed: dict[str, int]
-    mean_seconds: float
+    def write(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> None: ...
 
 
 def _config(num_blocks: int, block_size: int, policy: str, max_model_len: int) -> CacheConfig:
@@ -199,7 +167,7 @@ def _config(num_blocks: int, block_size: int, policy: str, max_model_len: int) -
 
 
 class RunnableTrace:
-    """This is a trace without the requests that a `TierReplay` of these arguments refuses."""
+    """A trace without the requests that a `TierReplay` with these arguments refuses."""
 
     def __init__(self, trace: Trace, num_blocks: int, block_size: int, max_model_len: int) -> None:
         self.name, self.hash_block_size, self.skips = trace.name, trace.hash_block_size, trace.skips
@@ -207,15 +175,24 @@ class RunnableTrace:
         self._config = _config(num_blocks, block_size, "lru", max_model_len)
 
     def __iter__(self) -> Iterator[TraceRequest]:
-        return (request for request in self._trace if not never_fits(self._config, request))
+        return (request for request in self._trace if not explain_misfit(self._config, request))
 
 
 class TierReplay:
-    """It has a pool, and tiers below it, nearest first.
+    """A pool with tiers below it.
 
-    num_blocks: of the pool, the null block included. bytes_per_token: keys and values of a token in all layers.
-    seconds_per_token: a prompt token computed. buffer_blocks: host buffers for objects on their way; half for loads.
-    max_model_len: tokens of the longest request. policy: the pool's. Raises `InvalidArgument`.
+    Args:
+        num_blocks: blocks of the pool, including the null block.
+        tiers: the tiers, nearest first.
+        bytes_per_token: bytes of keys and values per token, all layers together.
+        block_size: tokens per block.
+        policy: the pool's eviction policy.
+        seconds_per_token: time to compute a prompt token.
+        max_model_len: longest request in tokens.
+        buffer_blocks: host buffers for transfers, half of them for loads.
+
+    Raises:
+        InvalidArgument: for a value outside its limits.
     """
 
     def __init__(
@@ -247,9 +224,11 @@ class TierReplay:
         self._offload.note_computed(1, seconds_per_token)
 
     def run(self, trace: Trace, on_request: Callable[[int], None] | None = None) -> TierReplayResult:
-        """Send every request through; `check()` verifies the manager at the end. O(tokens).
+        """Serve every request, and run the manager's `check()` at the end. O(tokens).
 
-        on_request: called with the number of requests done, now and then.
+        Args:
+            trace: any trace.
+            on_request: called now and then with the number of finished requests.
         """
         expansion, last = Expansion(trace), 0.0
         tokens = pooled = refused = number = 0
@@ -257,7 +236,7 @@ class TierReplay:
         for number, request in enumerate(trace, 1):
             last = max(last, request.arrival)
             self.now = max(self.now, request.arrival)
-            if never_fits(self.cache.config, request):
+            if explain_misfit(self.cache.config, request):
                 refused += 1
                 continue
             hits, took = self.serve(expansion.prompt(request), expansion.output(request))
@@ -281,8 +260,11 @@ class TierReplay:
         return TierHits(use.num_hit_tokens, stats.stored_bytes, a_day, stats.num_evicted, stats.object_bytes)
 
     def serve(self, prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32]) -> tuple[list[int], float]:
-        """Serve one request to its end: the tokens that the pool had and each tier brought, and the seconds to its
-        first token."""
+        """Serve one request to its end.
+
+        Returns:
+            Prompt tokens found in the pool and in each tier, and seconds to the first token.
+        """
         offload, cache, key, began = self._offload, self.cache, object(), self.now
         before = [use.num_hit_tokens for use in self._uses]
         offload.poll()
@@ -304,7 +286,7 @@ class TierReplay:
         return [pooled, *(use.num_hit_tokens - old for use, old in zip(self._uses, before, strict=True))], took
 
     def _step(self, key: object, seq: int, tokens: list[int], count: int, new: npt.NDArray[np.int32]) -> None:
-        """Compute `count` tokens, the last of `tokens`, and take `new` in; as `replay`, the last token too."""
+        """Compute the last `count` of `tokens` and append `new`. As in `replay`, the last token is computed too."""
         plan = self.cache.reserve(seq, count)
         self._offload.save(key, seq, tokens, len(tokens))
         self.cache.commit(seq, plan.num_scheduled, new)

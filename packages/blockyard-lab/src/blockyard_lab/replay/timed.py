@@ -1,4 +1,4 @@
-"""A trace by its timestamps: requests arrive, wait, run together, and are preempted where blocks are short."""
+"""Replays a trace by its timestamps: requests arrive, wait, run in batches, and are preempted if blocks run short."""
 
 from __future__ import annotations
 
@@ -16,28 +16,38 @@ from blockyard.errors import InvalidArgument, OutOfBlocks, OutOfRows, TraceError
 
 from ..trace import Trace, TraceRequest
 from .expansion import Expansion
-from .result import REPORT_EVERY, Causes, SimulatedTime, Tally, never_fits
+from .result import REPORT_EVERY, MissCounter, SimulatedTime, Tally, explain_misfit
 from .timeline import TimelineRecorder
 
-#: Beyond these the simulated clock would lose its seconds, or run to infinity.
+#: Beyond these limits the simulated clock would lose precision or overflow.
 MAX_SECONDS = 3600
 MAX_SPEEDUP = 1e6
-#: 272 years: here the clock still has microseconds.
+#: 272 years. Up to here the clock resolves microseconds.
 MAX_ARRIVAL = 2**33
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceModel:
-    """How long an engine's step takes: seconds_per_step + seconds_per_prompt_token * prompt tokens in it +
-    seconds_per_decode * sequences that decode + seconds_per_context_token * tokens that these attend to +
-    seconds_per_moved_block * blocks moved between the pool and the CPU pool.
+    """Model of an engine's step times.
 
-    max_num_batched_tokens: tokens computed in a step at most; decodes come first, prompts are cut into chunks.
-    speedup: arrivals come this many times faster than the trace says.
+    A step takes seconds_per_step
+    + seconds_per_prompt_token * computed prompt tokens
+    + seconds_per_decode * decoding sequences
+    + seconds_per_context_token * tokens that these attend to
+    + seconds_per_moved_block * blocks moved between the pool and the CPU pool.
 
-    The defaults are of the size of a model of 8 billion parameters on one large GPU, with blocks of 2 MiB (16 tokens)
-    moved at 25 GB a second while nothing is computed. Measure your own engine: two
-    batch sizes and two prompt lengths give all four.
+    The defaults suit a model of 8 billion parameters on one large GPU, with blocks of 2 MiB (16 tokens) moved at 25 GB
+    per
+    second while nothing is computed. To fit your engine, measure two batch sizes and two prompt lengths.
+
+    Args:
+        seconds_per_step: fixed time of a step.
+        seconds_per_prompt_token: time per computed prompt token.
+        seconds_per_decode: time per decoding sequence.
+        seconds_per_context_token: time per token attended to by a decode.
+        seconds_per_moved_block: time per moved block.
+        max_num_batched_tokens: most tokens in a step; decodes come first, and prompts are computed in chunks.
+        speedup: factor by which arrivals are faster than in the trace.
     """
 
     seconds_per_step: float = 0.006
@@ -55,14 +65,12 @@ class ServiceModel:
                 raise InvalidArgument(f"seconds_{name} is {value}; it must be from 0 to {MAX_SECONDS}")
         require_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**31 - 1)
         if not 1 / MAX_SPEEDUP <= require_number("speedup", self.speedup) <= MAX_SPEEDUP:
-            raise InvalidArgument(
-                f"speedup is {self.speedup}; it must be above 0, from {1 / MAX_SPEEDUP:g} to {MAX_SPEEDUP:g}"
-            )
+            raise InvalidArgument(f"speedup is {self.speedup}; it must be from {1 / MAX_SPEEDUP:g} to {MAX_SPEEDUP:g}")
 
     def step_seconds(
         self, num_prompt_tokens: int, num_decodes: int, num_context_tokens: int, num_moved_blocks: int = 0
     ) -> float:
-        """Return seconds of one step."""
+        """Return the duration of a step."""
         return (
             self.seconds_per_step
             + self.seconds_per_prompt_token * num_prompt_tokens
@@ -74,7 +82,7 @@ class ServiceModel:
 
 @dataclass(slots=True)
 class _Job:
-    """A request on its way. seq: the cache's handle while it runs. num_chosen: output tokens so far."""
+    """A request in progress. `seq` is its handle in the cache, `num_chosen` its output tokens so far."""
 
     request: TraceRequest
     arrival: float
@@ -88,13 +96,13 @@ class _Job:
     admitted: bool = False
 
     def tokens(self) -> NDArray[np.int32]:
-        """Return all known tokens: the prompt, and what was chosen before a preemption."""
+        """Return all known tokens: the prompt, and the output from before a preemption."""
         return np.concatenate([self.prompt, np.full(self.num_chosen, self.output_token, np.int32)])
 
 
 @dataclass(slots=True)
 class _Batch:
-    """One step: jobs with the tokens that each computes."""
+    """The jobs of a step, and the tokens that each computes."""
 
     jobs: list[_Job] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -102,10 +110,11 @@ class _Batch:
 
 
 class TimedRun:
-    """One replay by timestamps, first come, first served, with continuous batching.
+    """A replay by timestamps, first come, first served, with continuous batching.
 
-    A running request holds its blocks. A new one is admitted when the manager takes it; when a running one gets no
-    block, the youngest is preempted, goes back to the head of the queue, and computes again what is no longer cached.
+    Running requests hold their blocks. If one gets no block, the youngest is preempted: it returns to the head of the
+    queue
+    and later recomputes what is no longer cached.
     """
 
     def __init__(
@@ -113,7 +122,7 @@ class TimedRun:
         trace: Trace,
         cache: KVCacheManager,
         tally: Tally,
-        causes: Causes | None,
+        causes: MissCounter | None,
         service: ServiceModel,
         strict: bool,
         recorder: TimelineRecorder | None = None,
@@ -128,8 +137,8 @@ class TimedRun:
         self._now = 0.0
         self._last_arrival = 0.0
         self._num_steps = 0
-        #: Preempted, or next to be admitted. The others that have arrived stay in the trace, so that memory is bounded
-        #: where they arrive faster than they are served.
+        #: Preempted requests, and the next one to admit. Later arrivals stay in the trace, so that memory is bounded
+        #: even if requests arrive faster than they are served.
         self._waiting: deque[_Job] = deque()
         self._arriving: Iterator[_Job] = iter(())
         self._following: _Job | None = None
@@ -155,22 +164,24 @@ class TimedRun:
         )
 
     def _jobs(self, on_request: Callable[[int], None] | None) -> Iterator[_Job]:
-        """Yield the requests that can run at all, as they arrive."""
+        """Yield the requests that fit at all, as they arrive."""
         expansion = Expansion(self._trace)
         for number, request in enumerate(self._trace, 1):
-            problem = never_fits(self._cache.config, request)
+            problem = explain_misfit(self._cache.config, request)
             if problem:
                 self._tally.refuse(number, problem, self._strict)
             else:
                 prompt, output = expansion.prompt(request), expansion.output(request)
-                self._last_arrival = arrival = _countable(request.arrival / self._service.speedup, number)
+                self._last_arrival = arrival = request.arrival / self._service.speedup
+                if arrival > MAX_ARRIVAL:
+                    raise TraceError(f"request {number} arrives after {arrival:g} s; the limit is {MAX_ARRIVAL} s")
                 self._note("arrived", arrival)
                 yield _Job(request, arrival, prompt, int(output[0]), len(output))
             if on_request is not None and number % REPORT_EVERY == 0:
                 on_request(number)
 
     def _admit(self) -> None:
-        """Start waiting requests while the manager takes them and a step has room for their prompts."""
+        """Start waiting requests while the manager accepts them and the step has room for their prompts."""
         left = self._service.max_num_batched_tokens - len(self._running)
         while left > 0 and (job := self._next_waiting()) is not None:
             try:
@@ -184,7 +195,7 @@ class TimedRun:
         self._tally.peak_running = max(self._tally.peak_running, len(self._running))
 
     def _find_causes(self, job: _Job) -> None:
-        """Count, of a prompt that is about to compute for the first time, what hit of it, and why the rest did not."""
+        """Count hits and misses of a prompt that is about to be computed for the first time."""
         reachable, hittable = (0, 0) if self._causes is None else self._causes.add(job.request)
         if self._recorder is None:
             return
@@ -202,7 +213,6 @@ class TimedRun:
             self._recorder.note(name, time, amount)
 
     def _next_waiting(self) -> _Job | None:
-        """Return the first in the queue, or None where none waits now."""
         if not self._waiting and self._following is not None and self._following.arrival <= self._now:
             self._waiting.append(self._following)
             self._following = next(self._arriving, None)
@@ -212,7 +222,6 @@ class TimedRun:
         return self._cache.num_tokens(job.seq) - self._cache.num_computed_tokens(job.seq)
 
     def _step(self) -> None:
-        """Reserve, let the model's time pass, commit, and end what is finished."""
         batch = self._reserve()
         num_decodes = sum(job.is_decoding for job in batch.jobs)
         context = sum(len(job.prompt) + job.num_chosen for job in batch.jobs if job.is_decoding)
@@ -234,7 +243,7 @@ class TimedRun:
             self._recorder.hold(self._now, self._cache.num_used_blocks)
 
     def _reserve(self) -> _Batch:
-        """Reserve slots for as many running requests as fit, preempting the youngest where blocks are short."""
+        """Reserve slots for as many running requests as fit, preempting the youngest if blocks run short."""
         stalled: set[int] = set()
         num_moved = 0
         while True:
@@ -253,10 +262,15 @@ class TimedRun:
                 if fate == SeqStatus.WAITS_FOR_PREFIX.value
             }
             if SeqStatus.NO_BLOCKS.value in status:
-                self._preempt()
+                victim = self._running.pop()
+                self._cache.free(victim.seq)
+                victim.is_decoding = False
+                self._waiting.appendleft(victim)
+                self._tally.num_preemptions += 1
+                self._note("preempted", self._now)
 
     def _divide_budget(self, stalled: set[int]) -> _Batch:
-        """Take decodes first, a token each, then prompts in order of arrival."""
+        """Choose decodes first, one token each, then prompts in order of arrival."""
         batch, budget = _Batch(), self._service.max_num_batched_tokens
         for wants_decoding in (True, False):
             for job in self._running:
@@ -267,14 +281,6 @@ class TimedRun:
                     budget -= count
         return batch
 
-    def _preempt(self) -> None:
-        victim = self._running.pop()
-        self._cache.free(victim.seq)
-        victim.is_decoding = False
-        self._waiting.appendleft(victim)
-        self._tally.num_preemptions += 1
-        self._note("preempted", self._now)
-
     def _commit(self, batch: _Batch) -> None:
         next_tokens: list[int] = []
         ended: list[_Job] = []
@@ -283,11 +289,11 @@ class TimedRun:
         self._cache.commit([job.seq for job in batch.jobs], batch.counts, next_tokens)
         if ended:
             self._cache.free([job.seq for job in ended])
-            gone = {job.seq for job in ended}
-            self._running = [job for job in self._running if job.seq not in gone]
+            freed = {job.seq for job in ended}
+            self._running = [job for job in self._running if job.seq not in freed]
 
     def _choose(self, job: _Job, count: int, ended: list[_Job]) -> int:
-        """The token that follows; -1 where the prompt is not through, and for the last, which is never computed."""
+        """Return the next token; -1 while the prompt is incomplete, and for the last token, which is never computed."""
         if not job.is_decoding and count < self._num_left(job):
             return -1
         job.is_decoding = True
@@ -301,14 +307,6 @@ class TimedRun:
         num_computed = len(job.prompt) + job.num_chosen - 1
         self._tally.finish(num_computed, job.request.num_output_tokens, self._cache.config.block_size)
         return -1
-
-
-def _countable(arrival: float, number: int) -> float:
-    if arrival > MAX_ARRIVAL:
-        raise TraceError(
-            f"request {number} arrives after {arrival:g} s; a replay by timestamps counts up to {MAX_ARRIVAL} s"
-        )
-    return arrival
 
 
 def _percentiles(seconds: list[float]) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""What happened when, in a replay by timestamps: sums and peaks of equal spans of time, in bounded memory."""
+"""Counts over time in a replay by timestamps: sums and peaks of equal spans, in bounded memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: Spans of time at most; where a replay takes longer, two become one.
+#: Most spans of time. If a replay takes longer, pairs of spans are merged.
 MAX_SPANS = 240
 _SHORTEST = 2.0**-20
-#: What is counted as it happens.
+#: Names of the counts.
 SUMS = (
     "arrived", "started", "resumed", "preempted", "finished",
     "prompt_tokens", "hit_tokens", "evicted_tokens", "never_seen_tokens", "tail_tokens", "moved_blocks",
@@ -19,12 +19,16 @@ SUMS = (
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A replay by timestamps, span by span; all arrays are (spans,).
+    """A replay by timestamps in equal spans of time. All arrays are (spans,).
 
-    span: seconds of each, of the model. held_blocks: most blocks held in it. running, waiting: requests at its end.
-    counts: by name, how much of it happened. arrived, started, resumed, preempted, finished: requests. prompt_tokens:
-    of those started, and of them by what became of them: hit_tokens, evicted_tokens, never_seen_tokens, tail_tokens
-    (zeros but for the hits where causes were not looked for). moved_blocks: between the pool and the CPU pool.
+    Attributes:
+        span: modelled seconds per span.
+        held_blocks: most blocks held during the span.
+        running: running requests at its end.
+        waiting: waiting requests at its end.
+        counts: sums by name. Requests: arrived, started, resumed, preempted, finished. Tokens of started prompts:
+            prompt_tokens, divided into hit_tokens, evicted_tokens, never_seen_tokens and tail_tokens (the last three
+            are zero if causes were not requested). Blocks: moved_blocks, between the pool and the CPU pool.
     """
 
     span: float
@@ -35,28 +39,28 @@ class Timeline:
 
 
 class TimelineRecorder:
-    """Takes notes. O(1) a note, amortised."""
+    """Records events. O(1) amortised per event."""
 
     def __init__(self) -> None:
         self._span = _SHORTEST
         self._sums = {name: np.zeros(MAX_SPANS, np.int64) for name in SUMS}
-        #: Most blocks held, and those held at the end, of each span; -1 where no step ended in it.
+        #: Most blocks held in each span, and blocks held at its end; -1 if no step ended in it.
         self._most = np.full(MAX_SPANS, -1, np.int64)
         self._last = np.full(MAX_SPANS, -1, np.int64)
         self._end = 0
 
     def note(self, name: str, time: float, amount: int = 1) -> None:
-        """Add `amount` of it at `time`, in seconds; times need not be in order."""
+        """Add `amount` to a count at `time`, in seconds. Times need not be in order."""
         self._sums[name][self._place(time)] += amount
 
     def hold(self, time: float, num_blocks: int) -> None:
-        """`num_blocks` are held; call it in the order of time."""
+        """Record the number of held blocks from `time` on. Call it in order of time."""
         place = self._place(time)
         self._most[place] = max(int(self._most[place]), num_blocks)
         self._last[place] = num_blocks
 
     def result(self) -> Timeline:
-        """Return all notes."""
+        """Return the timeline."""
         end = self._end + 1
         counts = {name: sums[:end].copy() for name, sums in self._sums.items()}
         begun = counts["started"] + counts["resumed"]
@@ -65,7 +69,7 @@ class TimelineRecorder:
         return Timeline(self._span, self._held()[:end], running, waiting, counts)
 
     def _held(self) -> NDArray[np.int64]:
-        """Fill spans in which no step ended: what was held before is held still."""
+        """Fill spans without a step with the blocks held before them."""
         known = np.where(self._last >= 0, np.arange(MAX_SPANS), 0)
         before = np.maximum(self._last[np.maximum.accumulate(known)], 0)
         return np.where(self._most >= 0, self._most, before)
@@ -78,7 +82,7 @@ class TimelineRecorder:
         return place
 
     def _halve(self) -> None:
-        """Two spans become one, so that as much time again has room."""
+        """Merge pairs of spans, so that twice the time fits."""
         self._span *= 2
         self._end //= 2
         for sums in self._sums.values():

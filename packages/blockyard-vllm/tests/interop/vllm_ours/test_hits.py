@@ -21,7 +21,7 @@ def colliding(_: Any) -> bytes:
 
 
 @pytest.mark.parametrize(("level", "wrong_tokens"), [("stock", 32), ("names", 32), ("tokens", 0)])
-def test_a_colliding_hash(level: str, wrong_tokens: int) -> None:
+def test_colliding_hash_gives_no_hit(level: str, wrong_tokens: int) -> None:
     """Two prompts of other tokens: by vLLM's hashes the second one hits the first one's blocks."""
     hasher = get_request_block_hasher(BLOCK_SIZE, colliding)
     engine = Engine(level, 50)
@@ -38,7 +38,7 @@ def covering_one_more(request: Any) -> list[bytes]:
     return [sha256(tokens[: end + 1]) for end in range((known + 1) * BLOCK_SIZE, len(tokens), BLOCK_SIZE)]
 
 
-def test_hashes_that_cover_more_than_their_block() -> None:
+def test_hashes_that_cover_later_tokens_need_level_names() -> None:
     """A full block waits for the token that its hash covers, and is hit only with that token behind it."""
     engine = Engine("tokens", 50)
     prompt = list(range(2 * BLOCK_SIZE))

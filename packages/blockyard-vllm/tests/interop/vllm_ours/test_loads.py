@@ -43,7 +43,7 @@ class FailingLoads(Program):
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 @pytest.mark.parametrize("num_blocks", [60, 400])
 @pytest.mark.parametrize("seed", range(4))
-def test_loads_that_fail(seed: int, num_blocks: int, policy: str) -> None:
+def test_failed_loads_are_recomputed(seed: int, num_blocks: int, policy: str) -> None:
     """What was cached of them is forgotten, or computed again, as with stock vLLM; nothing leaks."""
     settings = {"max_model_len": 512, "max_num_batched_tokens": 128}
     settings["connector"] = CONFIG | {"kv_load_failure_policy": policy}  # type: ignore[assignment]
@@ -53,16 +53,16 @@ def test_loads_that_fail(seed: int, num_blocks: int, policy: str) -> None:
     assert program.num_failed > 0
 
 
-def test_a_connector_needs_names() -> None:
+def test_connector_needs_level_names() -> None:
     """Level "tokens" cannot hold blocks by id."""
-    with pytest.raises(ValueError, match="level 'tokens' does not serve this model: a KV connector may hold blocks"):
+    with pytest.raises(ValueError, match="does not support this model: a KV connector may hold blocks"):
         Engine("tokens", 40, connector=CONFIG)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("num_blocks", [60, 400])
 @pytest.mark.parametrize("seed", range(3))
-def test_windows(seed: int, num_blocks: int, asynchronous: bool) -> None:
+def test_window_models_behave_as_in_vllm(seed: int, num_blocks: int, asynchronous: bool) -> None:
     """A group of full attention and one of a sliding window: most steps go the short way, and windows still move."""
     settings = {"max_model_len": 512, "max_num_batched_tokens": 128, "asynchronous": asynchronous}
     engines = [Engine(level, num_blocks, window=3 * BLOCK_SIZE, **settings) for level in ("stock", "names")]

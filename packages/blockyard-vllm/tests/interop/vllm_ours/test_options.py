@@ -22,16 +22,16 @@ from .test_programs import Program
     [
         ({"policy": "lru"}, "has 'policy'; it may have level, eviction_policy"),
         ({"eviction_policy": "best"}, "eviction_policy is 'best'; it must be one of arc"),
-        ({"level": "names", "residency_sample": 4}, "residency_sample is not there on level 'names'"),
-        ({"level": "names", "retention_blocks": 4}, "retention_blocks is not there on level 'names'"),
-        ({"level": "names", "events": "tcp://127.0.0.1:*"}, "which was asked for\\); vLLM's --kv-events-config is"),
+        ({"level": "names", "residency_sample": 4}, "residency_sample needs level 'tokens', but this is 'names'"),
+        ({"level": "names", "retention_blocks": 4}, "retention_blocks needs level 'tokens', but this is 'names'"),
+        ({"level": "names", "events": "tcp://127.0.0.1:*"}, "as requested\\); use vLLM's --kv-events-config"),
         ({"events": 5557}, "events is 5557; it must be an address"),
         ({"events": "tcp://127.0.0.1:port"}, "it must end with a port"),
         ({"miss_causes": -1}, "miss_causes is -1; it must be an integer from 0"),
         ({"retention_blocks": "4"}, "retention_blocks is '4'; it must be an integer from 0"),
     ],
 )
-def test_what_is_not_supported_is_refused(options: dict[str, Any], says: str) -> None:
+def test_unsupported_options_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(Exception, match=says):
         Engine("tokens", 20, options=options)
 
@@ -48,7 +48,7 @@ def seen(totals: dict[str, int]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_causes_of_misses(level: str) -> None:
+def test_every_prompt_token_has_a_cause(level: str) -> None:
     """20 blocks: what the flood evicts is called evicted, and each token has one cause."""
     before = {sample.labels["cause"]: sample.value for sample in samples()}
     engine = Engine(level, 21, options={"miss_causes": 1000})
@@ -76,7 +76,7 @@ def test_causes_of_misses(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_look_up_that_was_skipped_counts_nothing(level: str) -> None:
+def test_skipped_lookup_counts_nothing(level: str) -> None:
     """Whoever asks for the prompt's log-probabilities gets no hits; vLLM does not count such a request either."""
     engine = Engine(level, 41, options={"miss_causes": 1000})
     served(engine, "a", list(range(40)))
@@ -102,7 +102,7 @@ def test_causes_add_up_under_random_programs(level: str) -> None:
     assert sum(misses.totals.values()) == engine.queries
     assert misses.totals["hit"] == engine.hits > 0
     assert misses.totals["evicted"] > 0
-    assert len(misses.gone) <= 50
+    assert len(misses.removed) <= 50
 
 
 def test_retained_blocks_outlive_a_flood() -> None:

@@ -85,7 +85,7 @@ def test_a_mirror_equals_the_pool(seed: int, asynchronous: bool, subscriber: Sub
     engine.scheduler.shutdown()
 
 
-def test_nothing_of_the_scheduler_changes() -> None:
+def test_scheduler_is_unchanged_by_events() -> None:
     """Random programs: the same tokens, hits and free blocks as without it; vLLM's own events are still there."""
     settings: dict[str, Any] = {"max_model_len": 512, "max_num_batched_tokens": 128}
     engines = [Engine("stock", 60, **settings), Engine("tokens", 60, options={"events": ANY_PORT}, **settings)]
@@ -94,7 +94,7 @@ def test_nothing_of_the_scheduler_changes() -> None:
     engines[1].scheduler.shutdown()
 
 
-def test_a_publisher_that_fails_does_not_end_the_engine(
+def test_failed_publisher_does_not_stop_the_engine(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is said once, and requests are served on."""
@@ -112,7 +112,7 @@ def test_a_publisher_that_fails_does_not_end_the_engine(
     engine.require_empty()
 
 
-def test_an_address_that_is_taken_is_told() -> None:
+def test_address_in_use_is_an_error() -> None:
     engine = Engine("tokens", 60, options={"events": ANY_PORT})
     taken = engine.scheduler.pool_events.publisher.endpoint
     with pytest.raises(Exception, match="cannot be bound"):
@@ -134,7 +134,7 @@ def test_every_rank_has_its_own_addresses(endpoint: str, rank: int, expected: st
     assert address_of(endpoint, rank) == expected
 
 
-def test_a_rank_is_named() -> None:
+def test_events_name_their_rank() -> None:
     """By the third of four engines of data parallelism, in each message: here a heartbeat."""
     engine = Engine("tokens", 60, options={"events": ANY_PORT}, rank=2)
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:

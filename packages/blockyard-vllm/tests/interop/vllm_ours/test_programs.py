@@ -82,7 +82,7 @@ class Program:
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("num_blocks", [40, 70, 400])
 @pytest.mark.parametrize("seed", range(4))
-def test_programs(seed: int, num_blocks: int, asynchronous: bool) -> None:
+def test_random_programs_behave_as_in_vllm(seed: int, num_blocks: int, asynchronous: bool) -> None:
     """Few blocks: a storm of preemptions; many: none."""
     settings = {"max_model_len": 512, "max_num_batched_tokens": 128, "asynchronous": asynchronous}
     engines = [Engine(level, num_blocks, **settings) for level in ("stock", *LEVELS)]
@@ -91,7 +91,7 @@ def test_programs(seed: int, num_blocks: int, asynchronous: bool) -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("level", ["stock", *LEVELS])
-def test_the_wrong_class_gives_the_same_tokens(level: str, asynchronous: bool) -> None:
+def test_wrong_base_class_gives_the_same_tokens(level: str, asynchronous: bool) -> None:
     """`Scheduler` where vLLM schedules asynchronously, and `AsyncScheduler` where it does not."""
     tokens = []
     for other_class in (False, True):
@@ -107,7 +107,7 @@ def test_the_wrong_class_gives_the_same_tokens(level: str, asynchronous: bool) -
     assert all(len(each) == 40 for each in tokens[0].values())
 
 
-def test_a_storm_preempts() -> None:
+def test_overload_preempts() -> None:
     """What the programs with few blocks rest on."""
     engine = Engine("tokens", 40, max_model_len=512, max_num_batched_tokens=128)
     requests = [request_of(f"r{number}", list(range(number, number + 100)), 100) for number in range(12)]
@@ -132,7 +132,7 @@ def some_steps(engine: Engine) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("is_after", [False, True])
 @pytest.mark.parametrize("call", [1, 2, 5, 9])
-def test_an_engine_dies_in_the_middle_of_a_step(call: int, is_after: bool, level: str, asynchronous: bool) -> None:
+def test_engine_may_die_in_the_middle_of_a_step(call: int, is_after: bool, level: str, asynchronous: bool) -> None:
     """`schedule` is cut off before or after the n-th allocation; all requests are aborted, and nothing is left."""
     engine = Engine(level, 100, asynchronous, max_model_len=512)
     for number in range(8):
@@ -164,7 +164,7 @@ def test_an_engine_dies_in_the_middle_of_a_step(call: int, is_after: bool, level
     engine.require_empty()
 
 
-def test_block_size_of_the_harness() -> None:
+def test_harness_uses_the_models_block_size() -> None:
     """The programs' prefixes end inside blocks and at their ends."""
     assert 96 % BLOCK_SIZE == 0
     assert 40 % BLOCK_SIZE

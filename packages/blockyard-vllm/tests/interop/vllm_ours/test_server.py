@@ -122,7 +122,7 @@ class Batch(msgspec.Struct, array_like=True):  # type: ignore[call-arg]
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
 
 
-def test_a_client_is_answered(server: Server) -> None:
+def test_client_gets_an_answer(server: Server) -> None:
     """Twice the same prompt: the same answer, the second from the cache; causes and events are there."""
     subscriber = zmq.Context.instance().socket(zmq.SUB)
     subscriber.connect(server.events)

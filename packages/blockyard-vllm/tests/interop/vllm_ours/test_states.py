@@ -36,7 +36,7 @@ OURS = {
 
 
 @pytest.mark.parametrize(("page", "unit"), STOCK)
-def test_prompts_that_begin_alike(page: int, unit: int) -> None:
+def test_shared_prefixes_hit_on_hybrid_models(page: int, unit: int) -> None:
     """The case of vllm#45238: 64 requests, one after another."""
     for load, stock, ours in zip(LOADS, STOCK[page, unit], OURS[page, unit], strict=True):
         assert hits_of("stock", page, unit, load) == [*stock, *[stock[-1]] * 61]
@@ -51,7 +51,7 @@ def test_the_second_request_hits_in_full(rule: str) -> None:
         assert found == [0, *[whole] * 63]
 
 
-def test_eight_in_flight() -> None:
+def test_eight_in_flight_hit_like_one() -> None:
     """From the tenth request on in full; by vLLM's own junctions too, as far as its blocks allow."""
     for load, whole, stock in zip(LOADS, (1600, 1488), (1584, 1056), strict=True):
         found = hits_of("names", 528, 16, load, in_flight=8, waits=True, state_checkpoints=PLACES)
@@ -68,10 +68,10 @@ def test_eight_in_flight() -> None:
         ({"page": 64, "connector": CONFIG}, "not there with a KV connector"),
         ({"page": 64, "drafted": 1}, "tokens are drafted"),
         ({"page": 64, "inside": 1}, "num_prefill_checkpoint_blocks of the MambaSpec is not 0"),
-        ({"level": "tokens"}, "state_checkpoints is not there on level 'tokens'"),
+        ({"level": "tokens"}, "state_checkpoints needs level 'names'"),
     ],
 )
-def test_what_cannot_be_kept_is_refused(settings: dict[str, Any], says: str) -> None:
+def test_unsupported_checkpoints_are_refused(settings: dict[str, Any], says: str) -> None:
     """Before the first request, by a sentence that names the setting."""
     level = settings.pop("level", "names")
     with pytest.raises(ValueError, match=says):
@@ -79,7 +79,7 @@ def test_what_cannot_be_kept_is_refused(settings: dict[str, Any], says: str) -> 
 
 
 @pytest.mark.parametrize("told", [5, "1600", [True], [-16], [1.5], list(range(1, 2000)), [[1600]]])
-def test_what_is_told_and_no_position_is_left_out(told: Any) -> None:
+def test_invalid_requested_positions_are_ignored(told: Any) -> None:
     """A request cannot stop the engine."""
     engine = WorkingEngine("names", 100, page=64, unit=16, options={"state_checkpoints": ["told"]})
     for number in range(2):
@@ -89,16 +89,16 @@ def test_what_is_told_and_no_position_is_left_out(told: Any) -> None:
     engine.require_empty()
 
 
-def test_nothing_is_known_after_a_reset() -> None:
+def test_reset_forgets_prompts() -> None:
     """Nor is there a state."""
     engine = WorkingEngine("names", 100, page=64, unit=16, options={"state_checkpoints": PLACES})
     for number in range(2):
         engine.add(request_of(f"r{number}", list(range(300)), 4))
         engine.drain()
         assert engine.hits == 0
-        assert engine.manager.places.known
+        assert engine.manager.planner.known
         engine.require_empty()
-        assert not engine.manager.places.known
+        assert not engine.manager.planner.known
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -125,7 +125,7 @@ def test_the_next_turn_goes_on_from_the_last_block_of_the_output(unit: int, asyn
 @pytest.mark.parametrize("num_blocks", [60, 600])
 @pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize("seed", range(2))
-def test_programs_of_hybrid_models_are_vllms(seed: int, page: int, num_blocks: int, asynchronous: bool) -> None:
+def test_random_hybrid_programs_behave_as_in_vllm(seed: int, page: int, num_blocks: int, asynchronous: bool) -> None:
     """Without places of ours: stock and level "names" in step, and what is read was written. Hashes of 16 tokens."""
     settings = {"max_model_len": 512, "max_num_batched_tokens": 128, "page": page, "unit": 16}
     engines = [WorkingEngine(level, num_blocks, asynchronous, **settings) for level in ("stock", "names")]
@@ -167,7 +167,7 @@ class Sharing(Program):
 @pytest.mark.parametrize("retention", [0, None, 128])
 @pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize("seed", [2, 4])
-def test_programs_of_hybrid_models_that_share_are_vllms(seed: int, page: int, retention: int | None) -> None:
+def test_random_hybrid_programs_with_sharing_behave_as_in_vllm(seed: int, page: int, retention: int | None) -> None:
     settings = {"max_model_len": 512, "max_num_batched_tokens": 128, "page": page, "unit": 16, "retention": retention}
     engines = [WorkingEngine(level, 60, True, **settings) for level in ("stock", "names")]
     Sharing(seed, engines).run(150)
@@ -190,7 +190,7 @@ class Telling(Program):
 @pytest.mark.parametrize("num_blocks", [70, 600])
 @pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize("seed", range(3))
-def test_programs_with_our_places(
+def test_random_programs_with_checkpoints_are_sound(
     seed: int, page: int, num_blocks: int, retention: int | None, asynchronous: bool
 ) -> None:
     """Storms, aborts, resets: every step goes on from the state and the keys and values of its own tokens."""

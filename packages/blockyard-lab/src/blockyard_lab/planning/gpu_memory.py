@@ -1,9 +1,10 @@
-"""The memory of a GPU: amounts as a plan gets them, what the largest step takes, and what is left for blocks."""
+"""Memory of a GPU: checked amounts, the memory of the largest step, and what is left for blocks."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from blockyard.arguments import require_int, require_number
@@ -32,9 +33,9 @@ def require_gib(name: str, value: object, above_zero: bool = False) -> float:
     return number
 
 
-#: GiB a GPU where nothing was measured and the step is not known.
+#: GiB per GPU if neither a measurement nor the step is known.
 DEFAULT_ACTIVATION_GIB = 2.0
-#: Tokens and sequences of a step where nothing was said: vLLM's, on a GPU of 70 GiB or more, and on a smaller one.
+#: vLLM's defaults for the tokens and sequences of a step, on a GPU of 70 GiB or more and on a smaller one.
 _LARGE_GPU_GIB = 70
 _LARGE_STEP, _SMALL_STEP = (8192, 1024), (2048, 256)
 
@@ -43,10 +44,15 @@ _LARGE_STEP, _SMALL_STEP = (8192, 1024), (2048, 256)
 class LargestStep:
     """The largest step that an engine computes.
 
-    shape: the model's widths. max_num_batched_tokens: tokens; None for vLLM's: 8,192 on a GPU of 70 GiB or more, else
-    2,048. sampler: as `step_memory` takes it. gpu: its kind, if known: it may have smaller steps (an A100), and links
-    of its own. num_graph_layers: layers that CUDA graphs are captured of; 0 if the engine counts none (vLLM before
-    0.20, or `--enforce-eager`). encoder: of images, if the engine runs it.
+    Args:
+        shape: the model's widths.
+        max_num_batched_tokens: tokens; None for vLLM's default: 8,192 on a GPU of 70 GiB or more, else 2,048.
+        sampler: as in `step_memory`.
+        gpu: type of GPU, if known; some have smaller steps (A100) or other links.
+        num_graph_layers: layers captured by CUDA graphs; 0 if the engine reserves nothing for them (vLLM before 0.20,
+            or
+            `--enforce-eager`).
+        encoder: the image encoder, if the engine runs it.
     """
 
     shape: ModelShape
@@ -59,7 +65,14 @@ class LargestStep:
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """given_gib: on each GPU, None if not given. step: None if not known. tokens, seqs: of the step."""
+    """Memory of a step beside weights and blocks: measured, or computed from the step.
+
+    Attributes:
+        given_gib: measured GiB per GPU, or None.
+        step: the largest step; None if unknown.
+        tokens: tokens of the step.
+        seqs: sequences of the step.
+    """
 
     given_gib: float | None
     step: LargestStep | None
@@ -70,7 +83,17 @@ class Activations:
     def of(
         cls, given_gib: float | None, step: LargestStep | None, gpu_memory_gib: float, max_num_seqs: int | None
     ) -> Activations:
-        """Check what was given, and fill in what was not. Raises `InvalidArgument`."""
+        """Check the arguments and fill in defaults.
+
+        Args:
+            given_gib: measured GiB per GPU, or None.
+            step: the largest step, or None.
+            gpu_memory_gib: memory of a GPU.
+            max_num_seqs: most running requests, or None.
+
+        Raises:
+            InvalidArgument: for a value outside its limits.
+        """
         if given_gib is not None:
             require_gib("activation_gib", given_gib)
         if step is not None and not isinstance(step, LargestStep):
@@ -85,14 +108,14 @@ class Activations:
         return found
 
     def bytes_on(self, ranks: int) -> int:
-        """Count the bytes on each of the GPUs that share the model."""
+        """Return the bytes on each GPU if `ranks` GPUs share the model."""
         memory = self._memory(ranks)
         if memory is not None:
             return memory.total_bytes
         return int((DEFAULT_ACTIVATION_GIB if self.given_gib is None else self.given_gib) * GIB)
 
     def sentence(self, ranks: int) -> str:
-        """Return where the number comes from."""
+        """Return a sentence that gives the amount and its source."""
         memory, gib = self._memory(ranks), self.bytes_on(ranks) / GIB
         if memory is None or self.step is None:
             source = "as given" if self.given_gib is not None else "a guess, since the model's widths are not known"
@@ -131,8 +154,12 @@ _MAX_RANKS = 1024
 class GpuBudget:
     """Bytes of one GPU.
 
-    total_bytes: its memory. usable_bytes: the share of it that may be used. weight_bytes: this rank's part of the
-    weights. activation_bytes: all else that a step takes. state_bytes: states of running sequences, outside the blocks.
+    Attributes:
+        total_bytes: its memory.
+        utilization: fraction of it that may be used.
+        weight_bytes: this rank's weights.
+        activation_bytes: everything else that a step needs.
+        state_bytes: states of running sequences, outside the blocks.
     """
 
     total_bytes: int
@@ -143,16 +170,16 @@ class GpuBudget:
 
     @property
     def usable_bytes(self) -> int:
-        """Return the share of the total that may be used."""
+        """Memory that may be used."""
         return int(self.total_bytes * self.utilization)
 
     @property
     def cache_bytes(self) -> int:
-        """Return what is left for blocks; negative by what is missing."""
+        """Memory left for blocks; negative if memory is missing."""
         return self.usable_bytes - self.weight_bytes - self.activation_bytes - self.state_bytes
 
     def num_blocks(self, spec: KVCacheSpec, max_num_seqs: int, extra_bytes: int = 0) -> int:
-        """Blocks on this GPU, the null block included, with `extra_bytes` more for them; at most 2**27. O(layers)."""
+        """Return the blocks on this GPU, with `extra_bytes` more memory. Includes the null block. O(layers)."""
         if extra_bytes:
             return min(max(self.cache_bytes + extra_bytes, 0) // spec.bytes_per_block, MAX_BLOCKS)
         peak = self.weight_bytes + self.activation_bytes
@@ -162,9 +189,14 @@ class GpuBudget:
 
 @dataclass(frozen=True, slots=True)
 class GpuAssumptions:
-    """What is given about a GPU and the model's weights, in GiB; utilization is a share, above 0 and at most 1.
+    """What is known of a GPU and the model's weights.
 
-    weights_on: bytes of the weights on each of so many ranks; weights_gib divided equally if None.
+    Args:
+        gpu_memory_gib: memory of the GPU.
+        weights_gib: weights of the whole model.
+        activations: memory of a step.
+        utilization: fraction of the memory that may be used, above 0 and at most 1.
+        weights_on: returns the weights' bytes on each of n ranks; None divides `weights_gib` equally.
     """
 
     gpu_memory_gib: float
@@ -181,39 +213,34 @@ class GpuAssumptions:
             raise InvalidArgument(f"gpu_memory_utilization is {share}; it must be above 0 and at most 1")
 
     def budget(self, spec: KVCacheSpec, max_num_seqs: int) -> GpuBudget:
-        """Return the bytes of one of the ranks of `spec`, which share the weights equally. O(layers)."""
+        """Return the memory of one rank of `spec`. O(layers)."""
+        ranks = spec.tensor_parallel_size
+        weight_bytes = -(-int(self.weights_gib * GIB) // ranks) if self.weights_on is None else self.weights_on(ranks)
         return GpuBudget(
             total_bytes=int(self.gpu_memory_gib * GIB),
             utilization=self.utilization,
-            weight_bytes=self._weight_bytes(spec.tensor_parallel_size),
-            activation_bytes=self.activations.bytes_on(spec.tensor_parallel_size),
+            weight_bytes=weight_bytes,
+            activation_bytes=self.activations.bytes_on(ranks),
             state_bytes=max_num_seqs * spec.state_bytes_per_sequence,
         )
 
-    def _weight_bytes(self, ranks: int) -> int:
-        if self.weights_on is not None:
-            return self.weights_on(ranks)
-        return -(-int(self.weights_gib * GIB) // ranks)
-
     def smallest_tensor_parallel(self, spec: KVCacheSpec, num_tokens: int, max_num_seqs: int) -> int:
-        """The smallest power of two of ranks that can hold a request of `num_tokens`; 0 if 1024 cannot. O(layers)."""
+        """Return the smallest power of two of ranks that holds a request of `num_tokens`; 0 above 1024. O(layers)."""
         ranks = 1
         while ranks <= _MAX_RANKS:
-            split = _split(spec, ranks)
-            if split is not None and self._holds(split, num_tokens, max_num_seqs):
-                return ranks
+            with suppress(InvalidArgument):  # not every number of ranks can divide the model
+                split = dataclasses.replace(spec, tensor_parallel_size=ranks)
+                num_blocks = self.budget(split, max_num_seqs).num_blocks(split, max_num_seqs)
+                if split.max_concurrent_sequences(num_tokens, num_blocks=num_blocks) > 0:
+                    return ranks
             ranks *= 2
         return 0
 
-    def _holds(self, spec: KVCacheSpec, num_tokens: int, max_num_seqs: int) -> bool:
-        num_blocks = self.budget(spec, max_num_seqs).num_blocks(spec, max_num_seqs)
-        return spec.max_concurrent_sequences(num_tokens, num_blocks=num_blocks) > 0
-
 
 def cached_tokens(spec: KVCacheSpec, num_blocks: int) -> int:
-    """Count the tokens whose keys and values, of every layer, that many blocks can keep. O(groups).
+    """Return the tokens whose keys and values, in every layer, `num_blocks` blocks can hold. O(groups).
 
-    Windows are not used: each token takes its share of a block in every group, so the answer is never too large.
+    Sliding windows are ignored: each token takes its part of a block in every group, so the result is a lower bound.
     """
     sizes = [group.block_size for group in spec.groups]
     product = 1
@@ -221,10 +248,3 @@ def cached_tokens(spec: KVCacheSpec, num_blocks: int) -> int:
         product *= size
     # num_blocks / sum(1 / size), in integers.
     return min(num_blocks * product // sum(product // size for size in sizes), MAX_MODEL_LEN * MAX_BLOCKS)
-
-
-def _split(spec: KVCacheSpec, ranks: int) -> KVCacheSpec | None:
-    try:
-        return dataclasses.replace(spec, tensor_parallel_size=ranks)
-    except InvalidArgument:
-        return None

@@ -1,4 +1,4 @@
-"""Replays by timestamps as a page: blocks held, requests that run and wait, hits and causes, preemptions, over time."""
+"""Writes timed replays as a page: held blocks, running and waiting requests, hits, misses and preemptions over time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..printing import count_of, percent, printable
 from .result import ReplayResult, SimulatedTime
 from .timeline import Timeline
 
-#: Columns of a run's table: heading, and the count that it shows.
+#: Columns of a run's table: heading to count.
 _COLUMNS = {
     "arrived": "arrived", "started": "started", "preempted": "preempted", "finished": "finished",
     "prompt tokens": "prompt_tokens", "hit": "hit_tokens", "evicted": "evicted_tokens",
@@ -24,31 +24,37 @@ _COLUMNS = {
 
 
 def write_run_page(trace: str, results: Sequence[ReplayResult], path: str | os.PathLike[str]) -> None:
-    """Write replays of one trace into an .html file, one shown at a time.
+    """Write replays of one trace to an .html file that shows one at a time.
 
-    results: of replays with `keep_timeline`. The file appears whole or not at all, loads nothing, and is a table of all
-    numbers without JavaScript. O(spans). Raises `InvalidArgument` for a result without a timeline, another suffix or a
-    path that cannot be written.
+    The file appears whole or not at all and loads nothing. Without JavaScript it shows a table of all numbers.
+    O(spans).
+
+    Args:
+        trace: name of the trace.
+        results: replays with `keep_timeline`.
+        path: the file.
+
+    Raises:
+        InvalidArgument: for a result without a timeline, another suffix, or a path that cannot be written.
     """
     found = require_output(path, (".html",))
     require_str("trace", trace)
-    runs = [_data_of(result, *_times_of(result)) for result in results]
+    runs = []
+    for result in results:
+        if result.simulated is None or result.timeline is None:
+            raise InvalidArgument("results has a replay without timeline; replay with service and keep_timeline=True")
+        runs.append(_data_of(result, result.simulated, result.timeline))
     if not runs:
-        raise InvalidArgument("results is empty; a page needs one replay at least")
-    texts = {"title": f"Replay of {printable(trace) or 'a trace'} by timestamps", "subtitle": _subtitle(results[0])}
+        raise InvalidArgument("results is empty; a page needs at least one replay")
+    first = results[0]
+    refused = f", {first.num_refused:,} left out" if first.num_refused else ""
+    blocks = f"blocks of {count_of(first.block_size, 'token')}"
+    texts = {
+        "title": f"Replay of {printable(trace) or 'a trace'} by timestamps",
+        "subtitle": f"{count_of(first.num_requests, 'request')}{refused}; {blocks}",
+    }
     parts = {"tables": "\n".join(_table(run) for run in runs)}
     write_whole(found, fill_page("run", texts, parts, {"runs": runs}).encode())
-
-
-def _times_of(result: ReplayResult) -> tuple[SimulatedTime, Timeline]:
-    if result.simulated is None or result.timeline is None:
-        raise InvalidArgument("results has a replay without a timeline; replay with service and keep_timeline=True")
-    return result.simulated, result.timeline
-
-
-def _subtitle(result: ReplayResult) -> str:
-    refused = f", {result.num_refused:,} left out" if result.num_refused else ""
-    return f"{count_of(result.num_requests, 'request')}{refused}; blocks of {count_of(result.block_size, 'token')}"
 
 
 def _data_of(result: ReplayResult, times: SimulatedTime, timeline: Timeline) -> dict[str, Any]:
@@ -66,7 +72,6 @@ def _data_of(result: ReplayResult, times: SimulatedTime, timeline: Timeline) -> 
 
 
 def _summary(result: ReplayResult, times: SimulatedTime) -> str:
-    """Say it in a few sentences."""
     moved = result.num_saved_blocks + result.num_fetched_blocks
     between = f" {count_of(moved, 'block')} moved between the pool and the CPU pool." if moved else ""
     median, _, slowest = times.first_token

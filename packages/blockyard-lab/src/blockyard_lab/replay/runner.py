@@ -1,4 +1,4 @@
-"""A trace through the real manager, one request after another, as fast as it goes."""
+"""Replays a trace through the real manager, one request after another or by timestamps."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from blockyard.errors import InvalidArgument
 from ..policy_names import PolicyName, exit_as_error, label_of, policy_of
 from ..trace import Trace
 from .expansion import Expansion
-from .result import REPORT_EVERY, Causes, ReplayResult, SimulatedTime, Tally, never_fits
+from .result import REPORT_EVERY, MissCounter, ReplayResult, SimulatedTime, Tally, explain_misfit
 from .timed import ServiceModel, TimedRun
 from .timeline import TimelineRecorder
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """How to replay.
+    """Options of a replay.
 
-    num_blocks: of the pool, the null block included. block_size: tokens. policy: a name as `parse_policies` gives it,
-    or what makes one from a number of blocks.
-    max_model_len: tokens of the longest request, prompt and output; a longer one is refused.
-    max_num_seqs: requests at once, when replayed by timestamps. watermark: share of blocks kept free at admission.
-    num_cpu_blocks: of a CPU pool that keeps what the pool evicts, its null block included; 0 for none.
-    find_causes: whether to find the cause of every miss. strict: raise `TraceError`
-    at the first request that the pool can never hold, instead of counting it. service: replay by timestamps under this
-    model, or None: one after another, each to its end. keep_timeline: whether to note what happens when; it needs
-    `service`.
+    Args:
+        num_blocks: blocks of the pool, including the null block.
+        block_size: tokens per block.
+        policy: a name as `parse_policies` returns it, or a callable that makes a policy from a number of blocks.
+        max_model_len: longest request in tokens, prompt and output; longer ones are refused.
+        max_num_seqs: concurrent requests in a timed replay.
+        watermark: fraction of the blocks to keep free at admission.
+        find_causes: find the cause of every miss.
+        strict: raise `TraceError` at the first request that never fits, instead of counting it.
+        service: step times for a replay by timestamps; None replays one request after another.
+        num_cpu_blocks: blocks of a CPU pool that takes what the pool evicts, including its null block; 0 for none.
+        keep_timeline: record counts over time; needs `service`.
     """
 
     num_blocks: int
@@ -57,13 +60,12 @@ class ReplayOptions:
         require_bool("strict", self.strict)
         require_bool("keep_timeline", self.keep_timeline)
         if self.keep_timeline and self.service is None:
-            raise InvalidArgument("keep_timeline is True and service is None; only a replay by timestamps has times")
+            raise InvalidArgument("keep_timeline is True and service is None; a timeline needs service=ServiceModel()")
         if self.service is not None and not isinstance(self.service, ServiceModel):
             raise InvalidArgument(f"service is {self.service!r}; it must be a ServiceModel or None")
         policy_of(self.policy)
 
     def make_cache(self) -> KVCacheManager:
-        """Return the manager that the requests go through."""
         return KVCacheManager(
             CacheConfig(
                 num_blocks=self.num_blocks,
@@ -71,7 +73,7 @@ class ReplayOptions:
                 max_num_seqs=self.max_num_seqs if self.service is not None else 1,
                 max_model_len=self.max_model_len,
                 watermark=self.watermark,
-                # Policies that sample see hashes: the same trace is to give the same numbers again.
+                # Policies that sample depend on hashes: the same trace must give the same numbers again.
                 hash_seed=0,
                 cpu=CPUPoolConfig(num_blocks=self.num_cpu_blocks),
                 eviction_policy=policy_of(self.policy),
@@ -86,11 +88,17 @@ def replay(
     on_request: Callable[[int], None] | None = None,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> ReplayResult:
-    """Send every request of a trace through a manager of its own; `check()` verifies it at the end.
+    """Send every request of a trace through a new manager, and run its `check()` at the end. O(tokens of the trace).
 
-    on_request: called with the number of requests done, now and then. clock: seconds, such as time.perf_counter; the
-    library reads none of itself. O(tokens of the trace). Raises `TraceError` with `strict` for a request that never
-    fits, and what the trace's reader raises.
+    Args:
+        trace: any trace.
+        options: how to replay it.
+        on_request: called now and then with the number of finished requests.
+        clock: returns seconds, such as time.perf_counter; without one the result has no duration.
+
+    Raises:
+        TraceError: if `options.strict` and a request never fits, or if the trace cannot be read.
+        PolicyError: if the eviction policy fails.
     """
     with exit_as_error(label_of(options.policy)):
         return _replayed(trace, options, on_request, clock)
@@ -104,7 +112,7 @@ def _replayed(
 ) -> ReplayResult:
     cache, started = options.make_cache(), clock()
     tally = Tally()
-    causes = Causes(trace.hash_block_size, options.block_size) if options.find_causes else None
+    causes = MissCounter(trace.hash_block_size, options.block_size) if options.find_causes else None
     simulated: SimulatedTime | None = None
     recorder = TimelineRecorder() if options.keep_timeline else None
     if options.service is None:
@@ -121,15 +129,14 @@ def _one_after_another(
     trace: Trace,
     cache: KVCacheManager,
     tally: Tally,
-    causes: Causes | None,
+    causes: MissCounter | None,
     options: ReplayOptions,
     on_request: Callable[[int], None] | None,
 ) -> None:
-    """A request is allocated, computed and freed before the next one comes."""
     expansion = Expansion(trace)
     tally.peak_running = 1
     for number, request in enumerate(trace, 1):
-        problem = never_fits(cache.config, request)
+        problem = explain_misfit(cache.config, request)
         if problem:
             tally.refuse(number, problem, options.strict)
         else:
@@ -143,7 +150,10 @@ def _one_after_another(
 
 
 def _serve(cache: KVCacheManager, tally: Tally, prompt: NDArray[np.int32], output: NDArray[np.int32]) -> None:
-    """Compute the prompt, then all of its output; the last token too, as in vLLM's own figures for this replay."""
+    """Compute the prompt and all of its output.
+
+    The last token is computed too, as in vLLM's published figures for such a replay.
+    """
     seq = cache.allocate(prompt)
     plan = cache.reserve(seq)
     tally.move(plan)

@@ -1,4 +1,4 @@
-"""A load goes through a router to simulated replicas, event by event; what they hold is known at once."""
+"""Simulates a load through a router, event by event. The router knows the replicas' contents without delay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ MAX_REPLICAS, MAX_BLOCKS = 4096, 2**24
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """At a time, replicas come or go, the oldest first. What is killed loses all; what is drained ends what it has."""
+    """Replicas that join or leave at a time, the oldest leaving first.
+
+    Args:
+        at: seconds since the load's start.
+        added: replicas to add.
+        killed: replicas to remove at once, losing their requests.
+        drained: replicas to remove after they have finished their requests.
+    """
 
     at: float
     added: int = 0
@@ -31,11 +38,17 @@ class Change:
 
 @dataclass(slots=True)
 class Outcome:
-    """This is what a run came to.
+    """The outcome of a run.
 
-    computed: prompt tokens by replica, of all that ever were. first_tokens: seconds from a request to its first token.
-    num_retried: requests that a killed replica lost. num_refused: those that no empty pool could hold. num_unserved:
-    those that came when there was no replica. placed: (job, replica), as they were sent.
+    Attributes:
+        num_prompt_tokens: tokens of all prompts.
+        computed: prompt tokens computed, by replica, including those that left.
+        first_tokens: seconds from arrival to first token, of each request.
+        seconds: end of the last request.
+        num_retried: requests that a killed replica lost.
+        num_refused: requests that never fit.
+        num_unserved: requests that arrived when there was no replica.
+        placed: (job, replica) in order of routing.
     """
 
     num_prompt_tokens: int = 0
@@ -49,27 +62,36 @@ class Outcome:
 
     @property
     def num_computed(self) -> int:
-        """Return the prompt tokens that all computed, those again that a killed replica had."""
+        """Prompt tokens computed by all replicas, including recomputation after a kill."""
         return sum(self.computed.values())
 
     @property
     def hit_rate(self) -> float:
-        """Return the share of the prompts' tokens that were not computed."""
+        """Fraction of the prompt tokens that was not computed."""
         return 1 - self.num_computed / max(self.num_prompt_tokens, 1)
 
     @property
     def balance(self) -> float:
-        """Return the most tokens of a replica, by their mean. With replicas that came or went it says little."""
+        """Most tokens of a replica, divided by the mean. Not meaningful if replicas joined or left."""
         mean = self.num_computed / max(len(self.computed), 1)
         return max(self.computed.values()) / mean if mean else 1.0
 
     def first_token(self, percentile: float) -> float:
-        """Return the seconds to the first token, 0 where no request had one."""
+        """Return this percentile of the seconds to the first token; 0 without requests."""
         return float(np.percentile(self.first_tokens, percentile)) if self.first_tokens else 0.0
 
 
 class FleetRun:
-    """Runs one load with one cost over replicas of `num_blocks` blocks each."""
+    """One load with one routing cost over simulated replicas.
+
+    Args:
+        load: the load.
+        cost: the router's cost.
+        num_replicas: replicas at the start.
+        num_blocks: blocks of each replica.
+        speed: step times.
+        changes: replicas that join or leave.
+    """
 
     def __init__(
         self,
@@ -87,7 +109,7 @@ class FleetRun:
         self.engines: dict[str, Engine] = {}
         self.outcome = Outcome()
         self._draining: set[str] = set()
-        #: (time, number, what): a turn that arrives, a replica whose engine goes on, a change.
+        #: (time, number, event): a turn that arrives, a replica whose engine continues, or a change.
         self._events: list[tuple[float, int, Turn | str | Change]] = []
         self._num_events = self._num_added = 0
         self._followers: dict[int, list[int]] = {}
@@ -102,7 +124,7 @@ class FleetRun:
                 self._followers.setdefault(job.after, []).append(number)
 
     def run(self) -> Outcome:
-        """Run to the end. O(log requests) an event; three events a request, and its blocks."""
+        """Run to the end. Three events per request, O(log requests + its blocks) each."""
         while self.step():
             pass
         return self.outcome
@@ -197,7 +219,7 @@ class FleetRun:
         del self.engines[name]
 
     def check(self) -> None:
-        """Raise `AssertionError` unless the book, the engines and their pools agree."""
+        """Raise `AssertionError` if the router's records, the engines and their pools disagree."""
         self.router.check()
         for name, engine in self.engines.items():
             engine.pool.check()

@@ -1,4 +1,4 @@
-"""Hit-rate curves as a page of its own: one HTML file that loads nothing and needs no server."""
+"""Writes hit-rate curves as one HTML file that loads nothing and needs no server."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from blockyard.arguments import require_int, require_str
 from ..output_file import fill_page, require_output, write_whole
 from ..policy_names import OPTIMUM
 from ..printing import printable, sentence
-from .drawing import MAX_BYTES_PER_BLOCK
-from .hit_rates import HitCurves
-from .side_by_side import COLORS, label_in, styles_of
-from .words import (
+from .captions import (
     capacity_axis,
     capacity_factor,
     foot_of,
@@ -23,18 +20,29 @@ from .words import (
     infinite_of,
     knee_is_drawn,
     knee_of,
-    parts_of,
     subtitle_of,
     title_of,
 )
+from .curves import HitCurves
+from .drawing import MAX_BYTES_PER_BLOCK
+from .side_by_side import COLORS, line_styles_of
 
 
 def write_page(curves: HitCurves, path: str | os.PathLike[str], *, bytes_per_block: int = 0, model: str = "") -> None:
-    """Write hit rate against capacity into an .html file, with a crosshair that shows every policy's numbers.
+    """Write hit rate against capacity to an .html file, with a crosshair that shows every policy's numbers.
 
-    bytes_per_block: of a block of `curves.tokens_a_block` tokens of `model`; without it the page counts no GiB. The
-    file appears whole or not at all, and the same curves give the same bytes. Without JavaScript the page is a table of
-    all numbers. O(policies * sizes). Raises `InvalidArgument` for another suffix or a path that cannot be written.
+    The file appears whole or not at all, and equal curves give equal bytes. Without JavaScript the page shows a table
+    of
+    all numbers. O(policies * sizes).
+
+    Args:
+        curves: what to show.
+        path: the file.
+        bytes_per_block: bytes of a block in `model`'s cache; 0 to show no GiB.
+        model: name of the model.
+
+    Raises:
+        InvalidArgument: for another suffix, or a path that cannot be written.
     """
     found = require_output(path, (".html",))
     require_int("bytes_per_block", bytes_per_block, 0, MAX_BYTES_PER_BLOCK)
@@ -43,44 +51,48 @@ def write_page(curves: HitCurves, path: str | os.PathLike[str], *, bytes_per_blo
 
 
 def page_of(curves: HitCurves, bytes_per_block: int, model: str) -> str:
-    """Return the page as text."""
-    said = {
+    captions = {
         "title": title_of(curves),
         "subtitle": subtitle_of(curves),
-        "knee": " ".join(sentence(knee_of(part)) for part in parts_of(curves)),
-        "infinite": " ".join(sentence(infinite_of(part)) for part in parts_of(curves)),
+        "knee": " ".join(sentence(knee_of(part)) for part in curves.per_trace),
+        "infinite": " ".join(sentence(infinite_of(part)) for part in curves.per_trace),
         "gap": gap_of(curves),
         "foot": foot_of(curves),
     }
-    parts = {"head": _table_head(curves, bytes_per_block, model), "rows": _table_rows(curves, bytes_per_block)}
-    return fill_page("curve", said, parts, _data_of(curves, bytes_per_block, model))
+    gib = [f"GiB of {printable(model)}" if model else "GiB"] if bytes_per_block else []
+    names = [f"{printable(policy)} (%)" for policy in curves.hit_rates]
+    heads = ["blocks", "tokens", *gib, *names, *curves.beside]
+    parts = {
+        "head": "".join(f'<th scope="col">{html.escape(name)}</th>' for name in heads),
+        "rows": "\n".join(_table_row(curves, index, bytes_per_block) for index in range(len(curves.sizes))),
+    }
+    return fill_page("curve", captions, parts, _data_of(curves, bytes_per_block, model))
 
 
 def _data_of(curves: HitCurves, bytes_per_block: int, model: str) -> dict[str, Any]:
-    """Return all numbers of the curves, and the words that stand in the picture. Rates are shares, 0 to 1."""
+    """Return all numbers and captions for the script. Rates are 0 to 1."""
+    lines, knees = list(curves.hit_rates), []
+    for part in curves.per_trace:
+        name = part.label(part.knee.policy)
+        about = {"is_drawn": knee_is_drawn(part), "words": knee_of(part)}
+        line = lines.index(name) if name in lines else -1
+        knees.append({**dataclasses.asdict(part.knee), "line": line, **about})
     return {
         "trace": printable(curves.trace),
         "tokens_a_block": curves.tokens_a_block,
         "bytes_per_block": int(bytes_per_block),
         "sizes": curves.sizes.tolist(),
         "policies": _policies_of(curves),
-        "infinite": [{"rate": part.infinite, "words": infinite_of(part)} for part in parts_of(curves)],
-        "knees": [_knee_data(curves, part) for part in parts_of(curves)],
+        "infinite": [{"rate": part.infinite, "words": infinite_of(part)} for part in curves.per_trace],
+        "knees": knees,
         "colors": len(COLORS),
         "second_axis": capacity_axis(bytes_per_block, model),
         "second_factor": capacity_factor(curves, bytes_per_block),
     }
 
 
-def _knee_data(curves: HitCurves, part: HitCurves) -> dict[str, Any]:
-    name = label_in(part, part.knee.policy)
-    line = list(curves.hit_rates).index(name) if name in curves.hit_rates else -1
-    about = {"line": line, "is_drawn": knee_is_drawn(part), "words": knee_of(part)}
-    return {**dataclasses.asdict(part.knee), **about}
-
-
 def _policies_of(curves: HitCurves) -> list[dict[str, Any]]:
-    styles, optima = styles_of(curves), {label_in(part, OPTIMUM) for part in parts_of(curves)}
+    styles, optima = line_styles_of(curves), {part.label(OPTIMUM) for part in curves.per_trace}
     return [
         {
             "name": printable(policy),
@@ -91,18 +103,6 @@ def _policies_of(curves: HitCurves) -> list[dict[str, Any]]:
         }
         for policy, rates in curves.hit_rates.items()
     ]
-
-
-def _table_head(curves: HitCurves, bytes_per_block: int, model: str) -> str:
-    gib = [f"GiB of {printable(model)}" if model else "GiB"] if bytes_per_block else []
-    names = [f"{printable(policy)} (%)" for policy in curves.hit_rates]
-    return "".join(
-        f'<th scope="col">{html.escape(name)}</th>' for name in ["blocks", "tokens", *gib, *names, *curves.beside]
-    )
-
-
-def _table_rows(curves: HitCurves, bytes_per_block: int) -> str:
-    return "\n".join(_table_row(curves, number, bytes_per_block) for number in range(len(curves.sizes)))
 
 
 def _table_row(curves: HitCurves, number: int, bytes_per_block: int) -> str:

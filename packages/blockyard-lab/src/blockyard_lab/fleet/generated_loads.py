@@ -1,4 +1,4 @@
-"""Loads that are made from a seed: conversations that wait for their answers, agents, bursts, strangers."""
+"""Loads generated from a seed: chats, agents, bursts and one-off prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Text:
 
 
 class _Writer:
-    """Writes jobs, whose texts are chains of blocks with names of their own."""
+    """Adds jobs to a load. Texts are chains of block ids."""
 
     def __init__(self, name: str, seed: int) -> None:
         self.draw = np.random.default_rng(seed)
@@ -28,24 +28,24 @@ class _Writer:
         self._next = 0
 
     def text(self, num_tokens: int) -> _Text:
-        """Make a new text, the beginning of a prompt."""
+        """Return a new text, to start prompts with."""
         return self.longer(_Text(0, []), num_tokens)
 
     def longer(self, text: _Text, num_tokens: int) -> _Text:
-        """Return the text with as many tokens behind it, which no other has."""
+        """Return the text extended by `num_tokens` new, unique tokens."""
         total = text.num_tokens + num_tokens
         num_new = total // BLOCK_SIZE - len(text.ids)
         self._next += num_new
         return _Text(total, [*text.ids, *range(self._next - num_new, self._next)])
 
     def ask(self, at: float, after: int, session: str, prompt: _Text, num_output: int) -> tuple[int, _Text]:
-        """Add a job; return its number, and prompt and answer together."""
+        """Add a job. Return its number, and the text of prompt and answer together."""
         computed = self.longer(prompt, num_output - 1)
         self.load.jobs.append(Job(at, after, session, prompt.num_tokens, num_output, computed.ids))
         return len(self.load.jobs) - 1, self.longer(computed, 1)
 
     def chat(self, session: str, begin: float, system: _Text, turns: int, output: int, think: float) -> None:
-        """Add a conversation: each turn brings 100 to 200 tokens, up to `think` seconds after the answer before it."""
+        """Add a conversation. Each turn adds 100 to 200 tokens, up to `think` seconds after the previous answer."""
         text, last = system, -1
         for turn in range(turns):
             pause = self.draw.random() * think
@@ -65,22 +65,22 @@ def _chats(name: str, seed: int, num_chats: int, num_systems: int, zipf: float) 
 
 
 def many_systems(seed: int) -> Load:
-    """Load A has 32 chats of 6 turns under 7 system prompts of 512 tokens, popular by Zipf's law (1.2)."""
+    """Return load A: 32 chats of 6 turns under 7 system prompts of 512 tokens, with Zipf popularity (1.2)."""
     return _chats("A", seed, 32, 7, 1.2)
 
 
 def one_system_each(seed: int) -> Load:
-    """Load B has 24 chats under as many system prompts as three replicas."""
+    """Return load B: 24 chats under as many system prompts as there are replicas, three."""
     return _chats("B", seed, 24, 3, 0.0)
 
 
 def overfull(seed: int) -> Load:
-    """Load C has 48 chats under three system prompts, whose texts are 1.5 times the pools."""
+    """Return load C: 48 chats under three system prompts, whose texts are 1.5 times the pools' size."""
     return _chats("C", seed, 48, 3, 0.0)
 
 
 def agents(seed: int) -> Load:
-    """Load D has 24 agents of two kinds with 16 calls each; some run two subagents that begin with their text."""
+    """Return load D: 24 agents of two kinds with 16 calls each; some run two subagents that start with their text."""
     writer = _Writer("D", seed)
     kinds = [writer.text(1500), writer.text(2500)]
     for agent in range(24):
@@ -99,7 +99,7 @@ def agents(seed: int) -> Load:
 
 
 def bursts(seed: int) -> Load:
-    """Load E has 30 new documents of 2,000 to 4,000 tokens, and 24 questions to each within 0.2 seconds."""
+    """Return load E: 30 new documents of 2,000 to 4,000 tokens, each with 24 questions within 0.2 seconds."""
     writer = _Writer("E", seed)
     at = 0.0
     for burst in range(30):
@@ -112,7 +112,7 @@ def bursts(seed: int) -> Load:
 
 
 def strangers(seed: int) -> Load:
-    """Load F has 40 chats with long answers among 400 prompts of 200 to 6,000 tokens that are asked once."""
+    """Return load F: 40 chats with long answers among 400 unique prompts of 200 to 6,000 tokens."""
     writer = _Writer("F", seed)
     systems = [writer.text(800) for _ in range(5)]
     for chat in range(40):
@@ -124,8 +124,8 @@ def strangers(seed: int) -> Load:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeLoad:
-    """This makes a load from a seed, and says for what fleet."""
+class GeneratedLoad:
+    """A generator of loads, and the fleet it is meant for."""
 
     make: Callable[[int], Load]
     num_replicas: int
@@ -133,15 +133,15 @@ class MadeLoad:
     speed: Speed
 
 
-#: About that of a tiny model on a core of a shared machine, with steps of 512 tokens: where A, B and C were first run.
+#: Roughly a tiny model on one core of a shared machine, with steps of 512 tokens. A, B and C were first run there.
 SMALL = Speed(step=0.03, prompt_token=4e-4, decode=2e-3, context_token=0.0, max_num_batched_tokens=512)
 
-#: A to C are those that our own cost was made on; D to F were not looked at until it was done.
+#: The `robust` cost was developed on A to C; D to F were held out until it was finished.
 LOADS = {
-    "A": MadeLoad(many_systems, 3, 900, SMALL),
-    "B": MadeLoad(one_system_each, 3, 700, SMALL),
-    "C": MadeLoad(overfull, 3, 700, SMALL),
-    "D": MadeLoad(agents, 4, 2500, Speed()),
-    "E": MadeLoad(bursts, 4, 2500, Speed()),
-    "F": MadeLoad(strangers, 4, 2500, Speed()),
+    "A": GeneratedLoad(many_systems, 3, 900, SMALL),
+    "B": GeneratedLoad(one_system_each, 3, 700, SMALL),
+    "C": GeneratedLoad(overfull, 3, 700, SMALL),
+    "D": GeneratedLoad(agents, 4, 2500, Speed()),
+    "E": GeneratedLoad(bursts, 4, 2500, Speed()),
+    "F": GeneratedLoad(strangers, 4, 2500, Speed()),
 }

@@ -1,8 +1,8 @@
-"""vLLM's own scheduler keeps states of hybrid models where the rules of docs/states.md say, on level "names".
+"""Checkpoints of hybrid models' states at the positions of docs/states.md, in vLLM's own managers (level "names").
 
-vLLM caches a state where a chunk of a prompt ends. Its scheduler ends chunks at the last boundary of a prompt, and
-where a prompt leaves what attention has cached. With the option `state_checkpoints` it ends them there instead,
-and its managers cache the state, and the keys and values up to it, as they cache the others.
+vLLM caches a state where a chunk of a prompt ends. Its scheduler ends chunks at a prompt's last block boundary, and
+where the prompt leaves what attention has cached. With the option `state_checkpoints`, chunks end at the positions chosen by
+its rules instead, and vLLM's managers cache the state there, and the keys and values up to it.
 """
 
 from __future__ import annotations
@@ -21,36 +21,41 @@ from blockyard.policies import CheckpointRules
 # A child of vLLM's logger, so that its handlers apply.
 logger = init_logger(f"vllm.{__name__}")
 
-#: Hashes are remembered of `BUDGETS` times the pool's tokens, as in a cache of ours, and of `MOST_HASHES` at most.
+#: Hashes for `BUDGETS` times the pool's tokens are remembered, as in Blockyard's own manager, at most `MOST_HASHES`.
 BUDGETS, MOST_HASHES = 4, 2**19
-#: Requests that wait are compared with, and positions that one request may tell.
-MOST_QUEUED, MOST_TOLD = 16, 64
-TOLD = "state_boundaries"
+#: Most waiting requests to compare with, and most positions in a request's `extra_args`.
+MOST_QUEUED, MOST_REQUESTED = 16, 64
+REQUEST_KEY = "state_boundaries"
 
 
-class StatePlaces:
-    """This says where each request leaves states.
+class CheckpointPlanner:
+    """Chooses each request's checkpoint positions.
 
-    names: rules of `CheckpointRules`, "queue" and "told". unit: tokens between the boundaries at which states stand.
-    num_hashes: how many hashes of prompts are remembered, each of hash_size tokens, to know where a prompt leaves what
-    was seen before.
+    Args:
+        names: rules of `CheckpointRules`, and "queue" and "told".
+        unit: tokens between positions at which a state can be cached.
+        num_hashes: prompt hashes to remember, to find where a prompt leaves what was seen before.
+        hash_size: tokens per hash.
     """
 
     def __init__(self, names: Sequence[str], unit: int, num_hashes: int, hash_size: int) -> None:
         self.unit = unit
         self.hash_size = hash_size
         self.rules = CheckpointRules(tuple(name for name in names if name not in ("queue", "told")), unit)
-        self.takes_queue, self.takes_told = "queue" in names, "told" in names
-        #: Python's own hash of each, the one seen longest ago first: a mistake would only keep a state in a bad place.
+        self.takes_queue, self.takes_requested = "queue" in names, "told" in names
+        #: Python's hash of each block hash, least recent first. A collision can only misplace a checkpoint.
         self.known: OrderedDict[int, None] = OrderedDict()
         self.num_hashes = min(num_hashes, MOST_HASHES)
-        #: Requests that wait, those that are served next first; the scheduler's queue.
+        #: The scheduler's queue, next request first.
         self.queue: Iterable[Any] = ()
 
     def plan(self, request: Any, hit: int, known: int) -> None:
-        """Note where a request that hits `hit` tokens leaves states. O(hashes).
+        """Choose the positions for a request. O(hashes).
 
-        known: tokens that attention alone would hit.
+        Args:
+            request: vLLM's request; its `blockyard_stops` is set.
+            hit: tokens that hit.
+            known: tokens that attention alone would hit.
         """
         unit, prompt = self.unit, request.num_prompt_tokens
         seen = 0
@@ -58,24 +63,26 @@ class StatePlaces:
             if hash(block_hash) not in self.known:
                 break
             seen += self.hash_size
-        self.rules.choose(
-            hit, max(seen, known), (prompt - 1) // unit * unit, 0, self._told(request), self._queued(request)
-        )
+        last, requested, branches = (prompt - 1) // unit * unit, self._requested(request), self._queue_branches(request)
+        self.rules.choose(hit, max(seen, known), last, 0, requested, branches)
         request.blockyard_stops = sorted(self.rules.positions)
 
-    def _told(self, request: Any) -> list[int]:
-        """Return the positions in `extra_args` of its sampling parameters. Other things there are left out."""
-        given = getattr(request.sampling_params, "extra_args", None) if self.takes_told else None
-        told = given.get(TOLD, []) if given else []
-        if not isinstance(told, list) or len(told) > MOST_TOLD or not all(type(one) is int and one > 0 for one in told):
+    def _requested(self, request: Any) -> list[int]:
+        """Return the positions in the request's `extra_args`; an invalid list is logged and ignored."""
+        given = getattr(request.sampling_params, "extra_args", None) if self.takes_requested else None
+        positions = given.get(REQUEST_KEY, []) if given else []
+        is_short_list = isinstance(positions, list) and len(positions) <= MOST_REQUESTED
+        if not is_short_list or not all(type(position) is int and position > 0 for position in positions):
             logger.warning_once(
-                "blockyard: %s of a request is not a list of at most %d positive integers: left out", TOLD, MOST_TOLD
+                "blockyard: %s of a request is not a list of at most %d positive integers: left out",
+                REQUEST_KEY,
+                MOST_REQUESTED,
             )
             return []
-        return told
+        return positions
 
-    def _queued(self, request: Any) -> list[int]:
-        """Return where a request parts from those that wait. Hashes are chained, so a bisection finds it."""
+    def _queue_branches(self, request: Any) -> list[int]:
+        """Return where the request branches off from waiting ones. Hashes are chained, so bisection finds it."""
         if not self.takes_queue:
             return []
         found, own = [], request.block_hashes
@@ -91,7 +98,7 @@ class StatePlaces:
         return found
 
     def remember(self, request: Any) -> None:
-        """A request's hashes are known from now on, and those of its end are forgotten first. O(hashes)."""
+        """Remember the request's hashes. Those at its end are forgotten first. O(hashes)."""
         known = self.known
         for block_hash in reversed(list(request.block_hashes)):
             key = hash(block_hash)
@@ -102,20 +109,21 @@ class StatePlaces:
 
 
 def first_stop(request: Any, start: int, end: int) -> int:
-    """Return where a chunk of a request from start to end must end, in tokens."""
+    """Return where a chunk from `start` to `end` must end: at the first checkpoint inside it, or at `end`."""
     return next((stop for stop in stops_of(request) if start < stop < end), end)
 
 
 def stops_of(request: Any) -> list[int]:
-    """Return the positions at which a request leaves states, in ascending order."""
+    """Return the request's checkpoint positions, ascending."""
     return getattr(request, "blockyard_stops", [])
 
 
 class StateGroup(groups.MambaManager):
-    """In vLLM's manager of one kind of states, those at a stop are cached as vLLM caches one at a junction.
+    """vLLM's manager of one kind of states, which also caches states at the request's checkpoint positions.
 
-    So are those of an output where it crosses a block, if `keeps_ends`: the next step goes on in another block. Inside
-    a block each step writes over the state.
+    With `keeps_ends` it also caches an output's state at each full block, since the next step continues in another
+    block.
+    Inside a block, each step overwrites the state.
     """
 
     shared_prefix_checkpoint: bool
@@ -124,7 +132,6 @@ class StateGroup(groups.MambaManager):
     def cache_blocks(
         self, request: Any, num_tokens: int, retention_interval: int | None = None, *, replay_boundaries: Sequence[int]
     ) -> None:
-        """Cache the state after these tokens, where it is wanted."""
         before = request.shared_prefix_boundary, self.shared_prefix_checkpoint
         is_output = self.keeps_ends and num_tokens > request.num_prompt_tokens and num_tokens % self.block_size == 0
         if is_output or num_tokens in stops_of(request):
@@ -136,16 +143,19 @@ class StateGroup(groups.MambaManager):
 
 
 class AttentionGroup(groups.FullAttentionManager):
-    """In vLLM's manager of full attention, a block has a name for each stop inside it: keys and values only grow."""
+    """vLLM's full-attention manager, which also names a block for each checkpoint inside it.
+
+    Keys and values inside a block only grow, so a shorter name stays valid.
+    """
 
     def cache_blocks(
         self, request: Any, num_tokens: int, retention_interval: int | None = None, *, replay_boundaries: Sequence[int]
     ) -> None:
-        """Cache what vLLM does, and keys and values that states stand behind. They take O(stops) more."""
+        """Cache what vLLM caches, and keys and values up to each checkpoint. O(checkpoints) more."""
         super().cache_blocks(request, num_tokens, retention_interval, replay_boundaries=replay_boundaries)
         pool, size, number = self.block_pool, self.block_size, self.kv_cache_group_id
         blocks = self.req_to_blocks[request.request_id]
-        for stop in reversed(stops_of(request)):  # a longer name takes shorter ones away when it comes later
+        for stop in reversed(stops_of(request)):  # a longer name added later would remove shorter ones
             if stop <= num_tokens and stop % size:
                 block = blocks[stop // size]
                 key = make_block_hash_with_group_id(request.block_hashes[stop // pool.hash_block_size - 1], number)
@@ -153,12 +163,12 @@ class AttentionGroup(groups.FullAttentionManager):
                     pool.cache_partial_block(request, block, stop, number, size)
 
 
-#: vLLM's managers that can keep states at places of ours, and what they are then.
+#: vLLM's managers that support checkpoints, and their replacements.
 KEEPING: dict[type, type] = {groups.MambaManager: StateGroup, groups.FullAttentionManager: AttentionGroup}
 
 
-def why_no_places(coordinator: Any) -> str:
-    """Return why states of a model cannot be kept at places of ours; "" where they can."""
+def why_unsupported(coordinator: Any) -> str:
+    """Return why a model's states cannot be checkpointed at chosen positions, or "" if they can."""
     managers = coordinator.single_type_managers
     states = [manager for manager in managers if isinstance(manager, groups.MambaManager)]
     other = next((manager for manager in managers if type(manager) not in KEEPING), None)
@@ -176,16 +186,20 @@ def why_no_places(coordinator: Any) -> str:
     return f"decode_context_parallel_size is {sharded}; it must be 1" if sharded > 1 else ""
 
 
-def keep_states(names: Sequence[str], coordinator: Any, num_blocks: int) -> StatePlaces:
-    """Let vLLM's managers keep states at places of ours; returns these. Raises ValueError where they cannot."""
-    reason = why_no_places(coordinator)
+def keep_states(names: Sequence[str], coordinator: Any, num_blocks: int) -> CheckpointPlanner:
+    """Let vLLM's managers checkpoint states at chosen positions, and return the planner of these.
+
+    Raises:
+        ValueError: if the model does not support it.
+    """
+    reason = why_unsupported(coordinator)
     if reason:
-        raise ValueError(f"blockyard: state_checkpoints does not serve this model: {reason}")
+        raise ValueError(f"blockyard: state_checkpoints does not support this model: {reason}")
     for manager in coordinator.single_type_managers:
         manager.__class__ = KEEPING[type(manager)]
         if isinstance(manager, StateGroup):
             manager.keeps_ends = "ends" in names
     pool, size = coordinator.block_pool, coordinator.scheduler_block_size
     unit = pool.hash_block_size if coordinator.enable_partial_hash_hits else size
-    logger.info("blockyard: states are kept at %s, at multiples of %d tokens", ", ".join(names), unit)
-    return StatePlaces(names, unit, BUDGETS * num_blocks * size // pool.hash_block_size, pool.hash_block_size)
+    logger.info("blockyard: states are checkpointed by %s, at multiples of %d tokens", ", ".join(names), unit)
+    return CheckpointPlanner(names, unit, BUDGETS * num_blocks * size // pool.hash_block_size, pool.hash_block_size)

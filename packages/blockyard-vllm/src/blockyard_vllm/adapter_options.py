@@ -1,6 +1,6 @@
-"""What the adapter takes: `--additional-config '{"blockyard": {...}}'`, and which vLLM it was written for.
+"""The adapter's options, `--additional-config '{"blockyard": {...}}'`, and the versions of vLLM it supports.
 
-The contract has the arguments of each method of vLLM that the adapter replaces or calls. A vLLM whose methods differ is
+A contract lists the arguments of each vLLM method that the adapter overrides or calls. A vLLM whose methods differ is
 refused with their names (`blockyard.signatures`).
 """
 
@@ -24,19 +24,24 @@ PLACES = ("last", "branch", "ends", "pow2", "queue", "told")
 
 @dataclass(frozen=True)
 class Options:
-    """How blocks are managed.
+    """Options of the adapter.
 
-    level: "tokens" proves hits by tokens (one full-attention group), "names" by vLLM's hashes (every model), "auto"
-        takes the first that serves the model.
-    eviction_policy: a name, as in `CacheConfig`.
-    residency_sample: how many blocks are watched for how long they stay; "tokens" only.
-    retention_blocks: how many blocks `scheduler.kv_cache_manager.pool.retain` may keep at most; "tokens" only.
-    miss_causes: how many evicted hashes are remembered, to say why a prompt was not found; 0: nothing is said.
-    events: the address where `blockyard.events` publishes what the pool holds, such as "tcp://127.0.0.1:5557"; "" for
-        nowhere; "tokens" only.
-    state_checkpoints: where states of a hybrid model are checkpointed: rules as in `StateConfig`, and "queue"
-        and "told"; empty: where vLLM keeps them; "names" only.
-    Raises ValueError that names the option, its value and what it may be.
+    Args:
+        level: "tokens" proves hits by tokens (models with one full-attention group), "names" by vLLM's hashes (every
+            model), "auto" takes the first that supports the model.
+        eviction_policy: a name, as in `CacheConfig`.
+        residency_sample: number of blocks to sample for residency times; level "tokens" only.
+        retention_blocks: most blocks that `scheduler.kv_cache_manager.pool.retain` may keep; level "tokens" only.
+        miss_causes: number of evicted hashes to remember, to explain misses; 0 turns explanations off.
+        events: address where `blockyard.events` publishes the pool's contents, such as "tcp://127.0.0.1:5557"; "" for
+            none;
+            level "tokens" only.
+        state_checkpoints: rules for checkpointing a hybrid model's states, as in `CacheConfig`, and "queue" and "told";
+            empty
+            for vLLM's own rules; level "names" only.
+
+    Raises:
+        ValueError: for an invalid option; it names the option, its value and what is allowed.
     """
 
     level: str = "auto"
@@ -53,46 +58,39 @@ class Options:
             if type(value) is not int or value < 0:
                 raise ValueError(f"blockyard: {name} is {value!r}; it must be an integer from 0")
         if not isinstance(self.events, str) or (self.events and "://" not in self.events):
-            raise ValueError(f"blockyard: events is {self.events!r}; it must be an address as tcp://127.0.0.1:5557 is")
+            raise ValueError(f"blockyard: events is {self.events!r}; it must be an address like tcp://127.0.0.1:5557")
         places = self.state_checkpoints
-        if not isinstance(places, list | tuple) or not _are_places(places):
+        try:
+            if not isinstance(places, list | tuple):
+                raise InvalidArgument("not a list")
+            require_checkpoint_rules("state_checkpoints", tuple(name for name in places if name not in ("queue", "told")))
+        except InvalidArgument:
             raise ValueError(
-                f"blockyard: state_checkpoints is {places!r}; it must be a list of names of {', '.join(PLACES)}, "
-                f"or every:N"
-            )
+                f"blockyard: state_checkpoints is {places!r}; it must be a list of names of {', '.join(PLACES)}, or every:N"
+            ) from None
         object.__setattr__(self, "state_checkpoints", tuple(places))
         if self.level not in LEVELS:
             raise ValueError(f"blockyard: level is {self.level!r}; it must be one of {', '.join(LEVELS)}")
-        if not _is_policy(self.eviction_policy):
+        try:
+            make_policy(self.eviction_policy if isinstance(self.eviction_policy, str) else None, 2)
+        except InvalidArgument:
             raise ValueError(
                 f"blockyard: eviction_policy is {self.eviction_policy!r}; it must be one of "
                 f"{', '.join(sorted(POLICIES))}"
-            )
+            ) from None
 
     @property
     def only_for_tokens(self) -> list[str]:
-        """Options that are set and that the level "names" does not have."""
+        """Options in use that level "names" does not support."""
         return [name for name in ONLY_FOR_TOKENS if getattr(self, name)]
 
 
-def _is_policy(name: object) -> bool:
-    try:
-        make_policy(name if isinstance(name, str) else None, 2)
-    except InvalidArgument:
-        return False
-    return True
-
-
-def _are_places(names: Any) -> bool:
-    try:
-        require_checkpoint_rules("state_checkpoints", tuple(name for name in names if name not in ("queue", "told")))
-    except InvalidArgument:
-        return False
-    return True
-
-
 def options_of(additional_config: Any) -> Options:
-    """Return the options in vLLM's `additional_config`. Raises ValueError for what it does not know."""
+    """Return the options in vLLM's `additional_config`.
+
+    Raises:
+        ValueError: for an unknown option or an invalid value.
+    """
     if not isinstance(additional_config, Mapping):
         return Options()
     given = additional_config.get("blockyard", {})
@@ -110,7 +108,7 @@ POOL = "vllm.v1.core.block_pool:BlockPool"
 MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
 BLOCKS = "vllm.v1.core.kv_cache_manager:KVCacheBlocks"
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
-#: Of one kind of layers: level "names" says in advance when these would change nothing.
+#: vLLM's manager of one kind of layers. Level "names" skips these methods when they would change nothing.
 GROUP = "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager"
 
 _COMMON = {
@@ -194,9 +192,11 @@ CONTRACTS: dict[str, dict[str, str]] = {
 
 
 def require_known_vllm() -> None:
-    """Raise `MissingExtra` for another version of vLLM, RuntimeError if a known one has other methods; it names some.
+    """Check the installed vLLM. A development build is compared with the newest known version.
 
-    A development build is compared with the newest that is known.
+    Raises:
+        MissingExtra: for an unsupported version.
+        RuntimeError: if methods of a supported version differ; it names some.
     """
     import vllm
 
