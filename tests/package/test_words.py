@@ -19,11 +19,11 @@ PHRASES = re.compile(
 ALLOWED = {
     "blockyard": 331,
     "blockyard-engine": 0,
-    "blockyard-lab": 141,
+    "blockyard-lab": 10,
     "blockyard-serve": 0,
-    "blockyard-sglang": 14,
+    "blockyard-sglang": 4,
     "blockyard-tiers": 0,
-    "blockyard-vllm": 57,
+    "blockyard-vllm": 8,
 }
 #: Lines of the documentation with such a phrase.
 ALLOWED_IN_DOCS = 428

@@ -27,20 +27,17 @@ MAX_SESSIONS = 2**20
 
 
 class SessionTracker:
-    """Numbers sessions in the order in which they begin.
+    """Numbers sessions in order of their first request.
 
     A session name in the trace decides. Without one, a request belongs to the session whose latest prompt's full blocks
-    all
-    start its prompt (of several, the longest). So a repeated prompt stays in its session. A prompt without a full
-    block, or
-    one that branches off an older turn, begins a new session, since a session has only one latest state.
+    all start its prompt (of several, the longest). So a repeated prompt stays in its session. A prompt without a full
+    block, or one that branches off an older turn, begins a new session, since a session has only one latest state.
 
     O(blocks) per request.
 
     Args:
         max_sessions: sessions remembered of each kind, named and inferred. The least recent one is forgotten; its next
-            turn
-            begins a new session.
+            turn begins a new session.
     """
 
     def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
@@ -99,8 +96,7 @@ class References:
     Attributes:
         ids: (num_sampled,) int64, contents numbered from 0.
         starts: (sampled requests + 1,) int64; request r has ids[starts[r]:starts[r + 1]]. Requests without a sampled
-            block
-            are left out.
+            block are left out.
         group: (num_contents,) uint8, 0 to 3, from other bits of the hash: four independent samples to compare.
         tokens_a_block: tokens per id.
         survey: totals of the whole trace.
@@ -177,8 +173,7 @@ def read_references(
     """Walk through a trace once and return its references, or a sample of them.
 
     If a sample outgrows `max_references`, half of its contents are dropped, repeatedly (fixed-size SHARDS: Waldspurger
-    et
-    al., FAST 2015). So memory is bounded for any trace.
+    et al., FAST 2015). So memory is bounded for any trace.
 
     Args:
         trace: any trace that says what its prompts contain.

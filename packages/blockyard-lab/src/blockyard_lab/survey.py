@@ -51,8 +51,7 @@ class TraceSurvey:
         """Return the mean number of running requests if each output token takes `seconds_per_token`.
 
         This is arrivals per second times seconds per request (Little, Operations Research 9, 1961). None if all
-        requests arrive
-        at once.
+        requests arrive at once.
         """
         if self.duration <= 0:
             return None

@@ -19,10 +19,8 @@ class TraceRequest:
         num_prompt_tokens: length of the prompt, 1 or more.
         num_output_tokens: length of the output.
         hash_ids: (ceil(num_prompt_tokens / hash_block_size),) int64, 0 to 2**60 - 1, or None if the trace has none.
-            Equal
-            ids mean equal blocks *after equal prefixes*, so a prompt's cached prefix is a run of ids from the start.
-                The
-            last id may name a partly filled block. Ids within a prompt differ.
+            Equal ids mean equal blocks *after equal prefixes*, so a prompt's cached prefix is a run of ids from the
+            start. The last id may name a partly filled block. Ids within a prompt differ.
         token_ids: (num_prompt_tokens,) int32, or None if the trace has none.
         session: name of the conversation; "" if unknown.
     """

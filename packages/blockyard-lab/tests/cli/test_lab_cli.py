@@ -93,7 +93,7 @@ def test_replay_prints_a_row_per_tier_size(capsys: pytest.CaptureFixture[str]) -
         ("1GiB,start=-1", "start is '-1'; it must be seconds, 0 or more"),
         ("1GiB,start=inf", "start is 'inf'; it must be seconds, 0 or more"),
         ("1GiB,write=x", "write"),
-        ("1GiB,write=back,write=never", "each of its options is given once"),
+        ("1GiB,write=back,write=never", "each option may be given only once"),
         ("1GiB/0GiB", "--tier is '1GiB/0GiB'; a tier has at least 1 byte"),
     ):
         status, _, err = run(capsys, "replay", TRACE, "--kv-bytes", "1KiB", "--tier", bad)
@@ -225,7 +225,7 @@ def test_replay_reports_missing_contents(capsys: pytest.CaptureFixture[str], tmp
     assert "it has no contents" in out
     status, _, err = run(capsys, "replay", str(path))
     assert status == 2
-    assert "nothing of contents" in err
+    assert "has lengths but no contents" in err
 
 
 def test_skips_are_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -48,8 +48,7 @@ class Node:
     Args:
         pool: the pool.
         found: result of a lookup. None for an empty prefix, and for one that a request has just cached: that one is
-            locked
-            from the start and cannot be locked again after its last unlock.
+            locked from the start and cannot be locked again after its last unlock.
         lease: the lease of a locked node.
     """
 
@@ -158,8 +157,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         """Return the cached pages that a key starts with, without holding them. O(pages).
 
         With "lru" they count as just used, as in SGLang, which matches waiting requests repeatedly. Other policies
-        ignore a
-        match and count the first lock as a hit.
+        ignore a match and count the first lock as a hit.
         """
         node = self._find(params.key)
         self._touch(node)
@@ -240,7 +238,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
         return InsertResult(prefix_len=prefix_len, total_len=len(tokens), last_device_node=node)
 
     def checkpoint(self, req: Any, *, up_to: int) -> None:
-        """Cache what a request has computed up to here, and lock all of it for the request. O(pages).
+        """Cache a request's computed pages up to here, and lock all of them for the request. O(pages).
 
         Pages that another request cached in the meantime are used instead of the request's own, which are freed.
 
@@ -368,7 +366,7 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
 
 
 def _keys(source: Any) -> Keys:
-    """Return what a key must share besides tokens: SGLang's extra key (which includes the adapter's id) and salt."""
+    """Return the keys to share besides tokens: SGLang's extra key (includes the adapter's id) and salt."""
     keys: list[LoRA | CacheSalt] = []
     if source.extra_key is not None:
         keys.append(LoRA(source.extra_key))

@@ -1,4 +1,4 @@
-"""The versions of SGLang that the adapter supports, and what it refuses before a server starts.
+"""The supported version of SGLang, and checks that refuse unsupported servers before they start.
 
 The contract lists the arguments of each SGLang method that the adapter overrides or calls (`blockyard.signatures`).
 """

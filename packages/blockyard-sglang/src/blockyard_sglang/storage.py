@@ -26,14 +26,12 @@ with engine_imports(SGLANG, __name__):
 
 
 class BlockyardStorage(HiCacheStorage):
-    """A tier behind SGLang's interface. Only SGLang's storage and prefetch threads block here, never a step.
+    """A tier with SGLang's interface. Only SGLang's storage and prefetch threads block here, never a step.
 
     Args:
         storage_config: SGLang's configuration. Its extra_config has `place` (the backend, as in `serve --tier` but
-            without
-            write=), `fingerprint` (of the weights, if they can change under the same model name) and `wait_seconds`
-                (after
-            which a batch is a miss; default 5).
+            without write=), `fingerprint` (of the weights, if they can change under the same model name) and
+            `wait_seconds` (after which a batch is a miss; default 5).
 
     Raises:
         InvalidArgument: for an invalid value.

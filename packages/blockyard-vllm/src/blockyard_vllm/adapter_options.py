@@ -34,11 +34,9 @@ class Options:
         retention_blocks: most blocks that `scheduler.kv_cache_manager.pool.retain` may keep; level "tokens" only.
         miss_causes: number of evicted hashes to remember, to explain misses; 0 turns explanations off.
         events: address where `blockyard.events` publishes the pool's contents, such as "tcp://127.0.0.1:5557"; "" for
-            none;
-            level "tokens" only.
-        state_checkpoints: rules for checkpointing a hybrid model's states, as in `CacheConfig`, and "queue" and "told";
-            empty
-            for vLLM's own rules; level "names" only.
+            none; level "tokens" only.
+        state_checkpoints: rules for checkpointing a hybrid model's states, as in `StateConfig`, and "queue" and "told";
+            empty for vLLM's own rules; level "names" only.
 
     Raises:
         ValueError: for an invalid option; it names the option, its value and what is allowed.

@@ -1,4 +1,4 @@
-"""An eviction policy behind vLLM's `CachePolicy` interface: what its CPU tier drops next. Does not import vLLM.
+"""An eviction policy for vLLM's CPU tier, with its `CachePolicy` interface. Does not import vLLM.
 
 vLLM reports single chunks as their transfers end, while Blockyard's policies expect whole requests. A `Use` connects
 the two: the chunks that one request stored or requested. When the request has finished and their transfers have ended,
@@ -44,14 +44,11 @@ class ChunkOrder:
     """vLLM's `CachePolicy` (0.32 and 0.33) on a Blockyard policy.
 
     A chunk is in the policy (*idle*), in the `Use` of a request, or, if vLLM moves it without a request, in neither
-    until
-    the transfer ends. `evict` takes what the policy chooses. If the policy is empty, it takes chunks of running
-    requests,
-    from the oldest request's last chunk on.
+    until the transfer ends. `evict` takes the policy's choice. If the policy is empty, it takes chunks of running
+    requests, from the oldest request's last chunk on.
 
     Each call is O(1) per chunk plus the policy's cost. Memory is about 330 bytes per chunk, without the policy. A
-    custom
-    policy must not raise: its exception passes through in the middle of a call and leaves the order unusable.
+    custom policy must not raise: its exception passes through in the middle of a call and leaves the order unusable.
 
     Args:
         cache_capacity: chunks of the tier.

@@ -33,10 +33,8 @@ class StepMisses:
 
     hit: found. evicted, reset: it was cached, but it or a block before it was evicted or reset. other_keys: nothing was
     found, and an earlier prompt had the same first block under another adapter or salt. never_seen: in a full block
-    that
-    was never cached, or was evicted before the latest `num_remembered` evictions. tail: after the last full block, or
-    the
-    last token.
+    that was never cached, or was evicted before the latest `num_remembered` evictions. tail: after the last full block,
+    or the last token.
 
     Args:
         num_remembered: evicted hashes to remember.

@@ -81,7 +81,7 @@ class NamedManager(StockManager):
     get_computed_blocks_for_connector = _record_lookup(StockManager.get_computed_blocks_for_connector)
 
     def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
-        """Count what the lookup recorded, now that the request is admitted."""
+        """Count the recorded lookup, now that the request is admitted."""
         super().record_prefix_cache_stats(request, num_hits)
         if self.misses is not None:
             self.misses.admit(request)

@@ -167,7 +167,7 @@ class HashToBlock:
 
 
 class EnginePool:
-    """What vLLM reads of a block pool, on either level. `pool` is the Blockyard pool."""
+    """The part of a block pool that vLLM reads, on either level. `pool` is the Blockyard pool."""
 
     misses: StepMisses | None = None
 

@@ -120,7 +120,7 @@ class BlockPool(EnginePool, stock.BlockPool):
         return found
 
     def get_new_blocks(self, num_blocks: int) -> list[Any]:
-        """Return blocks from the head of the free queue, evicting what they cached."""
+        """Return blocks from the head of the free queue, evicting their contents."""
         if num_blocks > self.pool.num_free_blocks:
             raise ValueError(f"Cannot get {num_blocks} free blocks from the pool")
         blocks, names = self.blocks, self.names

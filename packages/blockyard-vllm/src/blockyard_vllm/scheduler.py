@@ -89,7 +89,7 @@ class PoolEvents:
             logger.exception("blockyard: publishing the pool's KV events has stopped")
 
     def close(self) -> None:
-        """Send what is queued. A second call does nothing."""
+        """Send all queued events. A second call does nothing."""
         self.publisher.close()
 
 
@@ -110,8 +110,7 @@ class OnBlockyard:
     """Mixin that gives a vLLM scheduler, or one derived from it, Blockyard's block manager.
 
     Name it before the scheduler: `class Ours(OnBlockyard, TheirScheduler)`. While the scheduler is constructed, the
-    name
-    `KVCacheManager` is patched in the module of each of its classes that has vLLM's class under this name.
+    name `KVCacheManager` is patched in the module of each of its classes that has vLLM's class under this name.
 
     Raises:
         TypeError: if the scheduler is named before the mixin.

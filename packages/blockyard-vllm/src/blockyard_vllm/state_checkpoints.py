@@ -34,7 +34,7 @@ class CheckpointPlanner:
     Args:
         names: rules of `CheckpointRules`, and "queue" and "told".
         unit: tokens between positions at which a state can be cached.
-        num_hashes: prompt hashes to remember, to find where a prompt leaves what was seen before.
+        num_hashes: prompt hashes to remember, to find where a prompt leaves earlier ones.
         hash_size: tokens per hash.
     """
 
@@ -122,8 +122,7 @@ class StateGroup(groups.MambaManager):
     """vLLM's manager of one kind of states, which also caches states at the request's checkpoint positions.
 
     With `keeps_ends` it also caches an output's state at each full block, since the next step continues in another
-    block.
-    Inside a block, each step overwrites the state.
+    block. Inside a block, each step overwrites the state.
     """
 
     shared_prefix_checkpoint: bool

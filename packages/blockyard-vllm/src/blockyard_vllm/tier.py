@@ -27,7 +27,7 @@ with engine_imports(VLLM, __name__):
 
 
 class BlockyardTier(SecondaryTierManager):
-    """A tier behind vLLM's interface. Only `drain_jobs` and `shutdown` block.
+    """A tier with vLLM's interface. Only `drain_jobs` and `shutdown` block.
 
     Args:
         offloading_spec: vLLM's description of the chunks.

@@ -37,7 +37,7 @@ def tokens_of(request: Any, start: int, stop: int) -> list[int]:
 
 
 class RequestKeys(NamedTuple):
-    """A request's extra keys, and what they were made from.
+    """A request's extra keys, and their sources.
 
     vLLM changes requests after they were added: the next input of a streaming session may bring more images.
     """
@@ -199,7 +199,7 @@ class TokenPool(EnginePool):
             self.publish_stored(request, first, full)
 
     def note_taken(self, new: list[int]) -> None:
-        """Record blocks taken from the free queue; what they cached is evicted."""
+        """Record blocks taken from the free queue; their contents are evicted."""
         names = self.names
         for block_id in new:
             if block_id in names:

@@ -63,7 +63,7 @@ def _add_files(parser: argparse.ArgumentParser, metavar: str, line: str) -> None
 
 
 def add_output_options(parser: argparse.ArgumentParser, line: str) -> None:
-    """Add --json and --csv. `line` names what a CSV line stands for."""
+    """Add --json and --csv. `line` names the content of a CSV line."""
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
     output.add_argument("--csv", action="store_true", help=f"print a line for each {line}")
@@ -101,13 +101,13 @@ def short_name(trace: Trace) -> str:
 
 
 def report_skips(trace: Trace) -> None:
-    """Print on stderr what the latest walk skipped or corrected."""
+    """Print on stderr the lines that the latest walk skipped or corrected."""
     for cause, (count, first) in trace.skips.causes.items():
         print(f"blockyard: {count} x {cause} (first: {first})", file=sys.stderr)
 
 
 def skips_as_dict(trace: Trace) -> dict[str, Any]:
-    """Return what the latest walk skipped or corrected, for JSON."""
+    """Return the lines that the latest walk skipped or corrected, for JSON."""
     return {cause: {"count": count, "first": first} for cause, (count, first) in trace.skips.causes.items()}
 
 

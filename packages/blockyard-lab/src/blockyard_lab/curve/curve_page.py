@@ -32,8 +32,7 @@ def write_page(curves: HitCurves, path: str | os.PathLike[str], *, bytes_per_blo
     """Write hit rate against capacity to an .html file, with a crosshair that shows every policy's numbers.
 
     The file appears whole or not at all, and equal curves give equal bytes. Without JavaScript the page shows a table
-    of
-    all numbers. O(policies * sizes).
+    of all numbers. O(policies * sizes).
 
     Args:
         curves: what to show.

@@ -84,8 +84,7 @@ class HitCurves:
         sample_rate: fraction of the contents that was simulated.
         sizes: (S,) capacities in blocks, ascending.
         hit_rates: (S,) fraction of the block references that hit, by policy. "optimum" bounds all others; "lru + hints"
-            is
-            "lru" with hints.
+            is "lru" with hints.
         num_hits: (S,) exact number of hits, by policy; of the sample if sampled.
         infinite: hit rate without a capacity limit.
         error: (S,) standard errors of a sampled curve, by policy; empty if the whole trace was simulated.

@@ -54,14 +54,12 @@ def hit_curves(
     """Run every policy at every size.
 
     LRU takes one pass for all sizes, O(references * log references); every other policy takes one per size. A sampled
-    trace
-    runs in caches that are smaller by the same rate (miniature simulation: Waldspurger et al., USENIX ATC 2017).
+    trace runs in caches that are smaller by the same rate (miniature simulation: Waldspurger et al., USENIX ATC 2017).
 
     Args:
         references: the trace, read with sessions if there are hints.
         policies: names, or callables that make a policy from a number of blocks and are labelled by `__name__`.
-            "optimum"
-            is Belady's.
+            "optimum" is Belady's.
         sizes: capacities in blocks, ascending.
         hints: also run every policy with these hints, under its name and `WITH_HINTS`.
         name: name of the trace.
@@ -170,8 +168,7 @@ def _rates(references: References, hits: NDArray[np.int64]) -> NDArray[np.float6
     """Return hits as a fraction of all references.
 
     A sample counts its expected number of references, whatever it drew: a surplus or deficit consists of references to
-    the
-    most popular contents, which hit in any cache.
+    the most popular contents, which hit in any cache.
     """
     expected = references.num_references * references.rate
     rates = (hits + (expected - len(references.ids))) / expected if references.halvings else hits / expected

@@ -119,7 +119,7 @@ def render(curves: HitCurves, kind: str, bytes_per_block: int, model: str) -> by
 
 
 def make_figure(curves: HitCurves, bytes_per_block: int, model: str, *, keep_all_letters: bool) -> Any:
-    """Return the figure. Each part takes its space from what the parts before it left."""
+    """Return the figure. Each part takes its space from the remainder of the parts before it."""
     sheet = Sheet(curves, keep_all_letters=keep_all_letters)
     draw_frame(sheet, bytes_per_block, model)
     words = draw_lines(sheet)

@@ -53,7 +53,7 @@ class Sheet:
         return self.figure.text(x, y, self.displayable(text), parse_math=False, **options)
 
     def grow(self, inches: float) -> None:
-        """Add height between the axes and the foot. What is above keeps its distance from the top."""
+        """Add height between the axes and the foot. Everything above keeps its distance from the top."""
         before = float(self.figure.get_size_inches()[1])
         taller = before + inches
         self.figure.set_size_inches(WIDTH, taller)

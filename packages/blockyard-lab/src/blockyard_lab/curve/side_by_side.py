@@ -23,8 +23,7 @@ def combine_curves(several: Sequence[HitCurves]) -> HitCurves:
     """Return the lines of all traces as one `HitCurves`, for a picture or page.
 
     The parts get the letters A, B and so on. Totals are sums over the traces; the knee is the first trace's. A single
-    one
-    is returned unchanged. O(points).
+    one is returned unchanged. O(points).
 
     Args:
         several: curves with equal sizes and equal tokens per block.

@@ -1,4 +1,4 @@
-"""Simulates replicas behind a router, for every router, and compares with bounds.
+"""Simulates a router with replicas, for every router, and compares with bounds.
 
 Read it in this order:
 

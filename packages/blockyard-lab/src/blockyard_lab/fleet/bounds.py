@@ -30,9 +30,8 @@ class AssignmentSearch:
     """Local search for the assignment of conversations to replicas that computes the fewest tokens.
 
     It moves and exchanges conversations. Requests run one after another, so running requests take no room from others,
-    and
-    the whole load is known. A router has neither advantage; but the search may miss the best assignment, so this is no
-    bound. An assignment is better if it computes less and its balance is at most `most_balance`, or gets closer to
+    and the whole load is known. A router has neither advantage; but the search may miss the best assignment, so this is
+    no bound. An assignment is better if it computes less and its balance is at most `most_balance`, or gets closer to
     that.
 
     Args:

@@ -32,7 +32,7 @@ class Job:
 
 @dataclass(slots=True)
 class Load:
-    """Jobs, in an order in which each comes after the job it waits for."""
+    """Jobs; each comes after the job that it waits for."""
 
     name: str
     block_size: int

@@ -110,8 +110,7 @@ class Engine:
     """Computes prompts one after another, each as a whole, and all decodes together at one speed.
 
     While a prompt is computed, each of its steps also gives every decode one token. `clock` counts the tokens that a
-    decode
-    running all the time would have received; a decode ends when the clock reaches its number.
+    decode running all the time would have received; a decode ends when the clock reaches its number.
     """
 
     pool: Pool

@@ -67,16 +67,13 @@ def plan_capacity(
         num_gpus: a multiple of the ranks; None for one replica.
         gpu_memory_utilization: fraction of a GPU's memory that may be used.
         activation_gib: measured memory of a step beside weights and blocks, per GPU. None computes it from `step`;
-            without
-            one it is 2 GiB.
+            without one it is 2 GiB.
         step: the largest step, which samples for `max_num_seqs` sequences (if None: 1,024 on a GPU of 70 GiB or more,
-            else
-            256).
+            else 256).
         lengths: request lengths in tokens, prompt and output.
         max_num_seqs: most running requests; None if only memory limits them.
         running: expected running requests on a replica. None estimates them from the traffic: arrivals per second *
-            mean
-            output * seconds_per_token / replicas.
+            mean output * seconds_per_token / replicas.
         seconds_per_token: time from one output token to the next.
         cpu_gib: host memory of a CPU tier for all GPUs.
         traffic: lengths and arrivals of a trace, of all replicas together.
@@ -170,7 +167,7 @@ class _Budgets:
         return advise_cache_budget(max(self.num_blocks - 1, 0) + more_blocks, self.running, self.blocks_each)
 
     def hits(self, references: References | None, policy: str, cpu_blocks: int) -> HitForecast | None:
-        """Return the trace's hit rates in what is left, or None if its contents are unknown."""
+        """Return the trace's hit rates in the remaining blocks, or None if its contents are unknown."""
         if references is None:
             return None
         more = self.gpu.num_blocks(self.spec, self.states, GIB) - self.num_blocks

@@ -1,4 +1,4 @@
-"""Memory of a GPU: checked amounts, the memory of the largest step, and what is left for blocks."""
+"""Memory of a GPU: checked amounts, the memory of the largest step, and the memory left for blocks."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ class LargestStep:
         sampler: as in `step_memory`.
         gpu: type of GPU, if known; some have smaller steps (A100) or other links.
         num_graph_layers: layers captured by CUDA graphs; 0 if the engine reserves nothing for them (vLLM before 0.20,
-            or
-            `--enforce-eager`).
+            or `--enforce-eager`).
         encoder: the image encoder, if the engine runs it.
     """
 
@@ -189,7 +188,7 @@ class GpuBudget:
 
 @dataclass(frozen=True, slots=True)
 class GpuAssumptions:
-    """What is known of a GPU and the model's weights.
+    """Assumptions about a GPU and the model's weights.
 
     Args:
         gpu_memory_gib: memory of the GPU.

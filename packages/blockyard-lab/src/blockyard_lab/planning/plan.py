@@ -60,7 +60,7 @@ class CapacityPlan:
         num_cpu_blocks: blocks of the CPU tier.
         requests: concurrent requests, by length.
         running: expected running requests on a replica; None if unknown.
-        cache_budget: what they leave for cached prefixes.
+        cache_budget: blocks that they leave for cached prefixes.
         hits: hit rates; None without a trace that says what its prompts contain.
         block_size: the recommended block size.
         assumptions: everything assumed, as sentences.

@@ -42,7 +42,7 @@ class MissedTokens:
 
 
 class MissCounter:
-    """Compares every prompt with all earlier ones, to find what an unlimited cache would have hit.
+    """Compares every prompt with all earlier ones, to find the hits of an unlimited cache.
 
     Only served prompts may be added, since a refused one leaves nothing in the cache. Memory is bounded; beyond it the
     numbers are estimated from a sample of the contents.
@@ -74,7 +74,7 @@ class MissCounter:
         return reachable, hittable
 
     def totals(self, num_hit: int, num_prompt_tokens: int) -> MissedTokens:
-        """Return the misses of all prompts together, of which `num_hit` tokens hit."""
+        """Return the misses of all prompts together, given that `num_hit` of their tokens hit."""
         hittable = self._num_hittable
         if self._seen.halvings:
             hittable = round(self._num_reachable * int(self._seen.num_seen) / max(int(self._seen.num_references), 1))

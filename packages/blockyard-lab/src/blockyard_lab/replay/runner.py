@@ -36,7 +36,7 @@ class ReplayOptions:
         find_causes: find the cause of every miss.
         strict: raise `TraceError` at the first request that never fits, instead of counting it.
         service: step times for a replay by timestamps; None replays one request after another.
-        num_cpu_blocks: blocks of a CPU pool that takes what the pool evicts, including its null block; 0 for none.
+        num_cpu_blocks: blocks of a CPU pool that takes evicted blocks, including its null block; 0 for none.
         keep_timeline: record counts over time; needs `service`.
     """
 

@@ -14,7 +14,7 @@ from ..printing import fine_percent
 
 @dataclass(frozen=True, slots=True)
 class TierHits:
-    """What one tier contributed.
+    """Hits, writes and evictions of one tier.
 
     Attributes:
         num_hit_tokens: prompt tokens loaded from it.
@@ -62,7 +62,7 @@ class TierRow:
         policy: the pool's eviction policy.
         num_blocks: blocks of the pool.
         tier_bytes: size of each tier, nearest first.
-        result: what the replay counted.
+        result: counts of the replay.
         optimum: upper bound of the hit rate for one cache of the same total size; None if unknown.
     """
 

@@ -37,8 +37,7 @@ class ServiceModel:
     + seconds_per_moved_block * blocks moved between the pool and the CPU pool.
 
     The defaults suit a model of 8 billion parameters on one large GPU, with blocks of 2 MiB (16 tokens) moved at 25 GB
-    per
-    second while nothing is computed. To fit your engine, measure two batch sizes and two prompt lengths.
+    per second while nothing is computed. To fit your engine, measure two batch sizes and two prompt lengths.
 
     Args:
         seconds_per_step: fixed time of a step.
@@ -113,8 +112,7 @@ class TimedRun:
     """A replay by timestamps, first come, first served, with continuous batching.
 
     Running requests hold their blocks. If one gets no block, the youngest is preempted: it returns to the head of the
-    queue
-    and later recomputes what is no longer cached.
+    queue and later recomputes the tokens that are no longer cached.
     """
 
     def __init__(

@@ -3,8 +3,8 @@
 CSV of arrivals and lengths: Azure's (Patel et al., "Splitwise", ISCA 2024) and BurstGPT's (Wang et al., 2024, arXiv
 2401.17644). Their requests have no hash_ids, so a replay shows capacity and queueing, but no hits.
 
-JSONL of whole prompts: token ids, or text for a tokenizer. `timestamp` (ms; default 0), `output_length` (default 0)
-and `session` are optional. A replay hashes the tokens into block ids.
+JSONL of whole prompts: token ids, or text for a tokenizer. `timestamp` (ms; default 0), `output_length` (default 0) and
+`session` are optional. A replay hashes the tokens into block ids.
 """
 
 from __future__ import annotations

@@ -169,8 +169,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, Line]]:
     """Yield (line number, line) of the non-blank lines, without line ends (LF or CRLF) or BOM. Numbers start at 1.
 
     Memory: the longest line, at most `MAX_LINE_BYTES`. Raises what `read_pieces` raises; of a truncated file, an
-    incomplete
-    last line is not yielded.
+    incomplete last line is not yielded.
     """
     for number, line in enumerate(split_lines(read_pieces(path)), 1):
         if isinstance(line, OverlongLine):

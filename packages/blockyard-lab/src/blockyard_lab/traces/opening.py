@@ -34,10 +34,8 @@ def open_trace(
 
     Args:
         source: a file; "default" or "small" for the trace that comes with the package; or a generator with options,
-            such
-            as "chat:requests=1000,seed=3,turns=8". Write "./chat" for a file of such a name. Files may be plain, gzip
-                or
-            zstd, detected by their first bytes. They are streamed: memory is that of the longest line.
+            such as "chat:requests=1000,seed=3,turns=8". Write "./chat" for a file of such a name. Files may be plain,
+            gzip or zstd, detected by their first bytes. They are streamed: memory is that of the longest line.
         format: one of `FORMATS`, or "auto" to decide by the first usable line.
         strict: raise at the first line that would be left out or corrected, instead of counting it in `skips`.
         tokenizer: folder of a transformers tokenizer, for traces of text.
@@ -45,8 +43,7 @@ def open_trace(
 
     Raises:
         TraceError: if the file does not exist, is empty, or has no known format. A walk raises it for a damaged file,
-            at
-            the first problem of a strict trace, and at the end if there was no request.
+            at the first problem of a strict trace, and at the end if there was no request.
         InvalidArgument: for an invalid option.
         MissingExtra: for zstd or text if the packages they need are not installed.
     """

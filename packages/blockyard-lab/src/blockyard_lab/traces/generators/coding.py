@@ -56,8 +56,7 @@ class Coding(Generator):
 
     The median prompt has 142,000 tokens, the median answer 444, and more than 96 % of prompt tokens repeat the previous
     request's. A context that outgrows `max_prompt_tokens` is cut back to its instructions. Arrivals follow from tool
-    times
-    and answers (20 ms per token), so `rate`, `on_seconds` and `off_seconds` have no effect.
+    times and answers (20 ms per token), so `rate`, `on_seconds` and `off_seconds` have no effect.
 
     Args:
         agents: number of concurrent sessions.

@@ -112,7 +112,7 @@ PARTS: tuple[type[Generator], ...] = (Chat, Scan, Rag, Agents, System)
 
 @dataclass(kw_only=True)
 class Turns(Generator):
-    """Chat, scan, rag, agents and system in rotation, so that what a policy learned in one phase is wrong in the next.
+    """Chat, scan, rag, agents and system in rotation, so that anything learned in one phase is wrong in the next.
 
     The parts share no blocks, and each continues where it stopped.
 

@@ -1,8 +1,8 @@
-"""Retrieval: instructions, a few documents in the order in which they were found, and a question.
+"""Retrieval: instructions, a few documents in the order they were found, and a question.
 
 A document's keys and values depend on the documents before it, so a block id must identify those and their order. The
-id is computed without a table: the documents up to the block's last token are the digits of a number in base
-documents + 1, and the block's position in the prompt is added.
+id is computed without a table: the documents up to the block's last token are the digits of a number in base documents
++ 1, and the block's position in the prompt is added.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .generator import ID_BITS, LONGEST_PROMPT, Generator, option
 class Rag(Generator):
     """Retrieval-augmented generation: shared instructions, documents in varying order, and a unique question.
 
-    Only requests that start with the same documents in the same order share their blocks.
-    (documents + 1)**retrieved * blocks of the longest prompt must stay below 2**55.
+    Only requests that start with the same documents in the same order share their blocks. (documents + 1)**retrieved *
+    blocks of the longest prompt must stay below 2**55.
 
     Args:
         documents: number of documents in the collection.
