@@ -94,7 +94,7 @@ def test_replay_prints_a_row_per_tier_size(capsys: pytest.CaptureFixture[str]) -
         ("1GiB,start=inf", "start is 'inf'; it must be seconds, 0 or more"),
         ("1GiB,write=x", "write"),
         ("1GiB,write=back,write=never", "each option may be given only once"),
-        ("1GiB/0GiB", "--tier is '1GiB/0GiB'; a tier has at least 1 byte"),
+        ("1GiB/0GiB", "--tier is '1GiB/0GiB'; a size must be at least 1 byte"),
     ):
         status, _, err = run(capsys, "replay", TRACE, "--kv-bytes", "1KiB", "--tier", bad)
         assert status == 2

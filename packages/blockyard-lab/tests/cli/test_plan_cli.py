@@ -417,4 +417,4 @@ def test_tiers_need_a_trace_and_a_model_without_states(tmp_path: Path, capsys: p
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n")
     status, _, err = run(capsys, "llama-3.1-8b", "--trace", lengths, "--tier", "auto", "--quiet")
-    assert (status, "has lengths but no contents" in err) == (2, True)
+    assert (status, "the trace has no contents" in err) == (2, True)
