@@ -19,7 +19,7 @@ from blockyard.signatures import listed, moved_methods, release_of, require_vers
 LEVELS = ("auto", "tokens", "names")
 COUNTS = ("residency_sample", "retention_blocks", "miss_causes")
 ONLY_FOR_TOKENS = ("residency_sample", "retention_blocks", "events")
-PLACES = ("last", "branch", "ends", "pow2", "queue", "told")
+RULES = ("last", "branch", "ends", "pow2", "queue", "told")
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,18 @@ class Options:
                 raise ValueError(f"blockyard: {name} is {value!r}; it must be an integer from 0")
         if not isinstance(self.events, str) or (self.events and "://" not in self.events):
             raise ValueError(f"blockyard: events is {self.events!r}; it must be an address like tcp://127.0.0.1:5557")
-        places = self.state_checkpoints
+        names = self.state_checkpoints
         try:
-            if not isinstance(places, list | tuple):
+            if not isinstance(names, list | tuple):
                 raise InvalidArgument("not a list")
-            require_checkpoint_rules("state_checkpoints", tuple(name for name in places if name not in ("queue", "told")))
+            rules = tuple(name for name in names if name not in ("queue", "told"))
+            require_checkpoint_rules("state_checkpoints", rules)
         except InvalidArgument:
             raise ValueError(
-                f"blockyard: state_checkpoints is {places!r}; it must be a list of names of {', '.join(PLACES)}, or every:N"
+                f"blockyard: state_checkpoints is {names!r}; it must be a list of names of {', '.join(RULES)}, "
+                f"or every:N"
             ) from None
-        object.__setattr__(self, "state_checkpoints", tuple(places))
+        object.__setattr__(self, "state_checkpoints", tuple(names))
         if self.level not in LEVELS:
             raise ValueError(f"blockyard: level is {self.level!r}; it must be one of {', '.join(LEVELS)}")
         try:

@@ -44,7 +44,9 @@ def make_manager(options: Options, has_connector: bool = False, **given: Any) ->
     if options.level == "tokens" and reason:
         raise ValueError(f"blockyard: level is 'tokens', which does not support this model: {reason}")
     if options.state_checkpoints and options.level == "tokens":
-        raise ValueError("blockyard: state_checkpoints needs level 'names'; level 'tokens' supports full attention only")
+        raise ValueError(
+            "blockyard: state_checkpoints needs level 'names'; level 'tokens' only supports full attention"
+        )
     if options.state_checkpoints and has_connector:
         raise ValueError("blockyard: state_checkpoints does not work with a KV connector (--kv-transfer-config)")
     if options.level == "names" or reason or options.state_checkpoints:

@@ -1,8 +1,8 @@
 """Checkpoints of hybrid models' states at the positions of docs/states.md, in vLLM's own managers (level "names").
 
 vLLM caches a state where a chunk of a prompt ends. Its scheduler ends chunks at a prompt's last block boundary, and
-where the prompt leaves what attention has cached. With the option `state_checkpoints`, chunks end at the positions chosen by
-its rules instead, and vLLM's managers cache the state there, and the keys and values up to it.
+where the prompt leaves the blocks that attention has cached. With the option `state_checkpoints`, chunks end at the
+positions chosen by its rules instead, and vLLM's managers cache the state there, and the keys and values up to it.
 """
 
 from __future__ import annotations

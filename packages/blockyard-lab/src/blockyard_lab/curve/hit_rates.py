@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from blockyard.errors import InvalidArgument, PolicyError
 from blockyard.extending import Belady, HintedRun, LRUStack, PolicyRun
-from blockyard.policies import EvictionPolicy
 
 from ..oracle import HintOracle
 from ..policy_names import OPTIMUM, PolicyName, error_location, exit_as_error, label_of, policy_for
