@@ -19,11 +19,11 @@ PHRASES = re.compile(
 ALLOWED = {
     "blockyard": 206,
     "blockyard-engine": 0,
-    "blockyard-lab": 10,
+    "blockyard-lab": 0,
     "blockyard-serve": 0,
-    "blockyard-sglang": 4,
+    "blockyard-sglang": 0,
     "blockyard-tiers": 0,
-    "blockyard-vllm": 8,
+    "blockyard-vllm": 0,
 }
 #: Lines of the documentation with such a phrase.
 ALLOWED_IN_DOCS = 428

@@ -4,9 +4,9 @@
         --hicache-storage-backend-extra-config '{"backend_name": "blockyard", "class_name": "BlockyardStorage",
             "module_path": "blockyard_sglang.storage", "place": "file:/var/kv,bytes=50GiB"}'
 
-Each page is an object: SGLang gets exactly what it stored, or a miss. For `HiCacheStorage` of SGLang 0.5.23, its calls
-for whole pages (not `interface_v1`), and models whose cache is one pool. If weights change under the same name, call
-`clear`, as SGLang does when it clears the storage.
+Each page is an object: SGLang gets exactly the stored bytes, or a miss. For `HiCacheStorage` of SGLang 0.5.23, its
+calls for whole pages (not `interface_v1`), and models whose cache is one pool. If weights change under the same name,
+call `clear`, as SGLang does when it clears the storage.
 """
 
 from __future__ import annotations

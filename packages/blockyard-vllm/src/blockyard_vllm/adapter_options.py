@@ -39,7 +39,7 @@ class Options:
             empty for vLLM's own rules; level "names" only.
 
     Raises:
-        ValueError: for an invalid option; it names the option, its value and what is allowed.
+        ValueError: for an invalid option; it names the option, its value and the allowed values.
     """
 
     level: str = "auto"

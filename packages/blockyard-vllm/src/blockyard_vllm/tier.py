@@ -5,7 +5,7 @@
             "secondary_tiers": [{"type": "BlockyardTier", "module_path": "blockyard_vllm.tier",
                                  "place": "file:/var/kv,bytes=50GiB"}]}}'
 
-Each chunk is an object: vLLM loads exactly what it stored, or gets a miss. For `SecondaryTierManager` of vLLM 0.32.
+Each chunk is an object: vLLM loads exactly the stored bytes, or gets a miss. For `SecondaryTierManager` of vLLM 0.32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Level "tokens": the block pool that vLLM's scheduler, connectors and tests see, on `blockyard.BlockPool`.
 
-Blocks are held by leases and cached by their tokens. vLLM's hashes are only recorded, to name blocks in events. What a
-request has besides tokens (adapter, salt, images, embeddings) becomes extra keys.
+Blocks are held by leases and cached by their tokens. vLLM's hashes are only recorded, to name blocks in events. A
+request's adapter, salt, images and embeddings become extra keys.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def load_of_trace(trace: Trace, first: int = 0, count: int | None = None, speedu
         trace: a trace with hash ids.
         first: number of the first request.
         count: number of requests; None for all that follow.
-        speedup: factor by which arrivals are faster.
+        speedup: arrivals come this many times faster.
 
     Raises:
         UnknownContents: if a request has no ids.

@@ -18,7 +18,7 @@ class Expansion:
 
     A hash id becomes `hash_block_size` tokens: the id itself, in two tokens of 30 bits, then counting up. So two blocks
     are equal exactly if their ids are. In a trace with one token per block, the token is the id. Token ids are used
-    unchanged. A prompt of which only the length is known matches no other. Outputs match no prompt and no other output.
+    unchanged. A prompt with only a length matches no other. Outputs match no prompt and no other output.
     """
 
     def __init__(self, trace: Trace) -> None:

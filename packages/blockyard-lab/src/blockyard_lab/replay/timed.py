@@ -46,7 +46,7 @@ class ServiceModel:
         seconds_per_context_token: time per token attended to by a decode.
         seconds_per_moved_block: time per moved block.
         max_num_batched_tokens: most tokens in a step; decodes come first, and prompts are computed in chunks.
-        speedup: factor by which arrivals are faster than in the trace.
+        speedup: arrivals come this many times faster than in the trace.
     """
 
     seconds_per_step: float = 0.006

@@ -4,7 +4,7 @@ Read it in this order:
 
     lines                      a file's bytes, decompressed and split into lines of bounded length
     line_fields                the values of a line, checked
-    trace_file                 a walk over a file, with counts of what was left out
+    trace_file                 a walk over a file, with counts of skipped lines
     block_ids                  formats with block ids: Mooncake, Bailian
     formats                    formats with lengths only (Azure, BurstGPT) or whole prompts; format detection
     generators                 synthetic traces

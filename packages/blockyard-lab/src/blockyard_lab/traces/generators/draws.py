@@ -3,8 +3,8 @@
 Each stream has its own generator, so draws of one do not affect another, and a longer trace starts with the shorter
 one.
 
-`SharedTexts` are texts that many prompts start with. A block that such a text fills has a fixed id. The block in which
-the text ends also holds the tokens that follow, so its id is new in each prompt: equal ids mean equal prefixes.
+`SharedTexts` are texts that many prompts start with. A block that such a text fills has a fixed id. The text's last,
+partly filled block also holds the tokens that follow, so its id is new in each prompt: equal ids mean equal prefixes.
 """
 
 from __future__ import annotations
