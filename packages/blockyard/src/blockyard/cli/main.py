@@ -54,13 +54,10 @@ def _function(name: str) -> Callable[[argparse.Namespace], int]:
     except ImportError as error:
         if isinstance(error, MissingExtra):
             raise
-        raise MissingExtra(f"blockyard {name} needs {error.name}{_hint(name)}") from error
+        hint = f": pip install 'blockyard[{EXTRAS[name]}]'" if name in EXTRAS else ""
+        raise MissingExtra(f"blockyard {name} needs {error.name}{hint}") from error
     function: Callable[[argparse.Namespace], int] = getattr(module, command.function)
     return function
-
-
-def _hint(name: str) -> str:
-    return f": pip install 'blockyard[{EXTRAS[name]}]'" if name in EXTRAS else ""
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from .. import __version__
@@ -56,11 +56,6 @@ def _not_installed() -> str | None:
 def _refuse(command: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
     """Exit with the command's usage and the option that was probably meant."""
     message = f"unrecognized arguments: {' '.join(unknown)}"
-    near = _nearest(unknown, _OPTION.findall(command.format_usage()))
+    typed, known = [each.partition("=")[0] for each in unknown], _OPTION.findall(command.format_usage())
+    near = [match for each in typed if each.startswith("--") for match in difflib.get_close_matches(each, known, 1)]
     command.error(f"{message}; did you mean {' '.join(near)}?" if near else message)
-
-
-def _nearest(unknown: Iterable[str], known: list[str]) -> list[str]:
-    """Return, for each option typed, the most similar known one, if any."""
-    typed = [each.partition("=")[0] for each in unknown if each.startswith("--")]
-    return [match for each in typed for match in difflib.get_close_matches(each, known, 1)]

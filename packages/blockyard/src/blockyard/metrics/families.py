@@ -99,10 +99,6 @@ def _hits_by(pool: str, cpu_pool: str) -> Callable[[CacheReading], Values]:
     return lambda seen: None if seen.hit_tokens is None else dict(zip((pool, cpu_pool), seen.hit_tokens, strict=True))
 
 
-def _preemptions(seen: CacheReading) -> Values:
-    return None if seen.num_preemptions is None else {"": seen.num_preemptions}
-
-
 def _retained(seen: CacheReading) -> Values:
     if seen.stats is None or seen.config is None or not seen.config.hints.retention_blocks:
         return None
@@ -162,17 +158,18 @@ def _block_bytes(seen: CacheReading) -> Values:
     return {"": seen.stats.block_bytes} if seen.stats is not None and seen.stats.block_bytes else None
 
 
-def _cpu_states(seen: CacheReading) -> Values:
-    return None if seen.cpu_blocks is None else asdict(seen.cpu_blocks)
-
-
 FAMILIES: tuple[Family, ...] = (
     _of_pool("vllm:kv_cache_usage_perc", "Share of the KV blocks that are held, 0 to 1.", lambda pool: pool.usage),
     _of_stats(
         "vllm:prefix_cache_queries", "Prompt tokens looked up.", lambda stats: stats.num_prompt_tokens, is_counter=True
     ),
     _of_stats("vllm:prefix_cache_hits", "Prompt tokens found.", lambda stats: stats.num_hit_tokens, is_counter=True),
-    Family("vllm:num_preemptions", "Sequences preempted to make room.", _preemptions, is_counter=True),
+    Family(
+        "vllm:num_preemptions",
+        "Sequences preempted to make room.",
+        lambda seen: None if seen.num_preemptions is None else {"": seen.num_preemptions},
+        is_counter=True,
+    ),
     Family("vllm:prompt_tokens_by_source", "Prompt tokens by where they came from.", _sources, "source", True),
     Family(
         "vllm:prompt_tokens_cached_by_source",
@@ -182,7 +179,12 @@ FAMILIES: tuple[Family, ...] = (
         True,
     ),
     Family("blockyard:kv_blocks", "Blocks by state.", lambda seen: asdict(seen.blocks), "state"),
-    Family("blockyard:cpu_kv_blocks", "Blocks of the CPU pool by state.", _cpu_states, "state"),
+    Family(
+        "blockyard:cpu_kv_blocks",
+        "Blocks of the CPU pool by state.",
+        lambda seen: None if seen.cpu_blocks is None else asdict(seen.cpu_blocks),
+        "state",
+    ),
     _of_pool("blockyard:kv_blocks_used", "Blocks that are held.", lambda pool: pool.num_used),
     _of_pool("blockyard:kv_blocks_free", "Free blocks, idle ones included.", lambda pool: pool.num_free),
     _of_pool("blockyard:kv_blocks_cached", "Blocks that can be hit.", lambda pool: pool.num_cached),

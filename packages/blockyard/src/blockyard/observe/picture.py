@@ -129,7 +129,8 @@ def _tokens_held(cache: KVCacheManager, group: int) -> GroupTokens:
 
 def _draw(states: str, width: int, most_holders: int) -> list[str]:
     scale = max(1, -(-len(states) // (width * _MAX_LINES)))
-    cells = "".join(_most_common(states[start : start + scale]) for start in range(0, len(states), scale))
+    parts = (states[start : start + scale] for start in range(0, len(states), scale))
+    cells = "".join(Counter(part).most_common(1)[0][0] for part in parts)
     lines = [cells[start : start + width] for start in range(0, len(cells), width)]
     if scale > 1:
         lines.append(f"(a character stands for {scale} blocks)")
@@ -146,7 +147,3 @@ def _describe(group: GroupTokens) -> str:
     name = f"{group.name}: " if group.name else ""
     blocks = f"{group.num_blocks:,} blocks of {group.block_size}"
     return f"{name}{group.num_tokens:,} tokens in {blocks}, empty slots: {group.num_empty_slots:,}"
-
-
-def _most_common(states: str) -> str:
-    return Counter(states).most_common(1)[0][0]

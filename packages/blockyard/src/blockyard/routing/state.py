@@ -185,19 +185,21 @@ class Fleet:
         assert self._is_believed is not None
         num_replicas = len(self._is_believed)
         hits = gpu_hits = np.zeros(num_replicas, np.int64)
-        ask, problem = RouteRequest(request, 0, now=now), ""
+        routed, problem = RouteRequest(request, 0, now=now), ""
         try:
             tokens, keys = _as_int32(token_ids), canonical_keys(extra_keys)
             num_more = require_int("max_tokens", max_tokens, 0, MAX_TOKENS)
             shares = self.router.shares
             tenant = -1 if shares is None else shares.tenant_of(keys)
-            ask = RouteRequest(
+            routed = RouteRequest(
                 request, len(tokens), num_more, session, links_of(tokens, keys), LINK_TOKENS, now, tenant
             )
             hits, gpu_hits = self._hits(tokens, keys)
         except Exception as error:
             problem = f"load alone decided: {error!r}"
-        choice = self.router.choose(ask, hits, gpu_hits, self._is_believed, allowed, self._shunned())
+        sums, rows = self.router.load.sums, self.router.load.rows
+        avoid = [name for name in self._silent if sums[REQUESTS, rows[name]] > 0]
+        choice = self.router.choose(routed, hits, gpu_hits, self._is_believed, allowed, avoid)
         choice.problem = choice.problem or problem
         return choice
 
@@ -215,10 +217,6 @@ class Fleet:
         hits: Ints = np.zeros((2, len(self.router.load.rows) + 1), np.int64)
         hits[0, self._rows], hits[1, self._rows] = found.num_tokens, found.num_gpu_tokens
         return hits[0, :-1], hits[1, :-1]
-
-    def _shunned(self) -> list[str]:
-        sums, rows = self.router.load.sums, self.router.load.rows
-        return [name for name in self._silent if sums[2, rows[name]] > 0]
 
     def record_first_token(self, request: str) -> None:
         """Record that a request's prompt is computed. A second call, or an unknown name, changes nothing."""

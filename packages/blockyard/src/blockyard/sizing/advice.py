@@ -60,7 +60,11 @@ def advise_block_size(mean_sequence_tokens: float) -> BlockSizeAdvice:
     Raises:
         InvalidArgument: the value is outside its limits.
     """
-    mean = _positive("mean_sequence_tokens", mean_sequence_tokens)
+    mean = mean_sequence_tokens
+    if isinstance(mean, bool) or not isinstance(mean, (int, float)) or not 0 < mean <= MAX_MODEL_LEN:
+        raise InvalidArgument(
+            f"mean_sequence_tokens is {mean!r}; it must be a number above 0 and at most {MAX_MODEL_LEN}"
+        )
     # A power is nearest to the root by ratio when the mean lies between half its square and twice its square.
     block_size = next((size for size in _BLOCK_SIZES if mean < 2 * size * size), _BLOCK_SIZES[-1])
     return BlockSizeAdvice(
@@ -134,9 +138,3 @@ def _waste(block_size: int) -> float:
 
 def _entries(mean: float, block_size: int) -> int:
     return int(-(-mean // block_size))
-
-
-def _positive(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_MODEL_LEN:
-        raise InvalidArgument(f"{name} is {value!r}; it must be a number above 0 and at most {MAX_MODEL_LEN}")
-    return value

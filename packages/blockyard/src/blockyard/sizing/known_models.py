@@ -41,7 +41,9 @@ def known_model(name: str) -> KnownModel:
     """
     found = _BY_NAME.get(require_str("name", name).lower())
     if found is None:
-        raise InvalidArgument(f"model is {name!r}; {_unknown(name)}")
+        close = difflib.get_close_matches(name.lower(), _BY_NAME, n=4, cutoff=0.5)
+        hint = f"similar names: {', '.join(close)}" if close else f"known names: {', '.join(model_names())}"
+        raise InvalidArgument(f"model is {name!r}; it must be a model's folder, a config.json, or a known name; {hint}")
     return copy.deepcopy(found)
 
 
@@ -57,12 +59,6 @@ def model_config(model: str | PathLike[str]) -> object:
     """
     path = Path(model)
     return path if path.exists() else known_model(str(model)).config
-
-
-def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name.lower(), _BY_NAME, n=4, cutoff=0.5)
-    hint = f"similar names: {', '.join(close)}" if close else f"known names: {', '.join(model_names())}"
-    return f"it must be a model's folder, a config.json, or a known name; {hint}"
 
 
 def _plain(kind: str, layers: int, hidden: int, heads: int, kv_heads: int, **others: Any) -> dict[str, Any]:

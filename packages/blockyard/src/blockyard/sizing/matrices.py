@@ -172,7 +172,8 @@ class _Text:
         for index in range(self._num_layers):
             yield from self._layer(index, f"model.layers.{index}")
         yield _plain("model.norm", hidden)
-        if not self._is_tied():
+        tied = self._fields.top("tie_word_embeddings")
+        if not (self._kind.is_tied if tied is None else tied):
             yield Matrix("lm_head", vocabulary, hidden)
 
     def drafts(self) -> Iterator[Matrix]:
@@ -187,10 +188,6 @@ class _Text:
                 yield Matrix(name, hidden, 2 * hidden, kind=PLAIN, ways=1)
                 yield _plain("mtp.norm" if is_qwen else f"{base}.enorm", 3 * hidden)
             yield from self._layer(last, base)
-
-    def _is_tied(self) -> bool:
-        tied = self._fields.top("tie_word_embeddings")
-        return self._kind.is_tied if tied is None else bool(tied)
 
     def _layer(self, index: int, base: str) -> Iterator[Matrix]:
         state, layer = self._states.get(index), self._attention.get(index)

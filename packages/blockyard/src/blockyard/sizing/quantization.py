@@ -79,7 +79,8 @@ class Quantization:
         """Return the packing of a matrix; None if it has the model's own type. O(patterns)."""
         if matrix.kind != LINEAR:
             return None
-        names = _aliases(matrix.name)
+        name = matrix.name
+        names = [name, *(new + name.removeprefix(old) for old, new in _PREFIXES if name.startswith(old))]
         for patterns, packing in self.rules:
             if any(_matches(pattern, name, self.is_exact) for pattern in patterns for name in names):
                 return packing
@@ -139,10 +140,6 @@ _PREFIXES = (
     ("multi_modal_projector.", "model.multi_modal_projector."),
     ("embed_vision.", "model.embed_vision."),
 )
-
-
-def _aliases(name: str) -> list[str]:
-    return [name, *(new + name.removeprefix(old) for old, new in _PREFIXES if name.startswith(old))]
 
 
 def _matches(pattern: str, name: str, is_exact: bool) -> bool:
@@ -240,15 +237,11 @@ def _mxfp4(method: str, found: Mapping[str, Any]) -> Quantization:
 
 
 def _awq(method: str, found: Mapping[str, Any]) -> Quantization:
-    bits, group = _number(found, "bits", _either(found, "w_bit", 4), _WIDTHS), _group(found, default=128)
+    other = found.get("w_bit")
+    bits, group = _number(found, "bits", other if type(other) is int else 4, _WIDTHS), _group(found, default=128)
     zeros = bits if found.get("zero_point", True) else 0
     skipped = _patterns(found, "modules_to_not_convert")
     return Quantization(method, (_OUTSIDE, (skipped, None)), Packing(bits, group, scale_bytes=2, zero_bits=zeros))
-
-
-def _either(found: Mapping[str, Any], name: str, default: int) -> int:
-    value = found.get(name)
-    return value if type(value) is int else default
 
 
 def _gptq(method: str, found: Mapping[str, Any]) -> Quantization:

@@ -61,15 +61,12 @@ class Pages:
         """Return the pages of one of `shards` ranks that share blocks with `shards` times as many tokens."""
         if shards == 1:
             return self
-        groups = [
-            replace(page.group, block_size=page.group.block_size * shards, shards=shards, interleave=interleave)
-            for page in self.groups
-        ]
-        return Pages(tuple(map(_with_group, self.groups, groups)), self.bytes_per_block)
-
-
-def _with_group(page: PageGroup, group: LayerGroup) -> PageGroup:
-    return replace(page, group=group)
+        pages = []
+        for page in self.groups:
+            size = page.group.block_size * shards
+            group = replace(page.group, block_size=size, shards=shards, interleave=interleave)
+            pages.append(replace(page, group=group))
+        return Pages(tuple(pages), self.bytes_per_block)
 
 
 def make_pages(layers_by_window: dict[int, list[SizedLayer]], block_size: int, layers_per_group: int = 0) -> Pages:
@@ -85,8 +82,10 @@ def make_pages(layers_by_window: dict[int, list[SizedLayer]], block_size: int, l
     """
     windows = sorted(layers_by_window)
     if len(windows) == 1:
-        return _single(windows[0], layers_by_window[windows[0]], block_size)
-    size = layers_per_group or _layers_per_group([len(layers) for layers in layers_by_window.values()])
+        group = _page_group(windows[0], layers_by_window[windows[0]], block_size, _kind_name(windows[0]))
+        return Pages((group,), group.used_bytes)
+    counts = [len(layers) for layers in layers_by_window.values()]
+    size = layers_per_group or (max(counts) if max(counts) * 4 < min(counts) * 5 else min(counts))
     token_bytes = {window: size * max(width for _, width in layers_by_window[window]) for window in windows}
     page_bytes = max(token_bytes.values()) * block_size
     groups: list[PageGroup] = []
@@ -94,16 +93,6 @@ def make_pages(layers_by_window: dict[int, list[SizedLayer]], block_size: int, l
         scaled = page_bytes // (token_bytes[window] * block_size) * block_size
         groups += _groups_of(window, layers_by_window[window], size, scaled)
     return Pages(tuple(groups), max(group.used_bytes for group in groups))
-
-
-def _single(window: int, layers: list[SizedLayer], block_size: int) -> Pages:
-    group = _page_group(window, layers, block_size, _kind_name(window))
-    return Pages((group,), group.used_bytes)
-
-
-def _layers_per_group(counts: list[int]) -> int:
-    smallest, largest = min(counts), max(counts)
-    return largest if largest * 4 < smallest * 5 else smallest
 
 
 def _groups_of(window: int, layers: list[SizedLayer], size: int, block_size: int) -> list[PageGroup]:

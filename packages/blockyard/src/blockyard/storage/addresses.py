@@ -72,7 +72,9 @@ class TableAddresses:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.width_blocks = int(-(-lengths.max(initial=0) // block_size))
-        live = _without_unused_blocks(tables[:, : self.width_blocks], lengths, block_size)
+        # Blocks after a sequence's end become the null block, which holds zeros.
+        columns = np.arange(self.width_blocks)
+        live = np.where(columns * block_size < lengths[:, None], tables[:, : self.width_blocks], 0)
         # A layer viewed as (num_blocks * 2) half blocks: block b's keys are half 2b, its values half 2b + 1.
         halves = np.concatenate([live.reshape(-1) * 2, live.reshape(-1) * 2 + 1])
         self.halves = torch.from_numpy(halves).to(device)
@@ -92,12 +94,6 @@ def _require_tables(tables: IntArray, lengths: IntArray, num_blocks: int, block_
         raise InvalidArgument(f"seq_lens has {len(lengths)} entries; block_tables has {len(tables)} rows")
     require_range("block_tables", tables, 0, num_blocks - 1)
     require_range("seq_lens", lengths, 1, tables.shape[1] * block_size)
-
-
-def _without_unused_blocks(tables: IntArray, lengths: IntArray, block_size: int) -> IntArray:
-    """Return the tables with the null block, which holds zeros, for all blocks after a sequence's end."""
-    columns = np.arange(tables.shape[1])
-    return np.where(columns * block_size < lengths[:, None], tables, 0)
 
 
 def _stale_positions(lengths: IntArray, width_tokens: int, block_size: int) -> IntArray:

@@ -411,11 +411,6 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device, pin_m
     """
     if device.type != "cpu" or pin_memory:
         return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pin_memory)
-    return torch.frombuffer(_untouched(math.prod(shape) * dtype.itemsize), dtype=dtype).view(*shape)
-
-
-def _untouched(num_bytes: int) -> mmap.mmap:
-    """Return private, page-aligned memory of zeros."""
-    if sys.platform == "win32":
-        return mmap.mmap(-1, num_bytes)
-    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    return torch.frombuffer(mmap.mmap(-1, num_bytes, **private), dtype=dtype).view(*shape)

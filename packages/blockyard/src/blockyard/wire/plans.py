@@ -43,8 +43,12 @@ class _PlanEnd:
     """Common part of both ends of a chain of plans. An end cannot be copied or pickled."""
 
     def __init__(self, config: object, start: bytes) -> None:
-        self._config = _require_config(config)
-        self._shape = _shape_of(self._config)
+        if not isinstance(config, CacheConfig):
+            raise InvalidArgument(f"config is {shown(config)}; it must be a CacheConfig")
+        self._config = config
+        sizes = [group.block_size for group in config.layer_groups]
+        #: What all ranks must agree on: sequences at once, block size and width of each group's table.
+        self._shape = _shape(config.max_num_seqs, [(size, -(-config.max_model_len // size)) for size in sizes])
         self._chain = Chain(start)
         #: The running call. Each call sets it inline: Ctrl-C could interrupt between a helper and its caller.
         self._running = ""
@@ -425,18 +429,6 @@ class PlanReceiver(_PlanEnd):
                 f"message has {starts[at] + scheduled[at]} tokens for sequence {at}; its {lengths[at]} blocks of "
                 f"{size} hold fewer"
             )
-
-
-def _require_config(config: object) -> CacheConfig:
-    if not isinstance(config, CacheConfig):
-        raise InvalidArgument(f"config is {shown(config)}; it must be a CacheConfig")
-    return config
-
-
-def _shape_of(config: CacheConfig) -> npt.NDArray[np.int32]:
-    """Return the sizes that all ranks must agree on: sequences at once, block size and width of each group's table."""
-    sizes = [group.block_size for group in config.layer_groups]
-    return _shape(config.max_num_seqs, [(size, -(-config.max_model_len // size)) for size in sizes])
 
 
 def _shape(max_num_seqs: int, tables: list[tuple[int, int]]) -> npt.NDArray[np.int32]:

@@ -115,7 +115,9 @@ class MessageOrder:
         number = message.number
         if self.trust is Trust.UNTRUSTED:
             # The publisher restarted, or a replay will have the dropped messages.
-            if number < max(self._newest, self._unread) and not self._is_kept(message):
+            kept = self._ahead.get(number)
+            is_kept = kept is not None and kept.checksum == message.checksum
+            if number < max(self._newest, self._unread) and not is_kept:
                 self._restart()
             self._keep(message)
         elif message.batch.epoch != self._epoch or self._is_another(message):
@@ -271,10 +273,6 @@ class MessageOrder:
         self._seen[message.number] = message.checksum
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
-
-    def _is_kept(self, message: Message) -> bool:
-        kept = self._ahead.get(message.number)
-        return kept is not None and kept.checksum == message.checksum
 
     def _keep(self, message: Message) -> None:
         if len(self._ahead) >= MOST_AHEAD or self._ahead_bytes + len(message.payload) > MOST_AHEAD_BYTES:

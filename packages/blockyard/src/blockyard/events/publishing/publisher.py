@@ -100,7 +100,8 @@ class KVEventPublisher:
     ) -> None:
         if not isinstance(cache, (KVCacheManager, BlockPool)):
             raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager or a BlockPool")
-        if not _has_events(cache):
+        options = cache if isinstance(cache, BlockPool) else cache.config.observe
+        if not options.enable_kv_cache_events:
             raise InvalidArgument("cache has enable_kv_cache_events=False; events need True")
         if first_sequence not in _FIRST_NUMBERS:
             raise InvalidArgument(f"first_sequence is {shown(first_sequence)}; it must be 'clock' or 'zero'")
@@ -284,7 +285,8 @@ class KVEventPublisher:
             ready = dict(poller.poll(math.ceil(1000 * min(pause, self._heartbeat))))
             is_closing = self._is_closing
             if self._woken in ready:
-                self._drain_wakes()
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._woken, 65536)
             self._subscriptions.go_on()
             if self._send_waiting():
                 beat = time.monotonic() + self._heartbeat
@@ -307,10 +309,6 @@ class KVEventPublisher:
             if not has_requests and not replays.are_waiting:
                 return
             replays.go_on(bool(has_requests))
-
-    def _drain_wakes(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._woken, 65536)
 
     def _send_waiting(self) -> bool:
         sent = False
@@ -361,15 +359,6 @@ def _bound_sockets(context: Any, endpoint: str, replay_endpoint: str | None) -> 
     return sockets[0], sockets[1]
 
 
-def _has_events(cache: KVCacheManager | BlockPool) -> bool:
-    return cache.enable_kv_cache_events if isinstance(cache, BlockPool) else cache.config.observe.enable_kv_cache_events
-
-
-def _config_of(cache: KVCacheManager | BlockPool) -> CacheConfig:
-    """Return the config of a manager, or for a pool one with its block size, which is all that is used."""
-    return CacheConfig(2, cache.block_size) if isinstance(cache, BlockPool) else cache.config
-
-
 def _table_of(cache: KVCacheManager | BlockPool) -> ContentTable:
     """Return the table of published contents.
 
@@ -377,7 +366,9 @@ def _table_of(cache: KVCacheManager | BlockPool) -> ContentTable:
     """
     table = _tables.get(cache)
     if table is None:
-        table = _tables[cache] = ContentTable(_config_of(cache))
+        # Of a pool only the block size is used.
+        config = CacheConfig(2, cache.block_size) if isinstance(cache, BlockPool) else cache.config
+        table = _tables[cache] = ContentTable(config)
     if not table.is_whole:
         table.apply(replace_placeholders(cache.take_events()))
         if not table.is_whole:
