@@ -228,7 +228,7 @@ def test_first_hundred_tenants_are_shown_by_name() -> None:
     assert not any("share_blocks" in name for name in samples(CacheCollector(KVCacheManager(FOLLOWED))))
 
 
-def test_hits_by_medium_are_left_out_where_nobody_counts_them() -> None:
+def test_hits_by_medium_are_absent_if_not_counted() -> None:
     tiered = KVCacheManager(CacheConfig(num_blocks=12, block_size=4, cpu=CPUPoolConfig(num_blocks=9)))
     found = samples(CacheCollector(tiered))
     assert found["blockyard:cpu_kv_blocks state=free"] == 8
@@ -244,7 +244,7 @@ def test_metrics_of_disabled_features_are_absent() -> None:
     assert found["blockyard:hit_tokens_total medium=gpu"] == 0
 
 
-def test_two_engines_of_a_process_stand_side_by_side() -> None:
+def test_two_engines_of_a_process_are_both_exported() -> None:
     first, second = KVCacheManager(CacheConfig(num_blocks=8)), KVCacheManager(FOLLOWED)
     collector = CacheCollector(first, engine="0", model_name="m")
     collector.add(second, engine="1")

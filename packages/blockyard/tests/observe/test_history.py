@@ -23,7 +23,7 @@ def told(cache: Checked) -> list[tuple[str, str, list[int], int]]:
     return [(event.action, event.actor, event.block_ids, event.num_free) for event in cache.history()]
 
 
-def test_the_life_of_a_request_is_told_in_order() -> None:
+def test_history_lists_a_requests_events_in_order() -> None:
     cache = remembering(num_blocks=8)
     seq = cache.allocate(prompt(1, 6), holder="first")
     cache.compute(seq, [7])
@@ -41,7 +41,7 @@ def test_the_life_of_a_request_is_told_in_order() -> None:
     assert [event.number for event in cache.history()] == [0, 1, 2, 3, 4]
 
 
-def test_growing_copying_and_cutting_name_their_calls() -> None:
+def test_events_name_the_call_that_caused_them() -> None:
     cache = remembering(num_blocks=8)
     seq = cache.prefilled(prompt(1, 6), [7])
     child = cache.fork(seq)[0]
@@ -68,7 +68,7 @@ def test_an_eviction_comes_before_the_taking_that_needs_it() -> None:
     ]
 
 
-def test_a_window_that_slides_gives_back_in_commit() -> None:
+def test_blocks_before_a_window_are_released_in_commit() -> None:
     cache = remembering(groups=(LayerGroup(4, 4),))
     seq = cache.allocate(prompt(1, 12), holder="sliding")
     cache.reserve([seq], 8)
@@ -77,7 +77,7 @@ def test_a_window_that_slides_gives_back_in_commit() -> None:
     assert told(cache)[-1] == ("release", "commit", [1], 18)
 
 
-def test_leases_are_told_under_their_own_names() -> None:
+def test_lease_events_have_their_holders() -> None:
     """Whoever takes blocks past the manager is not mistaken for its last call."""
     cache = remembering(num_blocks=8)
     cache.free(cache.prefilled(prompt(1, 8)))
@@ -102,7 +102,7 @@ def test_leases_are_told_under_their_own_names() -> None:
     ]
 
 
-def test_resizing_and_swapping_are_told() -> None:
+def test_resizing_and_swapping_are_recorded() -> None:
     cache = remembering(num_blocks=8, num_cpu_blocks=8)
     cache.free(cache.prefilled(prompt(1, 12)))
     cache.resize(3)
@@ -115,7 +115,7 @@ def test_resizing_and_swapping_are_told() -> None:
     assert {"swap_out", "swap_in"} <= set(actors)
 
 
-def test_a_retiring_block_is_evicted_by_whoever_gives_it_back() -> None:
+def test_retiring_block_is_evicted_when_released() -> None:
     cache = remembering(num_blocks=6)
     seq = cache.allocate(prompt(1, 16), holder="last")
     cache.compute(seq)
@@ -127,7 +127,7 @@ def test_a_retiring_block_is_evicted_by_whoever_gives_it_back() -> None:
     ]
 
 
-def test_time_is_what_it_was_told_to_be() -> None:
+def test_event_times_are_those_of_advance_time() -> None:
     cache = remembering()
     seq = cache.allocate(prompt(1, 3))
     cache.advance_time(2.5)
@@ -159,7 +159,7 @@ def test_history_is_returned_as_a_copy() -> None:
     assert cache.history() == [AllocationEvent(0, 0.0, "take", "allocate", [1, 2], 17)]
 
 
-def test_off_means_empty_and_a_refused_call_is_not_told() -> None:
+def test_disabled_history_is_empty_and_rejected_calls_are_not_recorded() -> None:
     cache = Checked()
     cache.allocate(prompt(1, 8))
     assert cache.history() == []

@@ -89,7 +89,7 @@ def test_layer_groups_follow_one_another_and_windows_leave_no_null_blocks() -> N
     assert cache.leak_report()[0].block_ids == [*full, window[2]]
 
 
-def test_blocks_that_retire_are_still_somebodys() -> None:
+def test_retiring_blocks_still_have_holders() -> None:
     cache = Checked(num_blocks=8)
     seq = cache.prefilled(prompt(1, 20))
     cache.resize(3)

@@ -85,7 +85,7 @@ def test_evicted_blocks_after_a_hit_count_as_evicted() -> None:
     assert causes(cache, [*prompt(1, 12), 7]) == {"num_hit": 8, "num_evicted": 4, "num_tail": 1}
 
 
-def test_another_salt_or_adapter_is_a_cause_of_its_own() -> None:
+def test_other_salt_or_adapter_is_a_separate_cause() -> None:
     cache = tracked()
     causes(cache, prompt(1, 9), (CacheSalt("a"),))
     assert causes(cache, prompt(1, 9), (CacheSalt("b"),)) == {"num_other_keys": 8, "num_tail": 1}
@@ -154,7 +154,7 @@ def test_how_many_evictions_ago() -> None:
     assert cache.miss_causes(seq).evicted_ago == 0
 
 
-def test_nothing_evicted_is_no_time_ago() -> None:
+def test_evicted_ago_is_minus_one_without_evictions() -> None:
     cache = tracked()
     seq = cache.allocate(prompt(1, 9))
     assert cache.miss_causes(seq).evicted_ago == -1
@@ -297,7 +297,7 @@ def test_blocks_from_the_cpu_pool_count_as_hits() -> None:
     assert causes(cache, prompt(1, 13)) == {"num_hit": 12, "num_tail": 1}
 
 
-def test_without_the_switch_the_question_is_refused() -> None:
+def test_miss_causes_are_rejected_if_tracking_is_off() -> None:
     cache = Checked()
     seq = cache.allocate(prompt(1, 9))
     for ask in (lambda: cache.miss_causes(seq), cache.miss_totals):

@@ -59,7 +59,7 @@ def test_shared_blocks_say_how_often_and_tokens_are_counted_once() -> None:
     ]
 
 
-def test_blocks_that_retire_stand_behind_the_end() -> None:
+def test_retiring_blocks_are_drawn_after_the_end() -> None:
     """Eight blocks shrink to three: 4 and 6 are held beyond, 5 is gone between them, 7 and 8 behind them."""
     cache = Checked(num_blocks=9)
     pool = cache.cache.pool

@@ -58,7 +58,7 @@ def test_forgotten_events_are_counted_but_not_listed() -> None:
     assert len(describe_history(cache.cache).splitlines()) == 3
 
 
-def test_no_history_says_so() -> None:
+def test_missing_history_is_reported() -> None:
     assert describe_history(Checked().cache) == "nothing is remembered: history_size is 0"
     assert describe_history(Checked(history_size=5).cache) == "nothing has happened yet"
 
@@ -99,7 +99,7 @@ def test_holders_and_ids_are_cut() -> None:
     assert describe_leaks(cache.cache, 3).splitlines() == lines
 
 
-def test_blocks_that_retire_are_part_of_the_pool_until_they_go() -> None:
+def test_retiring_blocks_count_until_they_are_freed() -> None:
     cache = Checked(num_blocks=8)
     cache.prefilled(prompt(1, 20))
     cache.resize(3)
@@ -124,7 +124,7 @@ def test_blocks_that_nobody_holds_and_nobody_can_take_are_missing() -> None:
     assert lines[1:] == ["1 blocks are counted as used, but have no holder"]
 
 
-def test_looking_changes_nothing() -> None:
+def test_reports_change_nothing() -> None:
     cache = story().cache
     before = snapshot(cache)
     describe_history(cache)

@@ -130,7 +130,7 @@ def test_before_anything_happened_the_means_are_0() -> None:
     assert (found.lifetime.num_samples, found.lifetime.mean, found.reuse_gap.mean) == (0, 0, 0)
 
 
-def test_without_a_sample_the_question_is_refused() -> None:
+def test_residency_is_rejected_if_sampling_is_off() -> None:
     with pytest.raises(InvalidArgument, match="residency_sample is 0"):
         Checked().residency()
     for bad in (-1, 2**27 + 1, 0.5, True):

@@ -197,7 +197,7 @@ def test_bytes_of_a_state(config: dict[str, Any], num_bytes: int) -> None:
     assert KVCacheSpec.from_config(config).state_bytes_per_sequence == num_bytes
 
 
-def test_ring_2_5_and_ling_3_are_told_apart_by_their_fields() -> None:
+def test_ring_2_5_and_ling_3_are_distinguished_by_their_fields() -> None:
     ring = {name: value for name, value in LING_3.items() if name not in ("short_conv_kernel_size", "kda_safe_gate")}
     assert KVCacheSpec.from_config({**ring, "group_norm_size": 8}).num_layers_by_kind == {
         "latent": 4,
@@ -227,7 +227,7 @@ def test_indexers_follow_from_the_rule_that_glm_5_has_for_them() -> None:
     assert KVCacheSpec.from_config(lettered) == KVCacheSpec.from_config(GLM_5_2)
 
 
-def test_gpt_oss_names_no_type_and_has_bfloat16() -> None:
+def test_gpt_oss_without_a_dtype_uses_bfloat16() -> None:
     assert KVCacheSpec.from_config(known_model("gpt-oss-20b").config).bytes_per_token == 24 * 2 * 8 * 64 * 2
 
 
@@ -293,7 +293,7 @@ def test_an_architecture_names_a_model_whose_type_is_not_known() -> None:
          "is_decoder is not true"),
     ],
 )  # fmt: skip
-def test_a_config_that_is_not_understood_is_refused(config: dict[str, Any], message: str) -> None:
+def test_unsupported_configs_are_rejected(config: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         KVCacheSpec.from_config(config, dtype="bfloat16")
 
@@ -329,13 +329,13 @@ def test_attention_in_both_directions_is_refused(use: object) -> None:
     ],
 )
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "deepseek-v3", "qwen3-next-80b"])
-def test_a_field_that_can_change_the_cache_is_refused_unless_its_family_knows_it(name: str, model: str) -> None:
+def test_unknown_fields_that_may_change_the_cache_are_rejected(name: str, model: str) -> None:
     with pytest.raises(InvalidArgument, match=f"{name} is 2; it may change the cache"):
         KVCacheSpec.from_config({**known_model(model).config, name: 2})
 
 
 @pytest.mark.parametrize("value", [None, False, [], {}, ""])
-def test_a_field_that_is_off_is_no_reason_to_refuse(value: object) -> None:
+def test_disabled_fields_are_ignored(value: object) -> None:
     config = known_model("llama-3.1-8b").config
     assert KVCacheSpec.from_config({**config, "kv_stride": value}) == KVCacheSpec.from_config(config)
 
@@ -370,7 +370,7 @@ def test_fields_of_weights_positions_and_experts_are_harmless() -> None:
         ("ernie4_5_moe", "compression_ratio moe_k moe_layer_start_index moe_layer_end_index moe_layer_interval"),
     ],
 )  # fmt: skip
-def test_fields_of_published_files_that_change_nothing(model_type: str, names: str) -> None:
+def test_harmless_fields_of_published_configs_are_ignored(model_type: str, names: str) -> None:
     config = {**PLAIN, "model_type": model_type, **BF16}
     assert KVCacheSpec.from_config({**config, **dict.fromkeys(names.split(), 7)}) == KVCacheSpec.from_config(config)
 

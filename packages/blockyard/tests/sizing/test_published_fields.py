@@ -55,7 +55,7 @@ NEMOTRON_3 = plain("nemotron_h", 4, 4096, 32, 2, head_dim=128, hybrid_override_p
          61 * 2 * 256 * 2),
     ],
 )  # fmt: skip
-def test_published_fields_that_change_nothing_are_no_reason_to_refuse(config: dict[str, Any], token_bytes: int) -> None:
+def test_harmless_published_fields_are_accepted(config: dict[str, Any], token_bytes: int) -> None:
     assert KVCacheSpec.from_config(config).bytes_per_token == token_bytes
 
 

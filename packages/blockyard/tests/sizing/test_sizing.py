@@ -79,7 +79,7 @@ def test_the_cache_may_have_a_type_of_its_own(dtype: str, token: int) -> None:
     assert KVCacheSpec.from_config(LLAMA_3_8B, dtype=dtype).bytes_per_token == token
 
 
-def test_without_a_type_of_its_own_the_cache_has_the_models() -> None:
+def test_cache_uses_the_models_dtype_by_default() -> None:
     assert KVCacheSpec.from_config({**LLAMA_3_8B, "torch_dtype": "float32"}).bytes_per_token == 262_144
     assert KVCacheSpec.from_config(published.GEMMA_3_4B).dtype == "bfloat16"  # stands outside the text config
 

@@ -83,7 +83,7 @@ def test_values_of_another_size_than_keys() -> None:
     assert KVCacheSpec.from_config(config).bytes_per_token == (2 + 3 * 4) * 14 * 4
 
 
-def test_a_files_faults_are_told(tmp_path: Path) -> None:
+def test_unreadable_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json could not be read"):
         KVCacheSpec.from_config(tmp_path)
     file = tmp_path / "config.json"
@@ -134,7 +134,7 @@ def test_values_that_are_not_configs_are_rejected(config: object) -> None:
         ("bailing_moe_linear", {"layer_group_size": 3, "num_hidden_layers": 8}, "--F--FFF"),
     ],
 )
-def test_which_layers_slide(model_type: str, fields: dict[str, Any], expected: str) -> None:
+def test_sliding_layers_follow_from_the_config(model_type: str, fields: dict[str, Any], expected: str) -> None:
     heads = {"num_key_value_heads": 2, "hidden_size": 64}
     assert kinds({**PLAIN, **heads, "model_type": model_type, **fields}) == expected
 
@@ -150,7 +150,7 @@ def test_a_short_convolution_keeps_the_tokens_before_the_current_one() -> None:
     assert KVCacheSpec.from_config(config).state_bytes_per_sequence == 768
 
 
-def test_a_layers_own_fields_count() -> None:
+def test_per_layer_fields_take_precedence() -> None:
     config = {**PLAIN, "per_layer_config": {"03": {"head_dim": 16, "num_key_value_heads": 2}}}
     # 3 layers * 2 * 4 * 8 elements and one of 2 * 2 * 16, of 4 bytes.
     assert KVCacheSpec.from_config(config).bytes_per_token == 4 * (3 * 64 + 64)

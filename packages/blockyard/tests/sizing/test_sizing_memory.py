@@ -51,7 +51,7 @@ def test_cpu_blocks() -> None:
     assert num_cpu_blocks(spec=LLAMA) == num_cpu_blocks(4 * GIB, spec=LLAMA) == 2_048
 
 
-def test_states_are_set_aside_first() -> None:
+def test_memory_for_states_is_reserved_first() -> None:
     # 10 GiB - 64 * 16,056,320 = 9,709,813,760; / 262,144 = 37,040.0 blocks.
     assert num_gpu_blocks(10 * GIB, 0, 1.0, spec=JAMBA, max_num_seqs=64) == 37_040
     assert num_cpu_blocks(10 * GIB, spec=JAMBA, max_num_seqs=64) == 37_040

@@ -122,7 +122,7 @@ def test_a_slot_lies_where_the_kernels_look_for_it(layout: str, value_size: int)
 
 @pytest.mark.parametrize("value_size", VALUE_SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_nothing_of_an_earlier_owner_is_read_not_even_nan(layout: str, value_size: int) -> None:
+def test_gather_never_reads_stale_data_not_even_nan(layout: str, value_size: int) -> None:
     """A mask hides finite leftovers, but 0 * NaN is NaN: so leftovers must not be read at all."""
     cache = make_cache(layout=layout, value_size=value_size)
     cache.data[:, 1:] = float("nan")
