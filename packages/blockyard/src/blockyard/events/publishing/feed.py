@@ -166,14 +166,18 @@ class Feed:
             self._restart()
         batch = self._batch(events)
         try:
-            is_short = len(events) <= FEW_EVENTS
-            payload = encode_batch(batch) if is_short else self._in_turns(([one] for one in events), 2**20)
+            payload = self._payload(batch)
         except Exception:  # consumers see a gap and get a snapshot
             self._buffer.skip()
             payload = encode_batch(structs.replace(batch, events=[]))
         self.num_messages += 1
         self.num_bytes += len(payload)
         return self._buffer.add(payload), payload
+
+    def _payload(self, batch: Batch) -> Payload:
+        if len(batch.events) <= FEW_EVENTS:
+            return encode_batch(batch)
+        return self._in_turns(([one] for one in batch.events), 2**20)
 
     def _restart(self) -> None:
         """Restart the numbering from 0, as after a restart, so that padded replays stay short."""
