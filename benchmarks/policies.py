@@ -23,7 +23,7 @@ from blockyard import BlockPool, CacheConfig, HintConfig, KVCacheManager
 from blockyard.cli import build_name
 from blockyard.core.policies.layers.hinted import Hinted
 from blockyard.core.policies.layers.retention import Retention
-from blockyard.core.policies.layers.sessions import Sessions
+from blockyard.core.policies.sessions import Sessions
 from blockyard.core.policies.simple.lru import LRU
 from blockyard.policies import POLICIES, EvictionPolicy
 

@@ -34,9 +34,7 @@ GIVE_HANDLES = ("allocate", "allocate_batch", "fork", "regroup", "get_new_blocks
 OF_A_POLICY = (
     ".stack.top",
     ".stack.layers",
-    ".stack.hints",
     ".stack.sessions",
-    ".stack.retention",
     ".stack.failure",
     ".interruption.",
 )
@@ -44,9 +42,9 @@ OF_A_POLICY = (
 #: Drawn, told or made room for during a call that a policy's callback interrupted, and of no consequence.
 UNDONE_BUT_SEEN = (
     *("sequences._epoch", "sequences._serials._last", "stack._idle", "free_rows", ".num_rewrites"),
-    *("parts.sessions", "order.sessions", "stack.sessions", "stack.hints"),
+    "stack.sessions",
     # Tenants that are to be ranked anew, and whose blocks were taken last.
-    *(".book._has_changed", ".book.changed", ".book.num_changed", ".book.acting"),
+    *(".budget._has_changed", ".budget.changed", ".budget.num_changed", ".budget.acting"),
 )
 #: What was watched of blocks that were taken and given back.
 WATCHED = ("._entries[", ".num_events", ".reuse_gap.")

@@ -24,7 +24,7 @@ from blockyard import (
     SeqStatus,
     StateSpec,
 )
-from blockyard.core.policies.layers.shares import TenantBook
+from blockyard.core.budget import SharedBudget
 from blockyard.tenants import OTHERS, Tenant, TenantGroup
 from blockyard_testing.seeds import draws, run_seed
 from blockyard_testing.world import NUM_CALLS
@@ -180,7 +180,7 @@ def test_what_a_tenant_may_take_is_the_most_that_leaves_the_floors() -> None:
     for _ in range(draws(900, 300)):
         groups = groups_drawn(choose)
         names = [member.name for group in groups for member in group.members]
-        book = TenantBook(groups, 100, 4)
+        book = SharedBudget(groups, 100, 4)
         free = sum(group.floor for group in groups) + choose.randint(0, 12)
         watermark = choose.choice((0, choose.randint(1, 5)))
         held = dict.fromkeys(names, 0)
@@ -223,11 +223,11 @@ def test_the_limits_and_what_they_say() -> None:
         TenantGroup("g", (Tenant("b", min_blocks=3), Tenant("c")), 1, 0, 6),
     )
     cache = Checked(num_blocks=21, retention_blocks=20, tenants=tenants)
-    with pytest.raises(NeverFits, match=r"^token_ids needs 6 blocks; the share of tenant 'a' is at most 5$"):
+    with pytest.raises(NeverFits, match=r"^token_ids needs 6 blocks; tenant 'a' may hold at most 5$"):
         take(cache, "a", 6)
     seq = prefilled(cache, "a", prompt(1, 16))
     assert cache.can_allocate([1] * 8, extra_keys=(CacheSalt("a"),)) is Admission.LATER
-    message = r"^token_ids needs 2 .*; tenant 'a' holds 4 blocks of at most 5; 16 are free, of which 3 are kept for the"
+    message = r"^token_ids needs 2 .*; tenant 'a' holds 4 blocks of at most 5; 16 are free, of which 3 are reserved for"
     with pytest.raises(OutOfBlocks, match=message) as caught:
         take(cache, "a", 2)
     assert (caught.value.num_needed, caught.value.num_free) == (2, 1)
@@ -270,7 +270,7 @@ def test_limits_above_the_pool_limit_nothing_and_below_a_sequence_refuse_it(stat
         lambda: cache.allocate([1] * 8, extra_keys=keys),
         lambda: cache.allocate_batch([[1] * 8], extra_keys=keys),
     ):
-        with pytest.raises(NeverFits, match=r"token_ids needs 2 blocks; the share of tenant 'small' is at most 1$"):
+        with pytest.raises(NeverFits, match=r"token_ids needs 2 blocks; tenant 'small' may hold at most 1$"):
             call()
     with pytest.raises(NeverFits, match="needs 21 blocks; the pool has 20"):
         take(checked, "huge", 21)
@@ -287,7 +287,7 @@ def test_a_million_names_are_one_tenant() -> None:
     assert cache.can_allocate([1], extra_keys=(CacheSalt("a"),)) is Admission.OK
     for number in range(100):
         assert cache.can_allocate([1], extra_keys=(CacheSalt(f"name {number}"),)) is Admission.NEVER
-    with pytest.raises(NeverFits, match=r"the share of tenant '\*' is at most 0"):
+    with pytest.raises(NeverFits, match=r"tenant '\*' may hold at most 0"):
         cache.allocate([1], extra_keys=(LoRA("a"),))
     with pytest.raises(OutOfBlocks, match=r"^num_blocks is 1; tenant '\*' holds 0 blocks of at most 0; 20 are free"):
         cache.pool.get_new_blocks(1)

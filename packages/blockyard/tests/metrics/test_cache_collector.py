@@ -184,7 +184,7 @@ def test_retained_blocks_are_those_counted_by_hand() -> None:
                 cache.retain(tokens, priority=random.randrange(3), expires_at=random.choice([None, step + 5.0]))
             if random.random() < 0.02:
                 cache.reset_prefix_cache()
-            retention = cache._evict.order.stack.retention
+            retention = cache._evict.order.stack.layers[0]
             by_hand = sum(retention.is_retained(block) for block in range(config.num_blocks))
             found = samples(collector)["blockyard:kv_blocks_retained"]
             assert found == by_hand == cache.num_retained_blocks == cache.stats().num_retained_blocks

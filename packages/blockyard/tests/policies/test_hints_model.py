@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blockyard.core.policies.layers.hinted import Hinted
-from blockyard.core.policies.layers.sessions import Sessions
+from blockyard.core.policies.sessions import Sessions
 from blockyard.core.policies.simple.lru import LRU
 from blockyard_testing.seeds import run_seed
 
@@ -147,7 +147,7 @@ class Walk:
             self.slots[session] = self.sessions.open()
         slot = self.slots[session]
         self.say(session, False)
-        self.hinted.supersede(slot)
+        self.hinted.session_begins(slot)
         self.model.begin(session)
         self.sessions.hear(slot)
         return self.sessions.begin(slot), self.model.latest[session]
@@ -155,14 +155,14 @@ class Walk:
     def forget(self, slot: int) -> None:
         session = next(name for name, own in self.slots.items() if own == slot)
         self.say(session, False)
-        self.hinted.forget(slot)
+        self.hinted.session_ends(slot)
         self.sessions.close(slot)
         self.model.forget(session)
         del self.slots[session]
 
     def say(self, session: str, is_over: bool) -> None:
         self.sessions.say(self.slots[session], is_over)
-        self.hinted.restate(self.slots[session])
+        self.hinted.session_changed(self.sessions, self.slots[session])
         self.model.say(session, is_over)
 
     def end(self) -> None:
@@ -184,7 +184,7 @@ class Walk:
         block = self.hinted.evict()
         assert block == self.model.evict()
         before = self.hinted.num_evicted
-        self.hinted.gone(block)
+        self.hinted.uncache(block)
         self.num_by_hint += self.hinted.num_evicted - before
         self.sessions.forget_block(block)
         self.model.owner.pop(block, None)

@@ -25,7 +25,7 @@ class Model:
     def hit(self, block: Block, key: Key) -> None:
         pass
 
-    def gone(self, block: Block) -> None:
+    def uncache(self, block: Block) -> None:
         pass
 
     def remove(self, block: Block) -> None:
@@ -281,7 +281,7 @@ class RetentionModel(Model):
             self.is_inner[block] = True
             self.inner.insert(block, key, self.depth[block])
 
-    def gone(self, block: Block) -> None:
+    def uncache(self, block: Block) -> None:
         self.ends[3] += 1 if self.wishes.pop(block, None) else 0
 
     def hit(self, block: Block, key: Key) -> None:

@@ -117,7 +117,7 @@ class Stream:
 
     def _forget(self, block: int) -> None:
         if block:
-            self.tell("gone", block)
+            self.tell("uncache", block)
 
     def drop_out(self) -> bool:
         """An idle block goes because the pool shrinks."""
@@ -161,7 +161,7 @@ class Stream:
             return False
         priority = self.random.choice([0, 1, 1, 2, 3, 2**20])
         expires_at = self.random.choice([None, self.now + self.random.randrange(6)])
-        self.policy.set_priority(block, priority, expires_at)  # type: ignore[attr-defined]
+        self.policy.retain(block, priority, expires_at)  # type: ignore[attr-defined]
         if self.model is not None:
             self.model.wish(block, self.content[block], priority, expires_at)
             self._compare_wishes()

@@ -37,7 +37,7 @@ class Watched(EvictionPolicy):  # type: ignore[misc, unused-ignore]
         del self.order[block]
         return block
 
-    def gone(self, block: int) -> None:
+    def uncache(self, block: int) -> None:
         self.num_unasked += block == self.revived
 
     def clear(self) -> None:

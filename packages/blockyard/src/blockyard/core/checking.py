@@ -4,7 +4,7 @@ from mypy_extensions import i64
 
 from ..errors import InvariantError
 from ..ids import NO_CONTENT, NO_ROW
-from .blocks.fence import Fence
+from .blocks.fence import StepFence
 from .blocks.lease import BlockLease
 from .blocks.ledger import BlockLedger
 from .sequences.block_table import BlockTable
@@ -68,9 +68,8 @@ def _check_counts(
 
 def _count_fenced(pool: BlockLedger, held: list[int]) -> None:
     """Count the hold of each block that waits for a step in flight."""
-    if pool.fence is not None:
-        for block in pool.fence.block_ids():
-            held[block] += 1
+    for block in pool.fence.block_ids():
+        held[block] += 1
 
 
 def _check_rows(sequences: SequenceTable, rows: list[int]) -> None:
@@ -283,9 +282,9 @@ def _check_cpu(store: GroupedStore, cpu: ContentLedger, leases: list[BlockLease]
 
 def check_steps(pool: BlockLedger, sequences: SequenceTable) -> None:
     """Compare the open reservations with the fence. O(rows * steps + num_blocks). Raises `InvariantError`."""
-    if pool.fence is None or sequences.open_steps is None:
-        return
     fence = pool.fence
+    if not isinstance(fence, StepFence) or sequences.open_steps is None:
+        return
     if not 0 <= fence.num_in_flight() <= fence.max_steps:
         raise InvariantError(f"I10: {fence.num_in_flight()} steps are in flight, the limit is {fence.max_steps}")
     of_step = [0] * int(fence.max_steps)
@@ -298,7 +297,7 @@ def check_steps(pool: BlockLedger, sequences: SequenceTable) -> None:
     _check_fence(pool, fence)
 
 
-def _check_row(fence: Fence, sequences: SequenceTable, open_steps: OpenSteps, row: i64, of_step: list[int]) -> None:
+def _check_row(fence: StepFence, sequences: SequenceTable, open_steps: OpenSteps, row: i64, of_step: list[int]) -> None:
     """Verify that reservations follow one another in steps in flight, and their tokens add up."""
     tokens: i64 = 0
     before = fence.num_ended
@@ -319,7 +318,7 @@ def _check_row(fence: Fence, sequences: SequenceTable, open_steps: OpenSteps, ro
         raise InvariantError(f"I10: row {row} is empty, but in step {fence.last_step[row]}")
 
 
-def _check_fence(pool: BlockLedger, fence: Fence) -> None:
+def _check_fence(pool: BlockLedger, fence: StepFence) -> None:
     """Verify that each block that waits for a step in flight is in one list, once, and held."""
     blocks = fence.block_ids()
     if len(set(blocks)) != len(blocks) or len(blocks) != fence.num_blocks:

@@ -24,12 +24,12 @@ class Interruption:
         self.error: BaseException | None = None
 
     def note(self, error: BaseException) -> None:
-        """Keep the first error until it can be raised."""
+        """Keep the first exception until it can be raised."""
         if self.error is None:
             self.error = error
 
     def raise_now(self) -> None:
-        """Raise the error that was kept, if there is one."""
+        """Raise the exception that was kept, if any."""
         error = self.error
         if error is not None:
             self.error = None
@@ -40,7 +40,7 @@ class Deferred:
     """Frees that arrived during another call."""
 
     def carry_out(self) -> None:
-        """Carry out all queued frees."""
+        """Carry out the queued frees, including those queued meanwhile."""
         raise NotImplementedError("Deferred must have carry_out()")
 
 

@@ -8,20 +8,18 @@ from mypy_extensions import i64
 from ..answers import CacheStats, Holding, MissCauses, Residency, TenantUse
 from ..errors import InvalidArgument
 from ..kv_events import KVCacheEvents
-from ..tenants import Tenant, shares_of, tenant_groups
+from ..tenants import shares_of
 from .arrays import view_i32, view_i64, zeros_i64
 from .blocks.block import KVCacheBlock
 from .blocks.lease import BlockLease
+from .budget import SharedBudget
 from .calls.allocate import AllocateCalls
 from .calls.evict import EvictCalls
 from .calls.hints import HintCalls
 from .checking import check_groups, check_sequences, check_steps
 from .parts import Parts
-from .policies.layers.retention import Retention
-from .policies.layers.shares import Shares, TenantBook
 from .sequences.block_table import BlockTable
 from .sequences.table import NO_TOKEN
-from .watch.misses import MissLog
 
 
 class Inspection:
@@ -111,47 +109,32 @@ class Inspection:
 
     def num_held_by_tenant(self) -> npt.NDArray[np.int64]:
         """Return how many blocks each tenant holds; empty without tenants."""
-        book = self.parts.tenants
-        return view_i64(zeros_i64(0) if book is None else book.held).copy()
+        return view_i64(self.parts.budget.held).copy()
 
     def _tenants(self) -> tuple[TenantUse, ...]:
-        """Return the use of each tenant. O(tenants)."""
-        book, stack = self.parts.tenants, self.parts.kv_pool.stack
-        if book is None or stack is None or stack.shares is None:
+        """Return what each tenant holds and may hold, "*" first; () if the pool is not shared. O(tenants)."""
+        budget = self.parts.budget
+        if not isinstance(budget, SharedBudget):
             return ()
-        groups = tenant_groups(self.parts.config.tenants)
-        own = shares_of(groups, self.parts.kv_pool.num_blocks - 1)
-        found: list[TenantUse] = []
-        for group in groups:
-            for member in group.members:
-                name = "" if member.name == group.name else group.name
-                slot = len(found)
-                found.append(self._use(slot, book, stack.shares, stack.retention, member, name, own[slot]))
-        return tuple(found)
+        quotas = shares_of(budget.roster.groups, self.parts.kv_pool.num_blocks - 1)
+        return tuple([self._use(budget, slot, quotas[slot]) for slot in range(int(budget.num_tenants))])
 
-    def _use(
-        self,
-        slot: i64,
-        book: TenantBook,
-        shares: Shares,
-        retention: Retention | None,
-        member: Tenant,
-        group: str,
-        share: int,
-    ) -> TenantUse:
+    def _use(self, budget: SharedBudget, slot: int, quota: int) -> TenantUse:
+        member, group = budget.roster.members[slot], budget.roster.group_of[slot].name
+        stack = self.parts.kv_pool.stack
         return TenantUse(
             member.name,
-            group,
-            int(book.held[slot]),
-            int(shares.idle[slot]),
-            0 if retention is None else int(retention.retained_for[slot]),
+            "" if member.name == group else group,
+            int(budget.held[i64(slot)]),
+            stack.num_idle_of(slot),
+            stack.num_retained_of(slot),
             member.min_blocks,
             member.max_held,
             member.max_idle,
             member.max_retained,
             member.weight,
-            share,
-            int(book.num_evicted[slot]),
+            quota,
+            int(budget.num_evicted[i64(slot)]),
         )
 
     def _num_padding_bytes(self) -> int:
@@ -191,9 +174,9 @@ class Inspection:
                     block.group = group if tokens > 0 else block.group
             if block.block_id in self.sequences.copy_from[i64(row)]:
                 block.holders.append(self.sequences.name(i64(row)))
-        fence = self.parts.kv_pool.fence
-        if fence is not None and fence.until[i64(number)] > 0:
-            block.holders.append(f"step {fence.until[i64(number)]}, in flight")
+        step = self.parts.kv_pool.fence.step_of(number)
+        if step > 0:
+            block.holders.append(f"step {step}, in flight")
         return block
 
     def _num_tokens_at(self, table: BlockTable, row: i64, place: i64) -> i64:
@@ -205,18 +188,11 @@ class Inspection:
 
     def miss_causes(self, row: i64) -> MissCauses:
         """Return why tokens of a sequence's prompt were not hit."""
-        misses = self._require_misses()
-        return misses.of_row(row)
+        return self.parts.misses.of_row(row)
 
     def miss_totals(self) -> MissCauses:
         """Return the causes of misses of all prompts."""
-        return self._require_misses().in_all()
-
-    def _require_misses(self) -> MissLog:
-        misses = self.parts.misses
-        if misses is None:
-            raise InvalidArgument("track_misses is False; the causes of misses are known with track_misses=True")
-        return misses
+        return self.parts.misses.in_all()
 
     def residency(self) -> Residency:
         """Return how long sampled blocks lived."""
@@ -238,9 +214,9 @@ class Inspection:
         leases = [_lease_holding(lease, lease.held_ids(), []) for lease in self.parts.pool.leases()]
         if self.parts.cpu_pool is not None:
             leases += [_lease_holding(lease, [], list(lease)) for lease in self.parts.cpu_pool.leases()]
-        fenced = self.parts.kv_pool.fence
-        if fenced is not None and fenced.num_blocks > 0:
-            leases.append(Holding("steps in flight", int(fenced.num_ended) + 1, "", 0, fenced.block_ids(), []))
+        fence = self.parts.kv_pool.fence
+        if fence.num_blocks > 0:
+            leases.append(Holding("steps in flight", int(fence.num_ended) + 1, "", 0, fence.block_ids(), []))
         return sequences + leases
 
     def _holding(self, row: i64) -> Holding:

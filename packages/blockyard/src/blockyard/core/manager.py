@@ -40,7 +40,7 @@ from .calls.fork import ForkCalls
 from .calls.free import FreeCalls
 from .calls.hints import HintCalls
 from .calls.hold import HoldCalls
-from .calls.in_flight import NO_STEP, in_flight_of
+from .calls.in_flight import NO_STEP, InFlight, steps_of
 from .calls.reserve import ReserveCalls
 from .calls.swap import SwapCalls, swap_calls
 from .calls.truncate import TruncateCalls
@@ -125,9 +125,9 @@ class KVCacheManager:
         self._hints = HintCalls(self._parts, self._evict.order)
         self._counts = PromptCounts(self._sequences, self._parts.misses)
         self._allocate = AllocateCalls(self._parts, self._free, self._hints, self._counts)
-        self._in_flight = in_flight_of(self._parts)
-        self._reserve = ReserveCalls(self._parts, self._in_flight)
-        self._commit = CommitCalls(self._parts, self._in_flight, self._counts)
+        self._steps = steps_of(self._parts)
+        self._reserve = ReserveCalls(self._parts, self._steps)
+        self._commit = CommitCalls(self._parts, self._steps, self._counts)
         self._fork = ForkCalls(self._parts, self._free, self._counts)
         self._truncate = TruncateCalls(self._parts, self._counts)
         self._swap = swap_calls(self._parts)
@@ -156,7 +156,7 @@ class KVCacheManager:
         self._gate.enter("can_allocate")
         try:
             count = read_int("num_seqs", num_seqs, 1, self._sequences.max_num_seqs)
-            return self._allocate.can_allocate([self._prompt(token_ids, extra_keys)], count)
+            return self._allocate.can_allocate(self._prompt(token_ids, extra_keys), count)
         finally:
             self._gate.leave()
 
@@ -274,7 +274,7 @@ class KVCacheManager:
         """
         self._gate.enter("can_allocate_batch")
         try:
-            return self._allocate.can_allocate(read_prompts(prompts, extra_keys, self._block_size), 1)
+            return self._allocate.can_allocate_batch(read_prompts(prompts, extra_keys, self._block_size))
         finally:
             self._gate.leave()
 
@@ -414,7 +414,7 @@ class KVCacheManager:
         self._gate.enter("commit")
         try:
             self._parts.kv_pool.act("commit")
-            number = read_committed(step, self._in_flight)
+            number = read_committed(step, self._steps)
             return self._commit_read(seqs, num_computed, next_tokens, number)
         finally:
             self._gate.leave()
@@ -435,26 +435,25 @@ class KVCacheManager:
         self._gate.enter("end_step")
         try:
             self._parts.kv_pool.act("end_step")
-            if self._in_flight is None:
-                raise InvalidArgument(
-                    "max_steps_in_flight is 1; steps are only ended with 2 or more: do not call end_step"
-                )
-            self._in_flight.end(read_ended(step, self._in_flight))
+            steps = self._steps
+            if not isinstance(steps, InFlight):
+                raise InvalidArgument("end_step: max_steps_in_flight is 1; steps have numbers with 2 or more")
+            steps.end(read_ended(step, steps))
         finally:
             self._gate.leave()
 
     @property
     def steps_in_flight(self) -> range:
         """Numbers of the steps that are reserved and not ended; empty with `max_steps_in_flight=1`. O(1)."""
-        if self._in_flight is None:
+        steps = self._steps
+        if not isinstance(steps, InFlight):
             return range(1, 1)
-        fence = self._in_flight.fence
-        return range(int(fence.num_ended) + 1, int(fence.num_begun) + 1)
+        return range(int(steps.fence.num_ended) + 1, int(steps.fence.num_begun) + 1)
 
     @property
     def num_fenced_blocks(self) -> int:
         """Released blocks that wait for a step to end; nearly all are free then. O(1)."""
-        return 0 if self._in_flight is None else int(self._in_flight.fence.num_blocks)
+        return int(self._parts.kv_pool.fence.num_blocks)
 
     def can_append(self, seqs: object, num_new_tokens: object = 1) -> bool:
         """Return whether `reserve` would serve all of `seqs` now. Changes nothing. O(batch).

@@ -5,15 +5,14 @@ from mypy_extensions import i64
 from ..config import CacheConfig
 from ..hash_seeds import hash_seed_or_drawn
 from ..tenants import tenant_groups
-from .blocks.charges import Charges
-from .blocks.fence import Fence
+from .blocks.budget_watch import BudgetWatch
+from .blocks.fence import StepFence
 from .blocks.lease import LeaseBook
 from .blocks.ledger import BlockLedger
 from .blocks.observer import Clock
+from .budget import SharedBudget
 from .gate import Gate
 from .index.continuations import Continuations
-from .policies.layers.sessions import Sessions
-from .policies.layers.shares import TenantBook
 from .pools.lease_pool import LeasePool
 from .sequences.joins import Joins
 from .sequences.open_steps import OpenSteps
@@ -24,7 +23,7 @@ from .store.grouped import GroupedStore, num_token_blocks
 from .store.hybrid import HybridStore
 from .store.plain import PlainStore
 from .watch.history import AllocationHistory
-from .watch.misses import MissLog
+from .watch.misses import Misses, MissLog
 from .watch.residency import ResidencySampler
 
 
@@ -64,9 +63,12 @@ class Parts:
         #: What only a cache with states does.
         self.states = None if self.hybrid is None else self.hybrid.states
         self.kv_pool: BlockLedger = self.store.kv_pool
-        self.tenants = self._make_tenants()
+        if config.tenants:
+            self._share_pool()
+        #: The blocks that each tenant may take of the KV pool.
+        self.budget = self.kv_pool.budget
         if config.max_steps_in_flight > 1:
-            self.kv_pool.fence = Fence(config.max_num_seqs, config.max_steps_in_flight, config.num_blocks)
+            self.kv_pool.fence = StepFence(config.max_num_seqs, config.max_steps_in_flight, config.num_blocks)
             self.sequences.open_steps = OpenSteps(config.max_num_seqs, config.max_steps_in_flight)
         self.clock = Clock()
         # Made by calls: a type checker takes what is assigned as None here for None in all that follows.
@@ -76,21 +78,17 @@ class Parts:
         if config.partial_hits:
             self.token_blocks.index.continuations = Continuations(self.token_blocks.num_blocks)
         self.events = self._make_events()
-        #: The sessions of sequences, once one has been named.
-        self.sessions: Sessions | None = None
         self.leases = LeaseBook(self.kv_pool)
         if is_grouped:
             self.leases.token_blocks = self.token_blocks
         self.pool = LeasePool(self.leases, self.gate, self.history)
         self.cpu_pool = self._make_cpu_pool()
 
-    def _make_tenants(self) -> TenantBook | None:
-        if not self.config.tenants:
-            return None
-        book = TenantBook(tenant_groups(self.config.tenants), self.config.num_blocks, self.config.max_num_seqs)
-        self.kv_pool.tenants = book
-        self.kv_pool.watch(Charges(self.kv_pool, book))
-        return book
+    def _share_pool(self) -> None:
+        config = self.config
+        budget = SharedBudget(tenant_groups(config.tenants), config.num_blocks, config.max_num_seqs)
+        self.kv_pool.budget = budget
+        self.kv_pool.watch(BudgetWatch(self.kv_pool, budget))
 
     def _make_history(self) -> AllocationHistory | None:
         if self.config.observe.history_size == 0:
@@ -106,9 +104,9 @@ class Parts:
         self.kv_pool.watch(residency)
         return residency
 
-    def _make_misses(self) -> MissLog | None:
+    def _make_misses(self) -> Misses:
         if not self.config.observe.track_misses:
-            return None
+            return Misses()
         config = self.config
         misses = MissLog(self.token_blocks.index, config.num_blocks, config.hash_block_size, config.max_num_seqs)
         self.store.watch_misses(misses)

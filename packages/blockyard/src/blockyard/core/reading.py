@@ -5,7 +5,7 @@ from mypy_extensions import i64
 from ..arguments import require_int, shown
 from ..errors import InvalidArgument
 from ..state_hints import StateHints
-from .calls.in_flight import NO_STEP, InFlight
+from .calls.in_flight import NO_STEP, InFlight, Steps
 from .face import read_int, read_str
 from .index.prompt import Prompt, make_prompt
 from .tokens import LAST_TOKEN, int64_items
@@ -72,18 +72,19 @@ def read_holders(holders: object, num_seqs: int, default: str | None) -> list[st
     return names if names or default is None else [default] * num_seqs
 
 
-def read_committed(step: object, in_flight: InFlight | None) -> i64:
+def read_committed(step: object, steps: Steps) -> i64:
     """Return the step that `commit` names; `NO_STEP` where steps have no numbers."""
-    if in_flight is None:
+    if not isinstance(steps, InFlight):
         if step is not None and require_int("step", step, 0, LAST_TOKEN) != 0:
             raise InvalidArgument(
                 f"step is {shown(step)}; steps are not numbered unless max_steps_in_flight > 1: pass None"
             )
         return NO_STEP
-    begun = in_flight.fence.num_begun
+    begun = steps.fence.num_begun
     if step is None:
         raise InvalidArgument(
-            f"step is None; max_steps_in_flight is {in_flight.fence.max_steps}: pass plan.step of the computed step"
+            f"step is None; with max_steps_in_flight {steps.fence.max_steps}, commit needs plan.step, the step "
+            f"that was computed"
         )
     if begun == 0:
         raise InvalidArgument(f"step is {shown(step)}; no step has been reserved yet")

@@ -86,9 +86,9 @@ def block_states(ledger: BlockLedger) -> npt.NDArray[np.uint8]:
     if ledger.index.num_pending > 0:
         states[view_i32(ledger.index.owner)[: len(counts)] > 0] = BlockState.PENDING
     fence = ledger.fence
-    if fence is not None and fence.num_blocks > 0:
-        kept = (view_i64(fence.until)[: len(counts)] > 0) & (counts == 1)
-        states[kept & (states == BlockState.PRIVATE)] = BlockState.FENCED
+    for block in fence.block_ids():
+        if counts[block] == 1 and states[block] == BlockState.PRIVATE:
+            states[block] = BlockState.FENCED
     end = ledger.num_blocks
     states[end:] = np.where(held[end:], BlockState.RETIRING, BlockState.GONE)
     states[0] = BlockState.GONE

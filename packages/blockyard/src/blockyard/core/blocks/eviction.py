@@ -7,12 +7,15 @@ from mypy_extensions import i64
 from ...answers import RetentionEnds
 from ...arguments import require_int, require_number
 from ...errors import InvalidArgument, OverBudget
+from ..budget import SharedBudget
 from ..gate import Interruption
 from ..policies import make_policy
-from ..policies.base import EvictionPolicy
-from ..policies.layers.retention import RetentionWatch
-from ..policies.layers.sessions import Sessions
-from ..policies.stack import EvictionStack
+from ..policies.base import EvictionPolicy, Layer
+from ..policies.layers.hinted import follow_sessions
+from ..policies.layers.retention import Retention, RetentionWatch, TenantRetention
+from ..policies.layers.tenant_layer import TenantLayer
+from ..policies.sessions import Sessions
+from ..policies.stack import EvictionStack, QueueOrder
 from ..policies.states.layer import StateLayer
 from ..policies.states.registry import CheckpointRegistry
 from .ledger import BlockLedger
@@ -34,8 +37,7 @@ class ToldRetentions(RetentionWatch):
     def ended(self, block: i64, cause: i64) -> None:
         """Count it, and tell."""
         super().ended(block, cause)
-        if self.ledger.observer is not None:
-            self.ledger.observer.unretained(block, ENDS[cause])
+        self.ledger.observer.unretained(block, ENDS[cause])
 
 
 class EvictionOrder:
@@ -57,131 +59,136 @@ class EvictionOrder:
         self.retention_blocks = retention_blocks
         #: How retentions ended, under all policies.
         self.retentions = ToldRetentions(ledger)
-        #: Who uses which blocks, from the first session on.
-        self.sessions: Sessions | None = None
         #: What hints decided under earlier policies.
         self._num_hinted_before = 0
 
     def install(self, policy: EvictionPolicy | None) -> None:
-        """Let a policy choose. None is least recently used: the order of the free queue, unless layers stand on it.
+        """Let a policy choose. None is least recently used: the order of the free queue, unless it needs layers.
 
-        O(num_blocks).
+        O(num_blocks). Raises `PolicyError`, or what interrupted the policy; nothing has changed then.
         """
-        stack: EvictionStack | None = None
-        num_blocks = int(self.ledger.capacity)
-        stands_on_it = self.retention_blocks > 0 or self.sessions is not None or self.registry is not None
-        if policy is None and (stands_on_it or self.ledger.tenants is not None):
-            policy = make_policy("lru", num_blocks)
-        if policy is not None and self.registry is not None:
-            policy = StateLayer(policy, num_blocks, self.registry)
-        if policy is not None:
-            retains = self.retentions if self.retention_blocks > 0 else None
-            stack = EvictionStack(policy, num_blocks, self.interruption, retains, self.sessions, self.ledger.tenants)
-        num_hinted, num_retained = self.num_hinted_evictions(), self.num_retained
-        self._choose_by(stack)
+        self._install(policy, self.stack.sessions)
+
+    def _install(self, policy: EvictionPolicy | None, sessions: Sessions) -> None:
+        stack = self._make_stack(policy, sessions)
+        num_hinted, num_retained = self.num_hinted_evictions(), self.stack.num_retained()
+        self._fill(stack)
+        self.ledger.stack = stack
         self.retentions.all_dropped(num_retained)
         self._num_hinted_before = num_hinted
 
-    def _choose_by(self, stack: EvictionStack | None) -> None:
-        """Let a stack choose from now on. A callback that is interrupted here leaves all as it was. O(num_blocks)."""
+    def _make_stack(self, policy: EvictionPolicy | None, sessions: Sessions) -> QueueOrder:
+        """Put the layers that this pool needs around a policy."""
+        budget, num_blocks = self.ledger.budget, int(self.ledger.capacity)
+        if policy is None:
+            needs_layers = self.retention_blocks > 0 or budget.is_shared or self.registry is not None
+            if not needs_layers and sessions.num_slots == 0:
+                return QueueOrder()
+            policy = make_policy("lru", num_blocks)
+        stack = EvictionStack(policy, num_blocks, self.interruption)
+        if self.registry is not None:
+            stack.add_layer(StateLayer(stack.top, num_blocks, self.registry))
+        retention: Layer = Retention(stack.top, num_blocks, self.retentions)
+        if isinstance(budget, SharedBudget):
+            tenants = TenantLayer(stack.top, num_blocks, budget)
+            stack.add_layer(tenants)
+            retention = TenantRetention(tenants, num_blocks, self.retentions)
+        if self.retention_blocks > 0:
+            stack.add_layer(retention)
+        if sessions.num_slots > 0:
+            sessions.make_block_room(num_blocks)
+            follow_sessions(stack, sessions)
+        return stack
+
+    def _fill(self, stack: QueueOrder) -> None:
+        """Insert the idle blocks. An interrupted callback leaves the pool as it was. O(num_blocks)."""
         ledger = self.ledger
-        if stack is not None:
+        if stack.has_policy:
             idle = [block for block in ledger.queue.block_ids() if ledger.index.is_cached(i64(block))]
             for block in idle:
                 stack.insert(i64(block), ledger.index.chain_hash[i64(block)], 0)
-            stack.interruption.raise_now()
-        ledger.stack = stack
+            self.interruption.raise_now()
 
-    def know_sessions(self, max_sessions: int) -> Sessions:
-        """Have sessions known from now on, and hints around the policy, if it takes any. O(num_blocks).
+    def know_sessions(self, max_sessions: int) -> None:
+        """Begin to record which session uses which block, and put hints around the policy, if it takes any.
 
-        Raises `PolicyError`, and MemoryError; nothing has changed then.
+        O(num_blocks). Raises `PolicyError`, and MemoryError; nothing has changed then.
         """
         num_blocks = int(self.ledger.capacity)
         sessions = Sessions(num_blocks, max_sessions)
         for block in range(num_blocks):
-            # Which session used what is cached is not known; what one sequence holds alone is taken for its own.
+            # The sessions of what is cached already are not known. A block with one holder is taken for that one's.
             if self.ledger.index.is_cached(i64(block)) and self.ledger.ref_cnt[i64(block)] != 1:
                 sessions.mark(i64(block), 0)
-        if self.ledger.stack is not None:
-            self.ledger.stack.know(sessions)
-            self.sessions = sessions
-            return sessions
-        # Least recently used, which was the order of the queue.
-        self.sessions = sessions
-        try:
-            self.install(None)
-        except BaseException:
-            self.sessions = None
-            raise
-        return sessions
+        stack = self.stack
+        if isinstance(stack, EvictionStack):
+            follow_sessions(stack, sessions)
+        else:
+            self._install(None, sessions)
 
     @property
-    def stack(self) -> EvictionStack | None:
-        """Return what chooses now; None for the order of the queue. Never None where sessions are known."""
+    def stack(self) -> QueueOrder:
+        """What chooses victims now."""
         return self.ledger.stack
-
-    @property
-    def num_retained(self) -> int:
-        """Blocks that a wish keeps now."""
-        return 0 if self.ledger.stack is None else self.ledger.stack.num_retained
 
     def ended_retentions(self) -> RetentionEnds:
         """Count the blocks whose retention has ended so far, by cause."""
         return RetentionEnds(*(int(count) for count in self.retentions.counts))
 
+    @property
+    def num_retained(self) -> int:
+        """How many blocks are retained now."""
+        return self.stack.num_retained()
+
     def num_retained_of(self, blocks: list[int]) -> int:
-        """Count those of these blocks that a wish keeps now."""
-        stack = self.ledger.stack
-        return 0 if stack is None else len([block for block in blocks if stack.is_retained(block)])
+        """Return how many of these blocks are retained."""
+        return len([block for block in blocks if self.stack.is_retained(i64(block))])
 
     def num_hinted_evictions(self) -> int:
-        """Blocks that were evicted because of a hint, under all policies."""
-        stack = self.ledger.stack
-        return self._num_hinted_before + (0 if stack is None else stack.num_hinted_evictions())
+        """Return how many blocks were evicted because their session was over, under all policies."""
+        return self._num_hinted_before + self.stack.num_hinted_evictions()
 
     def retain(self, blocks: list[int], priority: int, expires_at: float | None) -> int:
         """Give these cached blocks a priority, all or none. Returns how many they are."""
-        stack = self.ledger.stack
-        if stack is None or self.retention_blocks == 0:
+        stack = self.stack
+        if self.retention_blocks == 0:
             raise InvalidArgument("retention_blocks is 0; retain needs a budget of blocks in the config")
-        new = len([block for block in blocks if not stack.is_retained(block)]) if priority > 0 else 0
-        if stack.num_retained + new > self.retention_blocks:
+        new = len([block for block in blocks if not stack.is_retained(i64(block))]) if priority > 0 else 0
+        num_retained = stack.num_retained()
+        if num_retained + new > self.retention_blocks:
             raise OverBudget(
-                f"retain: {new} more blocks would be retained; {stack.num_retained} of {self.retention_blocks} are "
-                f"already"
+                f"retain: {new} more blocks would be retained; {num_retained} of {self.retention_blocks} are already"
             )
-        self._require_share(stack, blocks, new)
+        self._require_limit(blocks, new)
         if stack.failure:
             raise stack.error()
         self.ledger.act("retain", "")
         # From the last to the first, as blocks are released: among equals a suffix goes first.
         for block in reversed(blocks):
-            stack.retain(block, priority, expires_at)
+            stack.retain(i64(block), priority, expires_at)
         return len(blocks)
 
-    def _require_share(self, stack: EvictionStack, blocks: list[int], new: int) -> None:
-        """Raise `OverBudget` if a tenant would retain more than it may. All blocks are one tenant's."""
-        book = self.ledger.tenants
-        if book is None or stack.retention is None or new == 0:
+    def _require_limit(self, blocks: list[int], new: int) -> None:
+        """Raise `OverBudget` if a tenant would retain more blocks than its limit. All blocks are one tenant's."""
+        budget = self.ledger.budget
+        if not isinstance(budget, SharedBudget) or new == 0:
             return
-        slot = book.of_block[i64(blocks[0])]
-        retained = stack.retention.retained_for[slot]
-        if retained + new > book.max_retained[slot]:
+        tenant = budget.of_block[i64(blocks[0])]
+        retained = self.stack.num_retained_of(tenant)
+        if retained + new > budget.max_retained[tenant]:
             raise OverBudget(
-                f"retain: {new} more blocks would be retained for tenant {book.names[int(slot)]!r}; {retained} of "
-                f"{book.max_retained[slot]} are already"
+                f"retain: {new} more blocks would be retained for tenant {budget.names[int(tenant)]!r}; {retained} of "
+                f"{budget.max_retained[tenant]} are already"
             )
 
     def advance(self, now: float) -> None:
-        """It is `now`: wishes whose time is over end. Raises `InvalidArgument` for a time before the last one."""
+        """Set the time, which ends retentions. Raises `InvalidArgument` for a time before the last one."""
         if now < self.clock.now:
             raise InvalidArgument(f"now is {now}; it must be at least {self.clock.now}, the time told before")
         self.clock.now = now
-        if self.ledger.stack is not None:
-            if self.num_retained > 0:
-                self.ledger.act("advance_time", "")
-            self.ledger.stack.advance(now)
+        if self.stack.num_retained() > 0:
+            self.ledger.act("advance_time", "")
+        self.stack.advance(now)
 
 
 def wished_policy(policy: object, ledger: BlockLedger) -> EvictionPolicy | None:

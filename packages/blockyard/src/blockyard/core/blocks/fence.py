@@ -7,7 +7,65 @@ from ...ids import NULL_BLOCK
 from ..arrays import grown_i32, grown_i64, power_of_two, zeros_i32, zeros_i64
 
 
+class FenceRoom:
+    """The arrays of a larger fence, before they are put in place."""
+
+    def __init__(self, until: vec[i64], next_block: vec[i32]) -> None:
+        self.until = until
+        self.next_block = next_block
+
+
 class Fence:
+    """The fence of a pool with one step at a time: no step is in flight, so every block is released at once.
+
+    Also the interface of `StepFence`.
+    """
+
+    def __init__(self) -> None:
+        #: Blocks that wait.
+        self.num_blocks: i64 = 0
+        #: The latest step that has ended; 0 if steps have no numbers.
+        self.num_ended: i64 = 0
+
+    def is_open(self, row: i64) -> bool:  # noqa: ARG002
+        """Return whether a step of this row is in flight."""
+        return False
+
+    def last_step_of(self, row: i64) -> i64:  # noqa: ARG002
+        """Return the latest step that this row was in; 0 for none."""
+        return 0
+
+    def forget_row(self, row: i64) -> None:
+        """Forget the steps of a row that is closed."""
+
+    def step_of(self, block: i64) -> i64:  # noqa: ARG002
+        """Return the step that a block waits for; 0 for none."""
+        return 0
+
+    def hold(self, block: i64, step: i64) -> bool:  # noqa: ARG002
+        """Keep a reference to a block until `step` has ended. Return False if one is kept already: it waits as long."""
+        return False
+
+    def take(self, out: vec[i32], step: i64) -> i64:  # noqa: ARG002
+        """Write blocks that wait for steps up to `step` to the end of `out`, backwards. Return how many.
+
+        Call it again until it returns 0; then these steps have ended.
+        """
+        return 0
+
+    def block_ids(self) -> list[int]:
+        """Return the blocks that wait, by step and then as they were released. O(blocks)."""
+        return []
+
+    def make_room_for(self, num_blocks: int) -> FenceRoom:  # noqa: ARG002
+        """Return arrays for a pool of `num_blocks` blocks, with what is here."""
+        return FenceRoom(zeros_i64(0), zeros_i32(0))
+
+    def move_into(self, room: FenceRoom) -> None:
+        """Put these arrays in place."""
+
+
+class StepFence(Fence):
     """Holds such a block once, until the last step that a sequence holding it was in has ended.
 
     Steps are numbered from 1 in the order in which they were begun, and end in that order. At most `max_steps` are in
@@ -21,29 +79,34 @@ class Fence:
     """
 
     def __init__(self, max_num_seqs: int, max_steps: int, num_blocks: int) -> None:
+        super().__init__()
         self.max_steps: i64 = max_steps
         size = power_of_two(max_steps)
         self._mask: i64 = size - 1
         self.num_begun: i64 = 0
-        self.num_ended: i64 = 0
         self.last_step = zeros_i64(max_num_seqs)
         self.until = zeros_i64(num_blocks)
         self.next_block = zeros_i32(num_blocks)
         self._first = zeros_i64(size)
         self._last = zeros_i64(size)
-        #: Blocks that wait.
-        self.num_blocks: i64 = 0
 
     def num_in_flight(self) -> i64:
         """Steps that were begun and have not ended."""
         return self.num_begun - self.num_ended
 
+    def last_step_of(self, row: i64) -> i64:
+        return self.last_step[row]
+
+    def forget_row(self, row: i64) -> None:
+        self.last_step[row] = 0
+
+    def step_of(self, block: i64) -> i64:
+        return self.until[block]
+
     def is_open(self, row: i64) -> bool:
-        """Return whether a step of this row is in flight."""
         return self.last_step[row] > self.num_ended
 
     def hold(self, block: i64, step: i64) -> bool:
-        """Keep a reference to a block until `step` has ended; False where one is kept already: it waits as long."""
         waits_for = self.until[block]
         if waits_for < step:
             self.until[block] = step
@@ -63,10 +126,6 @@ class Fence:
         self._last[place] = block
 
     def take(self, out: vec[i32], step: i64) -> i64:
-        """Write blocks that wait for steps up to `step` to the end of `out`, backwards; returns how many.
-
-        To be asked again until there are none; then these steps have ended.
-        """
         taken: i64 = 0
         room = i64(len(out))
         while self.num_ended < step:
@@ -88,7 +147,6 @@ class Fence:
         return taken
 
     def block_ids(self) -> list[int]:
-        """Return the blocks that wait, by step and then as they were released. O(blocks)."""
         blocks: list[int] = []
         for step in range(self.num_ended + 1, self.num_begun + 1):
             block = self._first[step & self._mask]
@@ -99,19 +157,9 @@ class Fence:
 
     # The size.
 
-    def make_room_for(self, num_blocks: int) -> "FenceRoom":
-        """Arrays for a pool of `num_blocks` blocks, with what is here."""
+    def make_room_for(self, num_blocks: int) -> FenceRoom:
         return FenceRoom(grown_i64(self.until, num_blocks), grown_i32(self.next_block, num_blocks))
 
-    def move_into(self, room: "FenceRoom") -> None:
-        """Put these arrays in place."""
+    def move_into(self, room: FenceRoom) -> None:
         self.until = room.until
         self.next_block = room.next_block
-
-
-class FenceRoom:
-    """The arrays of a larger fence, before they are put in place."""
-
-    def __init__(self, until: vec[i64], next_block: vec[i32]) -> None:
-        self.until = until
-        self.next_block = next_block

@@ -272,7 +272,7 @@ class LeaseBook(Deferred):
         if old == NULL_BLOCK:
             raise InvalidArgument(f"position is {position}; the lease has given that block back")
         others_hold = ledger.ref_cnt[old] > 1
-        ledger.charge(0)
+        ledger.budget.act_for(0)
         if others_hold and ledger.room(0) <= 0:
             raise OutOfBlocks(f"block {old} is held {ledger.ref_cnt[old]} times, and none is free to copy it to", 1, 0)
         blocks = lease._blocks[:]

@@ -11,13 +11,13 @@ from ...answers import Resize
 from ...errors import InvariantError, not_enough_memory
 from ...ids import NO_CONTENT, NULL_BLOCK
 from ..arrays import grown_i32, zeros_i32, zeros_i64
+from ..budget import Budget
 from ..index.checking import check_index
 from ..index.hashing import root_hash
 from ..index.prefix_index import PrefixIndex
 from ..index.prompt import Prompt
 from ..index.room import IndexRoom
-from ..policies.layers.shares import TenantBook
-from ..policies.stack import EvictionStack
+from ..policies.stack import QueueOrder
 from .fence import Fence, FenceRoom
 from .free_queue import FreeQueue, QueueRoom
 from .observer import PoolObserver
@@ -33,7 +33,7 @@ class LedgerRoom:
     """The arrays of a larger ledger, before they are put in place."""
 
     def __init__(
-        self, num_blocks: i64, index: IndexRoom, queue: QueueRoom, ref_cnt: vec[i32], fence: FenceRoom | None
+        self, num_blocks: i64, index: IndexRoom, queue: QueueRoom, ref_cnt: vec[i32], fence: FenceRoom
     ) -> None:
         self.num_blocks = num_blocks
         self.index = index
@@ -88,13 +88,15 @@ class BlockLedger:
         self.capacity: i64 = self.num_blocks
         #: Blocks beyond num_blocks that are still held; each goes when it is freed.
         self.num_retiring: i64 = 0
-        #: Where several steps may be in flight: what keeps the blocks that they may still write or read.
-        self.fence: Fence | None = None
-        self.observer: PoolObserver | None = None
-        #: Who chooses what is evicted; None for the order of the queue, least recently used.
-        self.stack: EvictionStack | None = None
-        #: What each tenant holds, where tenants share the pool (`Charges` keeps it).
-        self.tenants: TenantBook | None = None
+        #: Keeps the blocks that steps in flight may still write or read.
+        self.fence = Fence()
+        self.observer = PoolObserver()
+        #: Whether anybody observes.
+        self.is_watched = False
+        #: What chooses victims.
+        self.stack = QueueOrder()
+        #: The blocks that each tenant may take; a `SharedBudget` if tenants share the pool.
+        self.budget = Budget()
         self.num_evicted_blocks: i64 = 0
         #: Blocks that left the free queue, new or revived, and that came back to it.
         self.num_allocated_blocks: i64 = 0
@@ -198,35 +200,26 @@ class BlockLedger:
         """Let the next `count` blocks, which must be free, be taken without asking a policy: those it chooses are
         evicted now. Raises `PolicyError`, and changes nothing, when the policy breaks its contract."""
         stack = self.stack
-        if stack is None or count <= 0:
+        if not stack.has_policy or count <= 0:
             return
         # Where there are too few victims, the rest are blocks at the end of the queue that cache nothing.
         missing = min(count - self.queue.num_empty_first(self.index, count), stack.num_idle)
-        if self.tenants is not None:
-            self.tenants.begin(count - missing)
+        self.budget.begin_choice(count - missing)
         for victim in stack.choose(missing, self.index.chain_hash):
             self.evict(i64(victim))
             self.move_to_front(i64(victim))
 
     # Tenants.
 
-    def charge(self, slot: i64) -> None:
-        """Blocks that are taken from now on are this tenant's."""
-        if self.tenants is not None:
-            self.tenants.acting = slot
-            self.tenants.ask_none()
+    def room(self, tenant: i64, watermark: i64 = 0) -> i64:
+        """Return how many free blocks a tenant may take now and leave `watermark`; see `Budget.room`. O(1)."""
+        return self.budget.room(tenant, self.queue.num_free, watermark)
 
     def charge_row(self, row: i64) -> i64:
-        """Do the same for the tenant of a sequence, and return how many blocks that one may take now."""
-        if self.tenants is None:
-            return self.queue.num_free
-        self.charge(self.tenants.of_row[row])
-        return self.tenants.room(self.tenants.acting, self.queue.num_free)
-
-    def room(self, slot: i64, watermark: i64 = 0) -> i64:
-        """Return how many blocks a tenant may take now, with `watermark` of the free ones left. O(1)."""
-        free = self.queue.num_free
-        return free - watermark if self.tenants is None else self.tenants.room(slot, free, watermark)
+        """Charge what is taken from now on to the tenant of a sequence. Return how many blocks it may take."""
+        tenant = self.budget.tenant_of_row(row)
+        self.budget.act_for(tenant)
+        return self.budget.room(tenant, self.queue.num_free)
 
     def acquire(self, out: vec[i32], start: i64, count: i64) -> None:
         """Take `count` blocks, which must be free, from the head of the queue into `out[start:]`."""
@@ -243,27 +236,23 @@ class BlockLedger:
             self._evict(out, start, count)
         self.num_allocated_blocks += count
         self._note_peak()
-        if self.observer is not None:
-            self.observer.acquired(out, start, count)
+        self.observer.acquired(out, start, count)
 
     def _evict(self, blocks: vec[i32], start: i64, count: i64) -> None:
         self.index.load_run(blocks, start, count)
-        if self.knows_tokens and self.observer is None and self.stack is None:
+        if self.knows_tokens and not self.is_watched and not self.stack.has_policy:
             self.num_evicted_blocks += self.index.remove_run(blocks, start, count)
             return
         for position in range(start, start + count):
             block = i64(blocks[position])
             if self.index.is_cached(block):
-                if self.stack is not None:
-                    self.stack.remove(block)
+                self.stack.remove(block)
                 self.evict(block)
 
     def evict(self, block: i64) -> None:
         """A cached block that is not held loses its content: the block is taken for another, or leaves the pool."""
-        if self.observer is not None:
-            self.observer.evicting(block)
-        if self.stack is not None:
-            self.stack.gone(block)
+        self.observer.evicting(block)
+        self.stack.uncache(block)
         self.index.remove(block)
         self.num_evicted_blocks += 1
 
@@ -271,12 +260,10 @@ class BlockLedger:
         """A cached block loses its content and stays with its holders, who write into it, or in the queue: there it
         goes to the front, as it holds nothing reusable any more, unless `keeps_place`."""
         is_idle = self.ref_cnt[block] == 0
-        if is_idle and self.stack is not None:
+        if is_idle:
             self.stack.remove(block)
-        if self.observer is not None:
-            self.observer.dropping(block)
-        if self.stack is not None:
-            self.stack.gone(block)
+        self.observer.dropping(block)
+        self.stack.uncache(block)
         self.index.remove(block)
         self.num_losses += 1
         if is_idle and not keeps_place:
@@ -284,15 +271,13 @@ class BlockLedger:
 
     def uncache_run(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Do `uncache` for each of `blocks[start:start + count]`, which are cached, the first one first. O(count)."""
-        stack = self.stack
-        if self.observer is not None:
+        if self.is_watched:
             for place in range(start, start + count):
                 self.uncache(i64(blocks[place]))
             return
-        if stack is not None:
-            stack.remove_run(blocks, start, count)
-            for place in range(start, start + count):
-                stack.gone(i64(blocks[place]))
+        self.stack.remove_run(blocks, start, count)
+        for place in range(start, start + count):
+            self.stack.uncache(i64(blocks[place]))
         self.index.remove_run(blocks, start, count)
         self.num_losses += count
         for place in range(start, start + count):
@@ -318,7 +303,7 @@ class BlockLedger:
         They stay in the queue. O(count), plus one step for each empty block at its head that was not passed before;
         with a policy, the cost is the policy's. Raises `PolicyError`.
         """
-        if self.stack is not None:
+        if self.stack.has_policy:
             return [] if self.stack.num_idle < count else self.stack.choose(count, self.index.chain_hash)
         found: list[int] = []
         queue = self.queue
@@ -339,15 +324,13 @@ class BlockLedger:
         for place in range(i64(len(blocks))):
             block = i64(blocks[place])
             if self.index.is_cached(block):
-                if self.stack is not None:
-                    self.stack.remove(block)
+                self.stack.remove(block)
                 self.evict(block)
             self.queue.remove(block)
             self.ref_cnt[block] = 1
         self.num_allocated_blocks += i64(len(blocks))
         self._note_peak()
-        if self.observer is not None:
-            self.observer.acquired(blocks, 0, len(blocks))
+        self.observer.acquired(blocks, 0, len(blocks))
 
     def move_last(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Those of the blocks that are free are the last to be taken, cached or not, the last block first. O(count)."""
@@ -361,27 +344,22 @@ class BlockLedger:
 
     def note_hits(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Tell the policy that a prompt hit these blocks; `share` follows."""
-        if self.stack is not None:
+        if self.stack.has_policy:
             for index in range(start, start + count):
                 self.note_hit(i64(blocks[index]))
 
     def note_hit(self, block: i64) -> None:
         """Tell the policy that a prompt hit one block."""
-        if self.stack is not None:
-            self.stack.hit(block, self.index.chain_hash[block])
+        self.stack.hit(block, self.index.chain_hash[block])
 
     def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Hold `blocks[start:start + count]` once more; idle ones are revived out of the queue."""
         free = self.queue.num_free
-        if self.stack is None:
-            self.queue.remove_shared(self.ref_cnt, blocks, start, start + count)
-        else:
-            self.stack.remove_run(blocks, start, count)
-            self.queue.remove_shared(self.ref_cnt, blocks, start, start + count)
+        self.stack.remove_run(blocks, start, count)
+        self.queue.remove_shared(self.ref_cnt, blocks, start, start + count)
         self.num_allocated_blocks += free - self.queue.num_free
         self._note_peak()
-        if self.observer is not None:
-            self.observer.shared(blocks, start, count)
+        self.observer.shared(blocks, start, count)
 
     def unshare(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Undo the latest `share`: every block is again where it was in the queue. O(count).
@@ -395,11 +373,9 @@ class BlockLedger:
             if self.ref_cnt[block] == 0:
                 self.num_allocated_blocks -= 1
                 self.queue.put_back(block)
-                if self.stack is not None:
-                    self.stack.insert(block, self.index.chain_hash[block], position - start)
+                self.stack.insert(block, self.index.chain_hash[block], position - start)
             position -= 1
-        if self.observer is not None:
-            self.observer.released(blocks, start, count)
+        self.observer.released(blocks, start, count)
 
     def unshare_one(self, block: i64) -> None:
         """Undo the latest `share_one`."""
@@ -423,7 +399,7 @@ class BlockLedger:
         """
         free = self.queue.num_free - self.num_retiring
         last = start + count
-        known = start + num_cached if self.stack is None and self.num_retiring == 0 else start
+        known = start + num_cached if not self.stack.has_policy and self.num_retiring == 0 else start
         while last > known:
             first = max(known, last - RELEASED_TOGETHER)
             self._release_run(blocks, start - num_before, first, last, is_flat)
@@ -431,8 +407,7 @@ class BlockLedger:
         if known > start:
             self.queue.append_released(self.ref_cnt, blocks, start, known)
         self.num_freed_blocks += self.queue.num_free - self.num_retiring - free
-        if self.observer is not None:
-            self.observer.released(blocks, start, count)
+        self.observer.released(blocks, start, count)
 
     def _release_run(self, blocks: vec[i32], start: i64, first: i64, last: i64, is_flat: bool) -> None:
         """Count down first, then link what became idle: short loops, whose memory accesses overlap. The sequence begins
@@ -441,7 +416,7 @@ class BlockLedger:
         identity = self.index.identity
         idle = self._idle_run
         limit = i64(self.num_blocks)
-        tells_each = self.stack is not None and not is_flat
+        tells_each = self.stack.has_policy and not is_flat
         num_idle: i64 = 0
         position = last - 1
         while position >= first:
@@ -456,10 +431,10 @@ class BlockLedger:
                 else:
                     idle[num_idle] = block
                     num_idle += 1
-                    if tells_each and self.stack is not None:
+                    if tells_each:
                         self.stack.insert(block, self.index.chain_hash[block], position - start)
             position -= 1
-        if self.stack is not None and not tells_each:
+        if not tells_each:
             self.stack.insert_run(idle, num_idle, self.index.chain_hash)
         self.queue.append_run(idle, num_idle)
 
@@ -497,10 +472,10 @@ class BlockLedger:
     ) -> None:
         """`release` what the sequence in `row` held; while a step of it is in flight, when that has ended. O(count)."""
         fence = self.fence
-        if fence is None or not fence.is_open(row):
+        if not fence.is_open(row):
             self.release(blocks, start, count, num_before, num_cached)
             return
-        step = fence.last_step[row]
+        step = fence.last_step_of(row)
         position = start + count - 1
         while position >= start:
             if not fence.hold(i64(blocks[position]), step):
@@ -510,12 +485,12 @@ class BlockLedger:
     def give_back_one(self, row: i64, block: i64) -> None:
         """Do `give_back` for one block."""
         fence = self.fence
-        if fence is None or not fence.is_open(row) or not fence.hold(block, fence.last_step[row]):
+        if not fence.is_open(row) or not fence.hold(block, fence.last_step_of(row)):
             self.release_one(block)
 
     def give_back_in_order(self, row: i64, blocks: vec[i32], start: i64, count: i64) -> None:
         """Do `give_back` for each of them by itself, the first one first. O(count)."""
-        if self.fence is None or not self.fence.is_open(row):
+        if not self.fence.is_open(row):
             self.release_in_order(blocks, start, count)
             return
         for place in range(start, start + count):
@@ -524,8 +499,6 @@ class BlockLedger:
     def end_steps(self, step: i64) -> None:
         """Steps up to `step` have ended: release what waits for them, in the order in which it was released."""
         fence = self.fence
-        if fence is None:
-            return
         room = i64(len(self._ended_run))
         taken = fence.take(self._ended_run, step)
         while taken > 0:
@@ -542,7 +515,7 @@ class BlockLedger:
 
         O(count).
         """
-        if self.stack is None or not self.stack.needs_hits:
+        if not self.stack.needs_hits:
             self.share(blocks, start, count)
             return
         for index in range(start, start + count):
@@ -551,7 +524,7 @@ class BlockLedger:
 
     def give_back_flat(self, row: i64, blocks: vec[i32], start: i64, count: i64) -> None:
         """Do `give_back`, with every block at depth 0 for a policy. O(count)."""
-        if self.fence is None or not self.fence.is_open(row):
+        if not self.fence.is_open(row):
             self.release(blocks, start, count, 0, 0, True)
             return
         position = start + count - 1
@@ -574,6 +547,14 @@ class BlockLedger:
         if used > self.peak_used_blocks:
             self.peak_used_blocks = used
 
+    def counters(self) -> tuple[i64, i64, i64]:
+        """Return the counters of blocks taken and freed, for `restore_counters`."""
+        return self.peak_used_blocks, self.num_allocated_blocks, self.num_freed_blocks
+
+    def restore_counters(self, counters: tuple[i64, i64, i64]) -> None:
+        """Count as if nothing had been taken since `counters`."""
+        self.peak_used_blocks, self.num_allocated_blocks, self.num_freed_blocks = counters
+
     # The size.
 
     def make_room(self, num_blocks: i64, asked: i64 = 0) -> LedgerRoom | None:
@@ -590,10 +571,9 @@ class BlockLedger:
                 self.make_index_room(int(num_blocks)),
                 self.queue.make_room_for(int(num_blocks)),
                 grown_i32(self.ref_cnt, int(num_blocks)),
-                None if self.fence is None else self.fence.make_room_for(int(num_blocks)),
+                self.fence.make_room_for(int(num_blocks)),
             )
-            if self.stack is not None:
-                self.stack.grow(int(num_blocks))
+            self.stack.grow(int(num_blocks))
             return room
         except (MemoryError, SystemError) as error:  # the latter is what mypyc's conversions make of the former
             size = num_blocks * self.index.bytes_a_block()
@@ -611,8 +591,7 @@ class BlockLedger:
             self.index.move_into(room.index)
             self.queue.move_into(room.queue)
             self.ref_cnt = room.ref_cnt
-            if self.fence is not None and room.fence is not None:
-                self.fence.move_into(room.fence)
+            self.fence.move_into(room.fence)
             self.capacity = room.num_blocks
         old = i64(self.num_blocks)
         self.num_blocks = int(num_blocks)
@@ -639,8 +618,7 @@ class BlockLedger:
             return
         self.queue.remove(block)
         if self.index.is_cached(block):
-            if self.stack is not None:
-                self.stack.remove(block)
+            self.stack.remove(block)
             self.evict(block)
 
     def _retire(self, block: i64) -> None:
@@ -651,7 +629,7 @@ class BlockLedger:
 
     def act(self, call: str, holder: str = "") -> None:
         """Say to the observers which call this is, and for which holder."""
-        if self.observer is not None:
+        if self.is_watched:
             try:
                 self.observer.acting(f"{call} {holder}" if holder else call)
             except MemoryError:  # no holder is named
@@ -659,7 +637,8 @@ class BlockLedger:
 
     def watch(self, member: PoolObserver) -> None:
         """Let one more observer be told what this pool does."""
-        self.observer = member if self.observer is None else self.observer.joined_by(member)
+        self.observer = self.observer.joined_by(member) if self.is_watched else member
+        self.is_watched = True
 
     # Reset and checks.
 
@@ -667,8 +646,7 @@ class BlockLedger:
         """Forget all cached content at once; blocks stay with their holders. O(num_blocks)."""
         self.index.clear()
         self.num_losses += 1
-        if self.stack is not None:
-            self.stack.clear()
+        self.stack.clear()
 
     def check(self) -> None:
         """All that the pool alone can know: I1, I4 and the counts. O(num_blocks). Raises `InvariantError`."""
@@ -698,5 +676,5 @@ class BlockLedger:
             )
         check_index(self.index)
         self.queue.check_empty(self.index)
-        if self.stack is not None:
+        if self.stack.has_policy:
             self.stack.check({block for block in free if self.index.is_cached(i64(block))})

@@ -219,7 +219,7 @@ class NamedLedger(WordLedger):
         if is_first and self.ref_cnt[block] == 0:
             # It gets its name where it stands in the queue.
             self.queue.last_empty = NULL_BLOCK
-            if self.stack is not None:
+            if self.stack.has_policy:
                 # Blocks without a name must stand before it.
                 self.queue.remove(block)
                 self.queue.append(block)
@@ -269,11 +269,11 @@ class NamedLedger(WordLedger):
         must stand: the policy is asked for as many victims as the head of the queue lacks.
         """
         self._forget_more(block)
-        super().uncache(block, keeps_place or self.stack is None)
+        super().uncache(block, keeps_place or not self.stack.has_policy)
 
     def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """See `BlockLedger.share`; a policy knows nothing of free blocks without a name."""
-        if self.stack is None:
+        if not self.stack.has_policy:
             super().share(blocks, start, count)
             return
         for position in range(start, start + count):
@@ -283,14 +283,13 @@ class NamedLedger(WordLedger):
                 self.ref_cnt[block] = 1
                 self.num_allocated_blocks += 1
                 self._note_peak()
-                if self.observer is not None:
-                    self.observer.shared(blocks, position, 1)
+                self.observer.shared(blocks, position, 1)
             else:
                 super().share(blocks, position, 1)
 
     def unshare(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """See `BlockLedger.unshare`."""
-        if self.stack is None:
+        if not self.stack.has_policy:
             super().unshare(blocks, start, count)
             return
         position = start + count - 1
@@ -300,15 +299,14 @@ class NamedLedger(WordLedger):
                 self.ref_cnt[block] = 0
                 self.num_allocated_blocks -= 1
                 self.queue.put_back(block)
-                if self.observer is not None:
-                    self.observer.released(blocks, position, 1)
+                self.observer.released(blocks, position, 1)
             else:
                 super().unshare(blocks, position, 1)
             position -= 1
 
     def note_named_hits(self, blocks: vec[i32]) -> None:
         """Tell the policy of a hit of those that have a name."""
-        if self.stack is not None:
+        if self.stack.has_policy:
             for position in range(i64(len(blocks))):
                 if self.index.is_cached(i64(blocks[position])):
                     self.note_hit(i64(blocks[position]))

@@ -1,4 +1,4 @@
-"""`can_allocate` and what `allocate` checks: whether prompts fit. Nothing here changes the cache."""
+"""Admission: whether a prompt, for one or more sequences, or a batch of prompts fits."""
 
 from typing import Final
 
@@ -15,8 +15,23 @@ LATER: Final = Admission.LATER
 OK: Final = Admission.OK
 
 
+class Demand:
+    """What a prompt, or a batch of prompts, needs of the pool.
+
+    num_seqs: rows. longest: tokens of the longest prompt. least: blocks that an empty cache would need; with fewer,
+    waiting is in vain. missing: blocks that the free ones, less the watermark, fall short by; 0 or less if they do not.
+    """
+
+    def __init__(self, tenant: i64, num_seqs: i64, longest: i64, least: i64, missing: i64) -> None:
+        self.tenant = tenant
+        self.num_seqs = num_seqs
+        self.longest = longest
+        self.least = least
+        self.missing = missing
+
+
 class AdmissionControl:
-    """Looks prompts up and compares the blocks and request slots that they need with the free ones."""
+    """Looks prompts up, and compares what they need with the free blocks and rows. Nothing here changes the cache."""
 
     def __init__(self, parts: Parts) -> None:
         self.token_blocks = parts.token_blocks
@@ -27,7 +42,7 @@ class AdmissionControl:
         self.block_size: i64 = parts.block_size
         self.max_model_len: i64 = parts.config.max_model_len
         self.watermark: i64 = parts.config.watermark_blocks
-        self.tenants = parts.tenants
+        self.budget = parts.budget
         #: Lookups of prompts so far: one an admission, as a test asserts.
         self.num_lookups: i64 = 0
 
@@ -39,42 +54,37 @@ class AdmissionControl:
         found = index.find_under(root, prompt, (prompt.num_tokens - 1) // self.block_size)
         hit = Hit(root, found, prompt.external_state_tokens)
         self.store.limit(hit)
-        self.store.fit(hit, prompt.num_tokens, self.kv_pool.room(self.slot_of(prompt), self.watermark))
+        self.store.fit(hit, prompt.num_tokens, self.kv_pool.room(self.tenant_of(prompt), self.watermark))
         return hit
 
-    def slot_of(self, prompt: Prompt) -> i64:
-        """Return the number of a prompt's tenant; 0 if the pool has no tenants.
-
-        The lookup is interpreted code, which Ctrl-C can interrupt. So the prompt keeps the result, and nothing is
-        looked up during a change.
-        """
-        if self.tenants is None:
-            return 0
+    def tenant_of(self, prompt: Prompt) -> i64:
+        """Return the number of a prompt's tenant. The prompt keeps it: Ctrl-C may interrupt the lookup."""
         if prompt.tenant < 0:
-            prompt.tenant = self.tenants.slot_of(prompt.keys)
+            prompt.tenant = self.budget.tenant_of(prompt.keys)
         return prompt.tenant
 
-    def look_up_all(self, prompts: list[Prompt], num_seqs: i64 = 1) -> list[Hit]:
-        """Return the hits of all prompts of a batch, each for `num_seqs` sequences.
+    def look_up_for(self, prompt: Prompt, num_seqs: i64) -> Hit:
+        """Return the hit of a prompt for `num_seqs` sequences: without a state if they do not fit with it."""
+        hit = self.look_up(prompt)
+        if self.store.has_states and num_seqs > 1 and self.demand(prompt, hit, num_seqs).missing > 0:
+            self._give_up_state(prompt, hit)
+        return hit
 
-        If they do not all fit with the states that they hit, the last ones give up theirs.
-        """
+    def look_up_all(self, prompts: list[Prompt]) -> list[Hit]:
+        """Return the hit of each prompt of a batch. If they do not fit together, the last ones go without a state."""
         hits = [self.look_up(prompt) for prompt in prompts]
-        if self.store.has_states and i64(len(prompts)) * num_seqs > 1:
-            num_missing = self._num_missing(prompts, hits, num_seqs)
+        if self.store.has_states:
+            missing = self.demand_together(prompts, hits).missing
             place = i64(len(prompts))
-            while place > 0 and num_missing > 0:
+            while place > 0 and missing > 0:
                 place -= 1
                 needed = self._num_needed(prompts[place], hits[place], place > 0)
                 self._give_up_state(prompts[place], hits[place])
-                num_missing -= needed - self._num_needed(prompts[place], hits[place], place > 0)
+                missing -= needed - self._num_needed(prompts[place], hits[place], place > 0)
         return hits
 
     def look_up_again(self, prompt: Prompt, first: Hit) -> Hit:
-        """Look up a prompt of a batch after those before it were admitted.
-
-        The hit has a state only if `first`, the hit with which the batch fits, has one.
-        """
+        """Return the hit of a prompt of a batch now, without a state if `first`, with which all fit, has none."""
         hit = self.look_up(prompt)
         if self.store.has_states and not first.state:
             self._give_up_state(prompt, hit)
@@ -83,42 +93,69 @@ class AdmissionControl:
     def _give_up_state(self, prompt: Prompt, hit: Hit) -> None:
         self.store.fit(hit, prompt.num_tokens, -1)
 
-    def answer(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> Admission:
-        """Return whether all of `prompts`, each for `num_seqs` sequences, can be admitted together."""
-        rows = num_seqs * i64(len(prompts))
-        for prompt in prompts:
-            if prompt.num_tokens > self.max_model_len:
-                return NEVER
-        slot = self.slot_of(prompts[0])
-        least = self._num_least(prompts, num_seqs)
-        if rows > self.sequences.max_num_seqs or least > min(self._num_most(), self._num_share(slot)):
+    def demand(self, prompt: Prompt, hit: Hit, num_seqs: i64) -> Demand:
+        """Return what a prompt needs for `num_seqs` sequences."""
+        num_tokens = prompt.num_tokens
+        # Copies on write: one of each partly filled block for each further sequence.
+        copies = (num_seqs - 1) * self.store.num_partial(num_tokens) if num_seqs > 1 else i64(0)
+        tenant = self.tenant_of(prompt)
+        missing = self.store.num_needed(hit, num_tokens) + copies - self.kv_pool.room(tenant, self.watermark)
+        missing = max(missing, self._num_token_blocks_missing(self.store.num_token_blocks(num_tokens)))
+        return Demand(tenant, num_seqs, num_tokens, self.store.num_least(num_tokens) + copies, missing)
+
+    def demand_together(self, prompts: list[Prompt], hits: list[Hit]) -> Demand:
+        """Return what the prompts of a batch need together."""
+        tenant = self.tenant_of(prompts[0])
+        room = self.kv_pool.room(tenant, self.watermark)
+        longest: i64 = 0
+        least: i64 = 0
+        needed: i64 = 0
+        token_blocks: i64 = 0
+        for index, prompt in enumerate(prompts):
+            longest = max(longest, prompt.num_tokens)
+            least += self.store.num_least(prompt.num_tokens)
+            needed += self._num_needed(prompt, hits[index], index > 0)
+            token_blocks += self.store.num_token_blocks(prompt.num_tokens)
+        if least > self._num_most() and self.store.shares_at_once:
+            least = self.num_distinct(prompts)
+        if needed > room and self.share_surely():
+            needed = self._num_needed_together(prompts, hits)
+        missing = max(needed - room, self._num_token_blocks_missing(token_blocks))
+        return Demand(tenant, i64(len(prompts)), longest, least, missing)
+
+    def _num_token_blocks_missing(self, needed: i64) -> i64:
+        """Return how many token blocks are missing beside those of the pool; 0 without layer groups.
+
+        Swapping merges equal blocks and not their token blocks, so token blocks can run out first.
+        """
+        return needed - self.token_blocks.queue.num_free if self.store.groups else i64(0)
+
+    def answer(self, demand: Demand) -> Admission:
+        """Return whether this would be admitted."""
+        if demand.longest > self.max_model_len or demand.num_seqs > self.sequences.max_num_seqs:
             return NEVER
-        if rows > self.sequences.num_open_rows() or self._num_missing(prompts, hits, num_seqs) > 0:
+        if demand.least > min(self._num_most(), self._num_share(demand.tenant)):
+            return NEVER
+        if demand.num_seqs > self.sequences.num_open_rows() or demand.missing > 0:
             # What sequences and leases hold may be freed; blocks beyond the end of a shrinking pool do not come back.
-            return LATER if least <= self._num_lasting() else NEVER
+            return LATER if demand.least <= self._num_lasting() else NEVER
         return OK
 
-    def require(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> None:
-        """Raise `NeverFits`, `OutOfRows` or `OutOfBlocks` unless `answer` is OK."""
-        rows = num_seqs * i64(len(prompts))
-        for prompt in prompts:
-            if prompt.num_tokens > self.max_model_len:
-                raise NeverFits(f"token_ids has {prompt.num_tokens} tokens; max_model_len is {self.max_model_len}")
-        slot = self.slot_of(prompts[0])
-        least = self._num_least(prompts, num_seqs)
-        self._require_most(least, self._num_most())
-        self._require_share(least, slot)
-        if rows > self.sequences.max_num_seqs:
-            raise NeverFits(f"{rows} sequences are asked for; max_num_seqs is {self.sequences.max_num_seqs}")
-        missing = self._num_missing(prompts, hits, num_seqs)
-        if missing > 0 or rows > self.sequences.num_open_rows():
-            self._require_most(least, self._num_lasting())
-        self.sequences.require_rows(rows)
-        if missing > 0:
+    def require(self, demand: Demand) -> None:
+        """Raise `NeverFits`, `OutOfRows` or `OutOfBlocks` unless `answer` would return OK."""
+        if demand.longest > self.max_model_len:
+            raise NeverFits(f"token_ids has {demand.longest} tokens; max_model_len is {self.max_model_len}")
+        self._require_most(demand.least, self._num_most())
+        self._require_share(demand.least, demand.tenant)
+        if demand.num_seqs > self.sequences.max_num_seqs:
+            raise NeverFits(f"{demand.num_seqs} sequences are asked for; max_num_seqs is {self.sequences.max_num_seqs}")
+        if demand.missing > 0 or demand.num_seqs > self.sequences.num_open_rows():
+            self._require_most(demand.least, self._num_lasting())
+        self.sequences.require_rows(demand.num_seqs)
+        if demand.missing > 0:
             free = self.kv_pool.num_free_blocks
-            if self.tenants is not None:
-                self._refuse_share(slot, missing)
-            needed = int(missing + free - self.watermark)
+            self._require_room(demand.tenant, demand.missing)
+            needed = int(demand.missing + free - self.watermark)
             leased = self._num_leased()
             held = f"; leases hold {leased} blocks" if leased > 0 else ""
             raise OutOfBlocks(
@@ -128,15 +165,6 @@ class AdmissionControl:
                 free,
             )
 
-    def _num_least(self, prompts: list[Prompt], num_seqs: i64) -> i64:
-        """Return the blocks that all of `prompts` need in an empty cache. With fewer, waiting cannot help."""
-        least: i64 = 0
-        for prompt in prompts:
-            least += self.store.num_least(prompt.num_tokens) + self._num_copies(prompt, num_seqs)
-        if least > self._num_most() and len(prompts) > 1 and self.store.shares_at_once:
-            return self.num_distinct(prompts, num_seqs)
-        return least
-
     def _num_most(self) -> i64:
         return self.kv_pool.num_usable_blocks - self.watermark
 
@@ -144,29 +172,26 @@ class AdmissionControl:
         """Return the blocks of the pool that remain when a shrinking pool has reached its new size."""
         return i64(self.kv_pool.num_blocks) - 1 - self.watermark
 
-    def _num_share(self, slot: i64) -> i64:
-        """Return the most blocks that a tenant can hold in an empty pool."""
-        if self.tenants is None:
-            return self._num_most()
-        return self.tenants.most(slot, i64(self.kv_pool.num_blocks) - 1, self.watermark)
+    def _num_share(self, tenant: i64) -> i64:
+        """Return how many blocks a tenant can hold while it holds nothing else, and other tenants nothing at all."""
+        return self.budget.most(tenant, i64(self.kv_pool.num_blocks) - 1, self.watermark)
 
-    def _require_share(self, least: i64, slot: i64) -> None:
-        most = self._num_share(slot)
-        if self.tenants is not None and least > most:
+    def _require_share(self, least: i64, tenant: i64) -> None:
+        most = self._num_share(tenant)
+        if least > most:
             raise NeverFits(
-                f"token_ids needs {least} blocks; the share of tenant {self.tenants.names[int(slot)]!r} is at most "
-                f"{most}"
+                f"token_ids needs {least} blocks; tenant {self.budget.names[int(tenant)]!r} may hold at most {most}"
             )
 
-    def _refuse_share(self, slot: i64, missing: i64) -> None:
-        """Raise `OutOfBlocks` if the tenant's limit, not the pool, is what is too small."""
+    def _require_room(self, tenant: i64, missing: i64) -> None:
+        """Raise `OutOfBlocks` if the tenant may take fewer blocks than are free beyond the watermark."""
         free = self.kv_pool.queue.num_free
-        room = self.kv_pool.room(slot, self.watermark)
-        if self.tenants is not None and room < free - self.watermark:
+        room = self.kv_pool.room(tenant, self.watermark)
+        if room < free - self.watermark:
             needed = int(missing + room)
             raise OutOfBlocks(
                 f"token_ids needs {needed} free blocks, idle ones that it hits included; "
-                f"{self.tenants.limits(slot, free)}, and {self.watermark} for the watermark",
+                f"{self.budget.limits(tenant, free)}, and {self.watermark} for the watermark",
                 needed,
                 max(int(room), 0),
             )
@@ -185,21 +210,6 @@ class AdmissionControl:
                 f"{most + self.watermark}, of which the watermark keeps {self.watermark} free"
             )
 
-    def _num_missing(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> i64:
-        """Return how many free blocks above the watermark are missing for all prompts; at most 0 if they fit."""
-        free = self.kv_pool.room(self.slot_of(prompts[0]), self.watermark)
-        needed: i64 = 0
-        token_blocks: i64 = 0
-        for index, prompt in enumerate(prompts):
-            needed += self._num_needed(prompt, hits[index], index > 0) + self._num_copies(prompt, num_seqs)
-            token_blocks += self.store.num_token_blocks(prompt.num_tokens)
-        if needed > free and len(prompts) > 1 and self.share_surely():
-            needed = self._num_needed_together(prompts, hits, num_seqs)
-        if not self.store.groups:
-            return max(needed - free, 0)
-        # Swapping merges equal blocks and not their token blocks, so token blocks can run out first.
-        return max(needed - free, token_blocks - self.token_blocks.queue.num_free)
-
     def share_surely(self) -> bool:
         """Return whether prompts that are admitted one after another always share a common beginning."""
         return self.store.shares_at_once and self.token_blocks.index.num_pending == 0
@@ -209,27 +219,23 @@ class AdmissionControl:
             return self.store.num_needed_behind_others(hit, prompt.num_tokens)
         return self.store.num_needed(hit, prompt.num_tokens)
 
-    def _num_copies(self, prompt: Prompt, num_seqs: i64) -> i64:
-        """Return the blocks that forks copy: a partly filled one for each sequence but the first."""
-        return (num_seqs - 1) * self.store.num_partial(prompt.num_tokens) if num_seqs > 1 else i64(0)
-
-    def _num_needed_together(self, prompts: list[Prompt], hits: list[Hit], num_seqs: i64) -> i64:
-        """Return the blocks that prompts need if common beginnings are counted once."""
+    def _num_needed_together(self, prompts: list[Prompt], hits: list[Hit]) -> i64:
+        """Return the blocks that a batch needs if its prompts share their beginnings: each distinct block once."""
         blocks: set[int] = set()
         for hit in hits:
             blocks.update(self.store.taken_by(hit))
         # Every hit is a node of the trie; of these, only idle blocks leave the free ones.
         held = [block for block in blocks if self.kv_pool.ref_cnt[i64(block)] > 0]
-        return self.num_distinct(prompts, num_seqs) - len(held)
+        return self.num_distinct(prompts) - len(held)
 
-    def num_distinct(self, prompts: list[Prompt], num_seqs: i64) -> i64:
-        """Return the blocks of all prompts, each shared one counted once."""
+    def num_distinct(self, prompts: list[Prompt]) -> i64:
+        """Return the blocks of prompts that are admitted one after another, each shared one counted once."""
         trie: dict[object, int] = {}
         distinct: i64 = 0
         for prompt in prompts:
             shareable = (prompt.num_tokens - 1) // self.block_size
             distinct += self.store.num_token_blocks(prompt.num_tokens) - shareable
-            distinct += self._num_copies(prompt, num_seqs) + self._add_to_trie(prompt, shareable, trie)
+            distinct += self._add_to_trie(prompt, shareable, trie)
         return distinct
 
     def _add_to_trie(self, prompt: Prompt, last: i64, trie: dict[object, int]) -> i64:

@@ -12,7 +12,7 @@ from .admission import LATER, OK, AdmissionControl
 from .counting import PromptCounts
 from .free import FreeCalls
 from .hints import HintCalls
-from .hits import HeldHits, PartialHits
+from .hits import HeldHits, PartialHits, WholeHits
 
 #: What stands for an `Admission` where a handle is expected; handles are positive.
 REFUSED_FOR_NOW: Final[i64] = 0
@@ -28,7 +28,7 @@ class AllocateCalls:
         self.hints = hints
         self.interruption = parts.gate.interruption
         self.admission = AdmissionControl(parts)
-        self.partial_hits = PartialHits(parts) if parts.config.partial_hits else None
+        self.partial_hits = PartialHits(parts) if parts.config.partial_hits else WholeHits()
         self.free_calls = free_calls
         self.token_blocks = parts.token_blocks
         self.kv_pool = parts.kv_pool
@@ -41,15 +41,22 @@ class AllocateCalls:
 
     # Questions.
 
-    def can_allocate(self, prompts: list[Prompt], num_seqs: i64) -> Admission:
-        """Return whether these prompts, each for `num_seqs` sequences, can be admitted together."""
-        return self.admission.answer(prompts, self.admission.look_up_all(prompts, num_seqs), num_seqs)
+    def can_allocate(self, prompt: Prompt, num_seqs: i64) -> Admission:
+        """Return whether a prompt would be admitted for `num_seqs` sequences."""
+        hit = self.admission.look_up_for(prompt, num_seqs)
+        return self.admission.answer(self.admission.demand(prompt, hit, num_seqs))
+
+    def can_allocate_batch(self, prompts: list[Prompt]) -> Admission:
+        """Return whether these prompts would be admitted together."""
+        if len(prompts) == 1:
+            return self.can_allocate(prompts[0], 1)
+        hits = self.admission.look_up_all(prompts)
+        return self.admission.answer(self.admission.demand_together(prompts, hits))
 
     def num_cached_tokens(self, prompt: Prompt, num_seqs: i64) -> i64:
-        """Return the length of the hit of a prompt that is allocated for `num_seqs` sequences."""
-        hit = self.admission.look_up_all([prompt], num_seqs)[0]
-        if self.partial_hits is not None:
-            self.partial_hits.find(prompt, hit, True)
+        """Return how many leading tokens of a prompt, allocated for `num_seqs` sequences, would hit."""
+        hit = self.admission.look_up_for(prompt, num_seqs)
+        self.partial_hits.find(prompt, hit, True)
         return hit.num_usable * self.block_size + hit.num_alike
 
     # Admission.
@@ -68,20 +75,20 @@ class AllocateCalls:
         Returns:
             The handle of its sequence, or `REFUSED_FOR_NOW` or `REFUSED_FOREVER`.
         """
-        prompts = [prompt]
-        hits = self.admission.look_up_all(prompts, count)
+        hit = self.admission.look_up_for(prompt, count)
+        demand = self.admission.demand(prompt, hit, count)
         if raises:
-            self.admission.require(prompts, hits, count)
+            self.admission.require(demand)
         else:
-            answer = self.admission.answer(prompts, hits, count)
+            answer = self.admission.answer(demand)
             if answer is not OK:
                 return REFUSED_FOR_NOW if answer is LATER else REFUSED_FOREVER
             self.sequences.require_rows(count)
         if key is None:
-            return self._admit(prompts, hits, [name], count, again)[0]
+            return self._admit(prompt, hit, name, count, again)
         is_known = self.hints.prepare(key)
         try:
-            handle = i64(self._admit(prompts, hits, [name], count, again)[0])
+            handle = self._admit(prompt, hit, name, count, again)
         except BaseException:
             self.hints.cancel(key)
             raise
@@ -90,47 +97,66 @@ class AllocateCalls:
         return handle
 
     def allocate_batch(self, prompts: list[Prompt], names: list[str]) -> list[int]:
-        """Admit several prompts, all or none. Return their handles."""
+        """Return the handles of the sequences of several prompts, all or none."""
+        if len(prompts) == 1:
+            return [int(self.allocate(prompts[0], names[0], 1, False, None, True))]
         hits = self.admission.look_up_all(prompts)
-        self.admission.require(prompts, hits, 1)
-        return self._admit(prompts, hits, names, 1, False)
+        self.admission.require(self.admission.demand_together(prompts, hits))
+        return self._admit_batch(prompts, hits, names)
 
-    def _admit(
-        self, prompts: list[Prompt], hits: list[Hit], holders: list[str], num_seqs: i64, resumed: bool
-    ) -> list[int]:
-        """Admit prompts that fit.
+    def _admit(self, prompt: Prompt, hit: Hit, holder: str, num_seqs: i64, resumed: bool) -> i64:
+        """Take in a prompt that fits. Return the handle of its sequence."""
+        self._prepare(prompt, hit)
+        version, counters = self.sequences.version, self.kv_pool.counters()
+        try:
+            row = self._take_in(prompt, hit, holder, num_seqs, resumed, True)
+        except BaseException:
+            self.sequences.version = version
+            self.kv_pool.restore_counters(counters)
+            raise
+        self.sequences.set_uncounted(row, -prompt.num_tokens if resumed else prompt.num_tokens)
+        return self.sequences.handle[row]
 
-        Each prompt of a batch is looked up again, because an earlier one may have its beginning.
-        """
+    def _admit_batch(self, prompts: list[Prompt], hits: list[Hit], holders: list[str]) -> list[int]:
+        """Take in prompts that fit, all or none. Each is looked up again: it may begin like one before it."""
         for index, prompt in enumerate(prompts):
             self._prepare(prompt, hits[index])
         handles = [0] * len(prompts)
-        version = self.sequences.version
-        pool = self.kv_pool
-        peak, allocated, freed = pool.peak_used_blocks, pool.num_allocated_blocks, pool.num_freed_blocks
         rows = [0] * len(prompts)
         num_admitted = 0
+        version, counters = self.sequences.version, self.kv_pool.counters()
         try:
             self._evict_ahead(prompts, hits)
-            alone = len(prompts) == 1
             for index, prompt in enumerate(prompts):
-                self.kv_pool.act("allocate", holders[index])
-                hit = hits[0] if alone else self.admission.look_up_again(prompt, hits[index])
-                rows[index] = int(self._admit_one(prompt, hit, holders[index], num_seqs, resumed, alone))
+                hit = self.admission.look_up_again(prompt, hits[index])
+                rows[index] = int(self._take_in(prompt, hit, holders[index], 1, False, False))
                 num_admitted = index + 1
-                if self.states is not None:
-                    self.states.admit(i64(rows[index]), prompt, hit)
         except BaseException:
             for row in reversed(rows[:num_admitted]):
-                self.sequences.session[i64(row)] = UNDONE
-                self.free_calls.end(row)
+                self._expel(i64(row))
             self.sequences.version = version
-            pool.peak_used_blocks, pool.num_allocated_blocks, pool.num_freed_blocks = peak, allocated, freed
+            self.kv_pool.restore_counters(counters)
             raise
         for index, prompt in enumerate(prompts):
-            self.sequences.set_uncounted(i64(rows[index]), -prompt.num_tokens if resumed else prompt.num_tokens)
+            self.sequences.set_uncounted(i64(rows[index]), prompt.num_tokens)
             handles[index] = int(self.sequences.handle[i64(rows[index])])
         return handles
+
+    def _take_in(self, prompt: Prompt, hit: Hit, holder: str, num_seqs: i64, resumed: bool, alone: bool) -> i64:
+        self.kv_pool.act("allocate", holder)
+        row = self._admit_one(prompt, hit, holder, num_seqs, resumed, alone)
+        try:
+            if self.states is not None:
+                self.states.admit(row, prompt, hit)
+        except BaseException:
+            self._expel(row)
+            raise
+        return row
+
+    def _expel(self, row: i64) -> None:
+        """End a sequence that was taken in by a call that fails."""
+        self.sequences.session[row] = UNDONE
+        self.free_calls.end(row)
 
     def _prepare(self, prompt: Prompt, hit: Hit) -> None:
         """Allocate memory before the first change."""
@@ -142,15 +168,15 @@ class AllocateCalls:
 
         The hits are held meanwhile. Raises `PolicyError`.
         """
-        if self.kv_pool.stack is None or len(prompts) == 1:
+        if not self.kv_pool.stack.has_policy:
             return
-        self.kv_pool.charge(self.admission.slot_of(prompts[0]))
+        self.parts.budget.act_for(self.admission.tenant_of(prompts[0]))
         held = HeldHits(self.store)
         needed: i64 = 0
         for index, prompt in enumerate(prompts):
             needed += self.store.num_needed(hits[index], prompt.num_tokens) - held.hold(hits[index])
         if self.admission.share_surely():
-            needed = min(needed, self.admission.num_distinct(prompts, 1) - held.num_distinct())
+            needed = min(needed, self.admission.num_distinct(prompts) - held.num_distinct())
         try:
             self.interruption.raise_now()
             self.kv_pool.evict_ahead(min(needed, self.kv_pool.queue.num_free))
@@ -173,8 +199,7 @@ class AllocateCalls:
             resumed: whether it ran before and was preempted.
             alone: whether no other prompt of a batch needs the remaining free blocks.
         """
-        if self.partial_hits is not None:
-            self.partial_hits.find(prompt, hit, alone)
+        self.partial_hits.find(prompt, hit, alone)
         causes = self._explain(prompt, hit, resumed)
         row = self._open_row(prompt, holder, hit)
         try:
@@ -197,9 +222,8 @@ class AllocateCalls:
         sequences.pending_token[row] = NO_TOKEN
         sequences.generation[row] = self.token_blocks.index.num_generations
         sequences.spans[row] = prompt.spans
-        if self.parts.tenants is not None:
-            self.parts.tenants.of_row[row] = prompt.tenant
-            self.kv_pool.charge_row(row)
+        self.parts.budget.assign_row(row, prompt.tenant)
+        self.parts.budget.act_for(prompt.tenant)
         self.joins.join(row, hit)
         return row
 
@@ -211,8 +235,7 @@ class AllocateCalls:
         sequences.put_blocks(row, hit.blocks, found)
         self.token_blocks.note_hits(hit.blocks, 0, found)
         self.token_blocks.share(hit.blocks, 0, found)
-        if self.partial_hits is not None:
-            self.partial_hits.hold(row, hit)
+        self.partial_hits.hold(row, hit)
         self.store.hold_hits(row, hit)
         self.interruption.raise_now()
         self.store.evict_ahead(row, prompt.num_tokens)
@@ -251,20 +274,14 @@ class AllocateCalls:
     # Causes of misses.
 
     def _explain(self, prompt: Prompt, hit: Hit, resumed: bool) -> list[int]:
-        if self.misses is None:
-            return []
         num_tokens = hit.num_usable * self.block_size + hit.num_alike
         alignment = self.store.alignment
         hittable = (prompt.num_tokens - 1) // alignment * (alignment // self.block_size)
-        return self.misses.explain(
-            prompt, hittable, hit.blocks[: hit.num_known], num_tokens, hit.root, resumed, hit.num_served
-        )
+        return self.misses.explain(prompt, hit, hittable, num_tokens, resumed)
 
     def _keep_causes(self, row: i64, prompt: Prompt, hit: Hit, causes: list[int]) -> None:
-        """Record the causes of misses of an admitted prompt, and its first block, for later prompts."""
-        if self.misses is not None:
-            self.misses.keep(row, causes)
-            try:
-                self.misses.note_first(prompt.words, prompt.num_tokens, hit.root, self.block_size)
-            except MemoryError:  # a later miss is explained worse
-                return
+        self.misses.keep(row, causes)
+        try:
+            self.misses.note_first(prompt.words, prompt.num_tokens, hit.root, self.block_size)
+        except MemoryError:  # a later miss is explained worse
+            return

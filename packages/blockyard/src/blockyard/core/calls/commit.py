@@ -12,7 +12,7 @@ from ..parts import Parts
 from ..sequences.table import NO_TOKEN, QUIET
 from ..tokens import HIGH_HALF, LAST_TOKEN, LOW_HALF, TokenTable, store_token
 from .counting import PromptCounts
-from .in_flight import InFlight, ended_with_owner
+from .in_flight import Steps, ended_with_owner
 
 #: Added to an error about a sequence without reserved tokens.
 NOT_SCHEDULED: Final = (
@@ -26,10 +26,10 @@ _NONE: Final[tuple[int, ...]] = ()
 class CommitCalls:
     """Counts tokens as computed, appends new ones, and makes blocks that became full shareable."""
 
-    def __init__(self, parts: Parts, in_flight: InFlight | None, counts: PromptCounts) -> None:
+    def __init__(self, parts: Parts, steps: Steps, counts: PromptCounts) -> None:
         self.parts = parts
         self.counts = counts
-        self.in_flight = in_flight
+        self.steps = steps
         self.token_blocks = parts.token_blocks
         self.index = parts.token_blocks.index
         self.sequences = parts.sequences
@@ -67,7 +67,7 @@ class CommitCalls:
             row = rows[index]
             if sequences.ended_by[row] == 0 or not 0 < counts[index] <= sequences.ended_count[row]:
                 continue
-            if sequences.ended_at[row] == step and (self.in_flight is not None or sequences.num_reserved[row] == 0):
+            if sequences.ended_at[row] == step and (self.steps.are_numbered or sequences.num_reserved[row] == 0):
                 places.append(int(index))
         return places
 
@@ -90,8 +90,7 @@ class CommitCalls:
         return answer
 
     def _commit(self, rows: vec[i64], counts: vec[i64], table: TokenTable, step: i64) -> None:
-        if self.in_flight is not None:
-            self.in_flight.check_commit(rows, counts, table, step)
+        self.steps.check_commit(rows, counts, table, step)
         if table.columns > 1:
             appended = self._count_new(table.items, table.columns, len(rows))
             self._check_many(rows, counts, appended)
@@ -103,8 +102,7 @@ class CommitCalls:
             self._check(rows, counts, tokens)
             self.sequences.version += 1
             self._advance(rows, counts, tokens)
-        if self.in_flight is not None:
-            self.in_flight.settle(rows, counts, step)
+        self.steps.settle(rows, counts, step)
         if self.states is not None:
             self.states.saves.settle_all(rows)
 

@@ -4,7 +4,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..sequences.table import SequenceTable
-from ..watch.misses import MissLog
+from ..watch.misses import Misses
 
 
 class PromptCounts:
@@ -15,7 +15,7 @@ class PromptCounts:
     counted. Nothing here makes an object, so a commit cannot fail in it.
     """
 
-    def __init__(self, sequences: SequenceTable, misses: MissLog | None) -> None:
+    def __init__(self, sequences: SequenceTable, misses: Misses) -> None:
         self.sequences = sequences
         self.misses = misses
         self.num_prompt_tokens: i64 = 0
@@ -44,5 +44,4 @@ class PromptCounts:
         else:
             self.num_prompt_tokens += num_tokens
             self.num_hit_tokens += num_hit
-        if self.misses is not None:
-            self.misses.count(row, num_hit, num_tokens < 0)
+        self.misses.count(row, num_hit, num_tokens < 0)

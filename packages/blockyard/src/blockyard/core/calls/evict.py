@@ -57,8 +57,7 @@ class ResizeCalls:
     def resize(self, size: int) -> Resize:
         """Let the pool have `size` blocks."""
         parts = self.parts
-        if parts.tenants is not None:
-            parts.config.require_floors(size)
+        parts.config.require_floors(size)
         token_blocks = None if parts.grouped is None else parts.grouped.make_room(size)
         room = parts.kv_pool.make_room(size)  # last: the policy's own room is in place then
         watermark = i64(int(parts.config.watermark * size))

@@ -52,8 +52,7 @@ class ForkCalls:
         sequences = self.sequences
         self.counts.count_row(row)  # a prompt that was hit but for its last token may not have computed yet
         child = sequences.open(holder)
-        if self.parts.misses is not None:
-            self.parts.misses.clear(child)
+        self.parts.misses.clear(child)
         shared = min(sequences.num_blocks[row], self.store.num_token_blocks(sequences.num_tokens[row]))
         sequences.copy_blocks(row, child, shared)
         self.token_blocks.share(sequences.blocks, row * sequences.width, shared)
@@ -66,8 +65,7 @@ class ForkCalls:
         sequences.spans[child] = sequences.spans[row]
         sequences.session[child] = sequences.session[row]
         sequences.is_swapped[child] = sequences.is_swapped[row]
-        if self.parts.tenants is not None:
-            self.parts.tenants.of_row[child] = self.parts.tenants.of_row[row]
+        self.parts.budget.assign_row(child, self.parts.budget.tenant_of_row(row))
         sequences.raise_alert(child)
         sequences.raise_alert(row)
         self.store.fork(row, child)

@@ -6,7 +6,7 @@ from mypy_extensions import i64
 from ...errors import UnknownSequence
 from ..gate import Deferred
 from ..parts import Parts
-from ..policies.layers.sessions import Sessions
+from ..policies.sessions import Sessions
 from ..sequences.table import UNDONE
 
 
@@ -67,8 +67,9 @@ class FreeCalls(Deferred):
         """Free a row and all it holds. O(blocks)."""
         sequences = self.sequences
         self.joins.leave(row)
-        if self.parts.sessions is not None:
-            self._mark(row, self.parts.sessions)
+        sessions = self.kv_pool.stack.sessions
+        if sessions.num_slots > 0:
+            self._mark(row, sessions)
         if sequences.copy_from[row]:
             self.kv_pool.release_sources(sequences.copy_from[row])
         self.store.close(row)
@@ -76,8 +77,7 @@ class FreeCalls(Deferred):
         cached = min(self._num_cached(row), num_blocks)
         self.token_blocks.give_back(row, sequences.blocks, row * sequences.width, num_blocks, 0, cached)
         sequences.close(row)
-        if self.kv_pool.fence is not None:
-            self.kv_pool.fence.last_step[row] = 0
+        self.kv_pool.fence.forget_row(row)
 
     def _num_cached(self, row: i64) -> i64:
         """Count the row's first blocks that are cached for sure: computed and published (I5), and no reset since."""

@@ -1,4 +1,4 @@
-"""`hint`, and the names of sessions: a caller says which of them are over."""
+"""`hint`: which sessions are over, by their names."""
 
 from typing import Final
 
@@ -9,7 +9,6 @@ from ...arguments import shown
 from ...errors import InvariantError, not_enough_memory
 from ..blocks.eviction import EvictionOrder
 from ..parts import Parts
-from ..policies.stack import EvictionStack
 
 #: Enum members, read once.
 ACCEPTED: Final = HintOutcome.ACCEPTED
@@ -18,10 +17,9 @@ NO_SESSION: Final = HintOutcome.UNKNOWN
 
 
 class HintCalls:
-    """Sessions by name, or by the handle of a sequence that was hinted without one; all of it made at first use."""
+    """The names of sessions. A sequence that was hinted without a session is named by its handle."""
 
     def __init__(self, parts: Parts, order: EvictionOrder) -> None:
-        self.parts = parts
         self.sequences = parts.sequences
         self.order = order
         self._max_sessions = parts.config.hints.max_sessions if parts.config.enable_prefix_caching else 0
@@ -30,26 +28,25 @@ class HintCalls:
         self._names: list[object] = []
 
     def num_sessions(self) -> int:
-        """Sessions that are known."""
-        sessions = self.parts.sessions
-        return 0 if sessions is None else int(sessions.num_sessions)
+        """Return how many sessions are known."""
+        return int(self.order.stack.sessions.num_sessions)
 
     # A sequence of a session begins.
 
     def prepare(self, name: object) -> bool:
-        """Have room for one session more, and its name, before anything changes; False where none are known.
+        """Make room for a session and its name, before `bind` or `cancel`. Return False if the cache has no sessions.
 
-        `bind` or `cancel` follows. Raises `PolicyError`, and `NotEnoughMemory`.
+        Raises:
+            PolicyError: if the policy fails to say whether it takes hints.
+            NotEnoughMemory: if the system has no memory for it.
         """
         if self._max_sessions == 0:
             return False
         try:
-            if self.parts.sessions is None:
-                self.parts.sessions = self.order.know_sessions(self._max_sessions)
-            stack = self.order.stack
-            if stack is not None:
-                stack.make_session_room()
-            while len(self._names) < self.parts.sessions.num_slots:
+            if self.order.stack.sessions.num_slots == 0:
+                self.order.know_sessions(self._max_sessions)
+            self.order.stack.make_session_room()
+            while len(self._names) < self.order.stack.sessions.num_slots:
                 self._names.append(None)
             if name not in self._slots:
                 self._slots[name] = -1
@@ -58,21 +55,19 @@ class HintCalls:
         return True
 
     def bind(self, row: i64, name: object) -> None:
-        """The sequence in `row` is what the session of this name holds now; `prepare` came before."""
-        stack = self.order.stack
-        if stack is None:
-            return
+        """Make the sequence in `row` the newest one of a session, for which `prepare` made room."""
         slot = i64(self._slots.get(name, -1))
         if slot < 0:
-            slot = self._open(stack, name)
-        self.sequences.session[row] = stack.begin_sequence(slot)
+            slot = self._open(name)
+        self.sequences.session[row] = self.order.stack.begin_sequence(slot)
 
     def cancel(self, name: object) -> None:
-        """No sequence of the session begins after all."""
+        """Undo `prepare`."""
         if self._slots.get(name, 0) < 0:
             del self._slots[name]
 
-    def _open(self, stack: EvictionStack, name: object) -> i64:
+    def _open(self, name: object) -> i64:
+        stack = self.order.stack
         if not stack.make_session_room():
             oldest = stack.sessions.oldest()
             stack.forget_session(oldest)
@@ -82,22 +77,22 @@ class HintCalls:
         self._slots[name] = int(slot)
         return slot
 
-    # What is said.
+    # Hints.
 
     def hint_name(self, name: str, is_over: bool) -> HintOutcome:
-        """Say whether the session of this name is over."""
+        """Set whether the session of this name is over."""
         if self._max_sessions == 0:
             return REFUSED
         slot = i64(self._slots.get(name, -1))
         return NO_SESSION if slot < 0 else self._say(slot, is_over)
 
     def hint_row(self, row: i64, is_over: bool) -> HintOutcome:
-        """Say whether the session of a sequence is over. A sequence without a session gets one, which has no name."""
+        """Set whether the session of a sequence is over. A sequence without a session gets one, named by its handle."""
         if self._max_sessions == 0:
             return REFUSED
         tag = self.sequences.session[row]
-        sessions = self.parts.sessions
-        if tag > 0 and sessions is not None:
+        sessions = self.order.stack.sessions
+        if tag > 0:
             slot = sessions.slot_of(tag)
             if slot < 0:
                 return NO_SESSION
@@ -106,29 +101,23 @@ class HintCalls:
             return ACCEPTED
         handle = int(self.sequences.handle[row])
         self.prepare(handle)
-        if not self._takes_hints():
+        if not self.order.stack.hears_sessions():
             self.cancel(handle)
             return REFUSED
         self.bind(row, handle)
         return self._say(i64(self._slots[handle]), is_over)
 
-    def _takes_hints(self) -> bool:
-        stack = self.order.stack
-        return stack is not None and stack.hints is not None
-
     def _say(self, slot: i64, is_over: bool) -> HintOutcome:
         stack = self.order.stack
-        if stack is None or not self._takes_hints():
+        if not stack.hears_sessions():
             return REFUSED
         stack.sessions.hear(slot)
         stack.say(slot, is_over)
         return ACCEPTED
 
     def check(self) -> None:
-        """Names lead to the sessions that are known, and back. O(num_blocks + sessions). Raises `InvariantError`."""
-        sessions = self.parts.sessions
-        if sessions is None:
-            return
+        """Verify that names and sessions agree. O(num_blocks + sessions). Raises `InvariantError`."""
+        sessions = self.order.stack.sessions
         sessions.check()
         named = sorted(self._slots.values())
         if named != sorted(sessions.slots()):

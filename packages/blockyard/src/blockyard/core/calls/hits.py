@@ -8,15 +8,8 @@ from ..parts import Parts
 from ..store.base import Store
 
 
-class PartialHits:
-    """Finds a block that begins like the first missed block, and holds it until the next step copies from it."""
-
-    def __init__(self, parts: Parts) -> None:
-        self.index = parts.token_blocks.index
-        self.kv_pool = parts.kv_pool
-        self.sequences = parts.sequences
-        self.store = parts.store
-        self.block_size: i64 = parts.block_size
+class WholeHits:
+    """Hits of whole blocks only. Also the interface of `PartialHits`."""
 
     def find(self, prompt: Prompt, hit: Hit, alone: bool) -> None:
         """Set `hit.sources` to blocks that begin like the block after the hit, one for each layer group.
@@ -28,6 +21,25 @@ class PartialHits:
             hit: its hit.
             alone: whether no other prompt of a batch needs the remaining free blocks.
         """
+
+    def hold(self, row: i64, hit: Hit) -> None:
+        """Hold the sources for a new sequence, and count the tokens to copy as computed."""
+
+
+class PartialHits(WholeHits):
+    """Hits that end inside a block: its tokens are copied from a block that begins alike.
+
+    A source, one block for each layer group, is held until the next step copies it.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.index = parts.token_blocks.index
+        self.kv_pool = parts.kv_pool
+        self.sequences = parts.sequences
+        self.store = parts.store
+        self.block_size: i64 = parts.block_size
+
+    def find(self, prompt: Prompt, hit: Hit, alone: bool) -> None:
         continuations = self.index.continuations
         found = hit.num_usable
         limit = min(self.block_size, prompt.num_tokens - 1 - found * self.block_size)
@@ -59,10 +71,9 @@ class PartialHits:
         idle = len([block for block in hit.sources if self.kv_pool.ref_cnt[i64(block)] == 0])
         if idle == 0 or not alone:
             return idle == 0
-        return idle <= self.kv_pool.room(max(prompt.tenant, 0)) - self.store.num_needed(hit, prompt.num_tokens)
+        return idle <= self.kv_pool.room(prompt.tenant) - self.store.num_needed(hit, prompt.num_tokens)
 
     def hold(self, row: i64, hit: Hit) -> None:
-        """Hold the sources for a new sequence, and count the tokens to copy as computed."""
         if hit.sources:
             for block in hit.sources:
                 self.kv_pool.share_one(block)

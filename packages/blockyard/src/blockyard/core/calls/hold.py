@@ -39,13 +39,11 @@ class HoldCalls:
     def _require_room(self, prompt: Prompt, blocks: vec[i32]) -> None:
         """Raise `OutOfBlocks` if the lease would break a tenant's limit or guarantee."""
         ledger = self.leases.ledger
-        if ledger.tenants is None:
-            return
-        slot = ledger.tenants.slot_of(prompt.keys)
+        slot = ledger.budget.tenant_of(prompt.keys)
         idle, room = ledger.count_idle(blocks, i64(len(blocks))), ledger.room(slot)
         if idle > room:
             raise OutOfBlocks(
-                f"hold_cached needs {idle} idle blocks; {ledger.tenants.limits(slot, ledger.queue.num_free)}",
+                f"hold_cached needs {idle} idle blocks; {ledger.budget.limits(slot, ledger.queue.num_free)}",
                 int(idle),
                 max(int(room), 0),
             )

@@ -7,7 +7,7 @@ from mypy_extensions import i64
 
 from ...errors import InvalidArgument, SequenceNotReady, StepsInFlight
 from ..arrays import zeros_i64
-from ..blocks.fence import Fence
+from ..blocks.fence import StepFence
 from ..parts import Parts
 from ..sequences.open_steps import OpenSteps
 from ..sequences.table import NO_TOKEN, SWAPPED_WITHOUT_STATE, SequenceTable
@@ -22,7 +22,71 @@ NOT_IN_STEP: Final = (
 )
 
 
-class InFlight:
+class Steps:
+    """One step at a time: `reserve` replaces an open reservation, `commit` ends it, and steps have no numbers.
+
+    Also the interface of `InFlight`.
+    """
+
+    def __init__(self, sequences: SequenceTable) -> None:
+        self.sequences = sequences
+        #: Whether several steps may be in flight, which have numbers.
+        self.are_numbered = False
+
+    # Reserving.
+
+    def starts(self, rows: vec[i64]) -> vec[i64]:  # noqa: ARG002
+        """Return by row where a new reservation begins: after the tokens that are computed or in steps in flight.
+
+        O(batch).
+        """
+        return self.sequences.num_computed
+
+    def is_full(self) -> bool:
+        """Return whether a step must end before another one begins."""
+        return False
+
+    def require_step(self) -> None:
+        """Raise `StepsInFlight` unless one more step may begin."""
+
+    def begin(self, rows: vec[i64], counts: vec[i64], slow: vec[i64], num_slow: i64) -> i64:  # noqa: ARG002
+        """Begin a step and reserve for all sequences but those at `slow[::2]`. Return its number.
+
+        Those are passed to `open` or `refuse` one by one.
+        """
+        num_reserved = self.sequences.num_reserved
+        for index in range(i64(len(rows))):
+            num_reserved[rows[index]] = counts[index]
+        return NO_STEP
+
+    def open(self, row: i64, count: i64) -> None:
+        """Reserve `count` tokens of a sequence in the step that was begun last."""
+
+    def refuse(self, row: i64) -> None:
+        """Reserve nothing for a sequence in the step that was begun last."""
+        self.sequences.num_reserved[row] = 0
+
+    def num_landed(self) -> i64:
+        """Return the latest step that has ended; 0 if steps have no numbers."""
+        return 0
+
+    def num_reached(self, row: i64) -> i64:
+        """Return how many tokens of a sequence are computed after the step that was begun last."""
+        computed = self.sequences.num_computed[row]
+        if self.sequences.reserved_at[row] == self.sequences.version:
+            computed += self.sequences.num_reserved[row]
+        return computed
+
+    # Committing.
+
+    def check_commit(self, rows: vec[i64], counts: vec[i64], table: TokenTable, step: i64) -> None:
+        """Refuse what does not belong to `step`, before anything changes. O(batch * open reservations)."""
+
+    def settle(self, rows: vec[i64], counts: vec[i64], step: i64) -> None:
+        """End the reservations of these sequences in `step`, in which `counts` tokens of each were computed."""
+
+
+class InFlight(Steps):
     """Numbers the steps, and keeps for each sequence the reservations of the steps that are not committed.
 
     A new reservation begins behind those that are open. `commit` settles one step of each sequence, the oldest first;
@@ -30,8 +94,9 @@ class InFlight:
     are not there.
     """
 
-    def __init__(self, parts: Parts, fence: Fence, open_steps: OpenSteps) -> None:
-        self.sequences = parts.sequences
+    def __init__(self, parts: Parts, fence: StepFence, open_steps: OpenSteps) -> None:
+        super().__init__(parts.sequences)
+        self.are_numbered = True
         self.kv_pool = parts.kv_pool
         self.fence = fence
         self.open_steps = open_steps
@@ -41,7 +106,6 @@ class InFlight:
     # Reserving.
 
     def starts(self, rows: vec[i64]) -> vec[i64]:
-        """By row, the tokens that are computed or in steps in flight: where a new reservation begins. O(batch)."""
         starts = self._starts
         num_computed = self.sequences.num_computed
         num_ahead = self.sequences.num_ahead
@@ -51,11 +115,9 @@ class InFlight:
         return starts
 
     def is_full(self) -> bool:
-        """Return whether a step must end before another one begins."""
         return self.fence.num_in_flight() >= self.fence.max_steps
 
     def require_step(self) -> None:
-        """Raise `StepsInFlight` unless one more step may begin."""
         fence = self.fence
         if self.is_full():
             raise StepsInFlight(
@@ -63,13 +125,17 @@ class InFlight:
                 f"max_steps_in_flight is {fence.max_steps}: end step {fence.num_ended + 1} first"
             )
 
-    def begin(self) -> i64:
-        """Return the number of a new step."""
+    def begin(self, rows: vec[i64], counts: vec[i64], slow: vec[i64], num_slow: i64) -> i64:
         self.fence.num_begun += 1
+        position: i64 = 0
+        for index in range(i64(len(rows))):
+            if position < num_slow and slow[2 * position] == index:
+                position += 1
+            else:
+                self.open(rows[index], counts[index])
         return self.fence.num_begun
 
     def open(self, row: i64, count: i64) -> None:
-        """The sequence has its slots for `count` tokens in the step that was begun last."""
         if count == 0:
             return
         step = self.fence.num_begun
@@ -80,9 +146,14 @@ class InFlight:
         self.fence.last_step[row] = step
         sequences.num_ahead[row] += count
 
+    def refuse(self, row: i64) -> None:
+        """Do nothing: earlier reservations of the sequence stay."""
+
+    def num_landed(self) -> i64:
+        return self.fence.num_ended
+
     def num_reached(self, row: i64) -> i64:
-        """Tokens that a sequence has in this step as far as all of them are computed before or in it, and no earlier
-        step of it is still open."""
+        """Return the same; tokens of this step do not count while an earlier step of the sequence is open."""
         computed = self.sequences.num_computed[row]
         if self.open_steps.oldest[row] != self.fence.num_begun:
             return computed
@@ -91,7 +162,6 @@ class InFlight:
     # Committing.
 
     def check_commit(self, rows: vec[i64], counts: vec[i64], table: TokenTable, step: i64) -> None:
-        """Refuse what does not belong to `step`, before anything changes. O(batch * open reservations)."""
         oldest = self.open_steps.oldest
         for index in range(i64(len(rows))):
             row = rows[index]
@@ -123,7 +193,6 @@ class InFlight:
             )
 
     def settle(self, rows: vec[i64], counts: vec[i64], step: i64) -> None:
-        """`counts` tokens of each sequence were computed in `step`."""
         sequences = self.sequences
         open_steps = self.open_steps
         for index in range(i64(len(rows))):
@@ -151,11 +220,13 @@ class InFlight:
         self.kv_pool.end_steps(step)
 
 
-def in_flight_of(parts: Parts) -> InFlight | None:
-    """Return where several steps may be in flight, what numbers them."""
+def steps_of(parts: Parts) -> Steps:
+    """Return what numbers the steps, if several may be in flight."""
     fence = parts.kv_pool.fence
     open_steps = parts.sequences.open_steps
-    return None if fence is None or open_steps is None else InFlight(parts, fence, open_steps)
+    if isinstance(fence, StepFence) and open_steps is not None:
+        return InFlight(parts, fence, open_steps)
+    return Steps(parts.sequences)
 
 
 def ended_with_owner(sequences: SequenceTable, row: i64) -> str:

@@ -9,11 +9,10 @@ from ..arrays import zeros_i64
 from ..parts import Parts
 from ..plan.batch import NO_BLOCKS, SCHEDULED, WAITS_FOR_PREFIX, Batch, KnownTokens
 from ..plan.plans import StepPlan
-from ..policies.layers.shares import TenantBook
 from ..sequences.table import NO_TOKEN, QUIET
 from ..store.transfers import Transfers
 from ..tokens import store_token
-from .in_flight import InFlight
+from .in_flight import Steps
 
 
 class ReserveCalls:
@@ -23,11 +22,12 @@ class ReserveCalls:
     last, partly filled block, and a truncated sequence may end inside a cached one. All blocks behind it are new.
     """
 
-    def __init__(self, parts: Parts, in_flight: InFlight | None) -> None:
+    def __init__(self, parts: Parts, steps: Steps) -> None:
         self.parts = parts
-        self.in_flight = in_flight
+        self.steps = steps
         self.token_blocks = parts.token_blocks
         self.kv_pool = parts.kv_pool
+        self.budget = parts.budget
         self.sequences = parts.sequences
         self.joins = parts.joins
         self.store = parts.store
@@ -55,13 +55,12 @@ class ReserveCalls:
     def reserve(self, rows: vec[i64], counts: vec[i64]) -> StepPlan:
         """Give the sequences in `rows` slots for their next `counts` tokens, as far as they can be served."""
         sequences = self.sequences
-        if self.in_flight is not None:
-            self.in_flight.require_step()
-        first = self._firsts(rows)
+        self.steps.require_step()
+        first = self.steps.starts(rows)
         if self.states is not None:
             self.states.cut(rows, first, counts)
         starts = self._map_ready(rows, first, counts)
-        if self._num_slow > 0 and self.kv_pool.stack is not None:
+        if self._num_slow > 0 and self.kv_pool.stack.has_policy:
             self._evict_ahead(rows, starts, counts)
         # The answer is made before the first change, because making something can fail.
         transfers = Transfers()
@@ -71,11 +70,7 @@ class ReserveCalls:
         plan = StepPlan(self.tables, batch, slots, transfers)
         sequences.version += 1
         batch.version = sequences.version
-        if self.in_flight is None:
-            self._record(rows, counts)
-        else:
-            batch.step = self.in_flight.begin()
-            self._open_ready(self.in_flight, rows, counts)
+        batch.step = self.steps.begin(rows, counts, self._slow, self._num_slow)
         if self._num_slow > 0:
             self._transfers = transfers
             plan._num_slots = self._serve_slow(rows, starts, counts, statuses, slots)
@@ -102,49 +97,43 @@ class ReserveCalls:
 
     def can_append(self, rows: vec[i64], counts: vec[i64]) -> bool:
         """Return whether `reserve` would serve all of them now."""
-        starts = self._map_ready(rows, self._firsts(rows), counts)
-        if self.in_flight is not None and self.in_flight.is_full():
+        starts = self._map_ready(rows, self.steps.starts(rows), counts)
+        if self.steps.is_full():
             return False
         for index in range(i64(len(rows))):
             if counts[index] > 0 and self.sequences.is_waiting(rows[index]):
                 return False
-        if self.parts.tenants is not None:
-            return self._all_have_room(self.parts.tenants, rows, starts, counts)
-        return self._num_missing(rows, starts, counts) <= self.kv_pool.queue.num_free
+        return self._all_have_room(rows, starts, counts)
 
-    def _all_have_room(self, tenants: TenantBook, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> bool:
-        """Return the same where tenants share the pool: each takes what it lacks, and gives it back."""
+    def _all_have_room(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> bool:
+        """Return whether each tenant may take what its sequences lack. Those that are `ready` lack nothing."""
+        budget = self.budget
         left = self.kv_pool.queue.num_free
-        taken = zeros_i64(len(rows))
         fits = True
-        for index in range(i64(len(rows))):
-            slot = tenants.of_row[rows[index]]
+        for position in range(self._num_slow):
+            index = self._slow[2 * position]
             if counts[index] > 0 and fits:
-                missing = self.store.num_missing(rows[index], starts[index], starts[index] + counts[index])
-                fits = missing <= tenants.room(slot, left)
-                taken[index] = missing
+                row = rows[index]
+                missing = self.store.num_missing(row, starts[index], starts[index] + counts[index])
+                fits = missing <= budget.room(budget.tenant_of_row(row), left)
                 left -= missing
-                tenants.hold(slot, missing)
-        for index in range(i64(len(rows))):
-            tenants.hold(tenants.of_row[rows[index]], -taken[index])
+                budget.plan(row, missing)
+        budget.undo_plans(rows)
         return fits
 
     def _evict_ahead(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> None:
         """Let an eviction policy name all victims before the first change, because it might fail.
 
-        Those are for the sequences that can be served, in order; one that will get nothing evicts nothing, and those
+        Victims are for the sequences that can be served, in order; one that will get nothing evicts nothing, and those
         that are `ready` take nothing. A copy on write may not be needed any more when its turn comes, so without it a
-        sequence counts as served. What is saved is taken when all sequences have theirs.
+        sequence counts as served. Blocks for states that are saved are taken after those of all sequences.
         """
-        left = self.kv_pool.queue.num_free
-        tenants = self.parts.tenants
-        states = self.states
-        if tenants is None and self.kv_pool.queue.knows_empty(self._num_most(counts)):
+        if self.kv_pool.queue.knows_empty(self._num_most(counts)):
             return
-        taken = zeros_i64(0 if tenants is None else len(rows))
-        saves = zeros_i64(len(rows) if self.state_blocks > 0 else 0)
-        if tenants is not None:
-            tenants.ask_none()
+        budget, states = self.budget, self.states
+        budget.expect_none()
+        num_to_save = zeros_i64(int(self._num_slow))
+        left = self.kv_pool.queue.num_free
         needed: i64 = 0
         #: Blocks that cache nothing and become free on the way, before any other is taken.
         freed: i64 = 0
@@ -155,46 +144,46 @@ class ReserveCalls:
         for position in range(self._num_slow):
             index = self._slow[2 * position]
             row = rows[index]
-            if counts[index] > 0 and not self._will_wait(row):
-                missing = self.store.num_missing(row, starts[index], starts[index] + counts[index])
-                copies = self.store.num_copies(row, starts[index])
-                slot: i64 = 0 if tenants is None else tenants.of_row[row]
-                if missing - copies <= (left if tenants is None else tenants.room(slot, left)):
-                    new = max(missing - freed, 0)
-                    needed += new
-                    dropped: i64 = 0 if states is None else states.saves.num_to_drop(row)
-                    if tenants is not None:
-                        tenants.ask(slot, new)
-                        taken[index] = missing - copies - dropped
-                        tenants.hold(slot, taken[index])
-                    freed = max(freed - missing, 0) + dropped
-                    left += dropped - missing + copies
-                    num_copies += copies
-                    if states is not None:
-                        saves[index] = states.num_to_save(row, starts[index], starts[index] + counts[index])
-                    if self.sequences.num_ahead[row] == 0:
-                        self._reached[row] = starts[index] + counts[index]
+            if counts[index] == 0 or self._will_wait(row):
+                continue
+            tenant = budget.tenant_of_row(row)
+            end = starts[index] + counts[index]
+            missing = self.store.num_missing(row, starts[index], end)
+            copies = self.store.num_copies(row, starts[index])
+            if missing - copies > budget.room(tenant, left):
+                continue
+            new = max(missing - freed, 0)
+            dropped: i64 = 0 if states is None else states.saves.num_to_drop(row)
+            budget.expect(tenant, new)
+            budget.plan(row, missing - copies - dropped)
+            needed += new
+            freed = max(freed - missing, 0) + dropped
+            left += dropped - missing + copies
+            num_copies += copies
+            if states is not None:
+                num_to_save[position] = states.num_to_save(row, starts[index], end)
+            if self.sequences.num_ahead[row] == 0:
+                self._reached[row] = end
         if self.state_blocks > 0:
-            needed += self._ask_for_saves(rows, saves, taken, left - num_copies, freed)
-        if tenants is not None:
-            for index in range(i64(len(rows))):
-                tenants.hold(tenants.of_row[rows[index]], -taken[index])
+            needed += self._expect_saves(rows, num_to_save, left - num_copies, freed)
+        budget.undo_plans(rows)
         self.kv_pool.evict_ahead(min(needed, self.kv_pool.queue.num_free))
 
-    def _ask_for_saves(self, rows: vec[i64], saves: vec[i64], taken: vec[i64], left: i64, freed: i64) -> i64:
-        """Ask for the blocks of those states that there is room for; return how many they are but for `freed` ones."""
-        tenants = self.parts.tenants
+    def _expect_saves(self, rows: vec[i64], num_to_save: vec[i64], left: i64, freed: i64) -> i64:
+        """Expect the blocks of those states that there is room for. Return how many victims they need.
+
+        num_to_save: blocks to save, in the order of `_slow`. freed: blocks that become free and are not taken before.
+        """
+        budget = self.budget
         needed: i64 = 0
-        for index in range(i64(len(rows))):
-            if saves[index] > 0:
-                slot: i64 = 0 if tenants is None else tenants.of_row[rows[index]]
-                room = max(left if tenants is None else tenants.room(slot, left), 0)
-                fits = min(saves[index], room - room % self.state_blocks)
+        for position in range(self._num_slow):
+            if num_to_save[position] > 0:
+                row = rows[self._slow[2 * position]]
+                room = max(budget.room(budget.tenant_of_row(row), left), 0)
+                fits = min(num_to_save[position], room - room % self.state_blocks)
                 new = max(fits - freed, 0)
-                if tenants is not None:
-                    tenants.ask(slot, new)
-                    tenants.hold(slot, fits)
-                    taken[index] += fits
+                budget.expect(budget.tenant_of_row(row), new)
+                budget.plan(row, fits)
                 needed += new
                 freed = max(freed - fits, 0)
                 left -= fits
@@ -215,18 +204,10 @@ class ReserveCalls:
         owner = sequences.waits_on[row]
         return not sequences.in_batch(owner) or self._reached[owner] < sequences.waits_for[row]
 
-    def _num_missing(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> i64:
-        """Blocks that writing these tokens takes from the pool, copies on write included."""
-        missing: i64 = 0
-        for index in range(i64(len(rows))):
-            if counts[index] > 0:
-                missing += self.store.num_missing(rows[index], starts[index], starts[index] + counts[index])
-        return missing
-
     def _map_ready(self, rows: vec[i64], first: vec[i64], counts: vec[i64]) -> vec[i64]:
         """Refuse bad counts before anything changes; returns where each sequence starts.
 
-        first: by row, see `_firsts`.
+        first: by row, where its next tokens begin.
         On the way the slots of all sequences that are `ready` are written to `_slot_room`, which is not visible yet;
         the others (`_slow`) are left out, with room for theirs. A step of more tokens than there is room for has
         prompts in it: all of its slots are made when the plan is asked for them.
@@ -269,10 +250,6 @@ class ReserveCalls:
         self._num_slots = total
         return starts
 
-    def _firsts(self, rows: vec[i64]) -> vec[i64]:
-        """Return by row where its next tokens begin."""
-        return self.sequences.num_computed if self.in_flight is None else self.in_flight.starts(rows)
-
     def _make_room(self, num_seqs: i64) -> None:
         """Room for the slots of a step of decodes."""
         if 2 * num_seqs > len(self._slow):
@@ -288,20 +265,6 @@ class ReserveCalls:
             f"it must be from 0 to {limit - start}: {start} tokens are computed{ahead}, max_model_len is {limit}"
         )
 
-    def _record(self, rows: vec[i64], counts: vec[i64]) -> None:
-        num_reserved = self.sequences.num_reserved
-        for index in range(i64(len(rows))):
-            num_reserved[rows[index]] = counts[index]
-
-    def _open_ready(self, in_flight: InFlight, rows: vec[i64], counts: vec[i64]) -> None:
-        """The same where several steps may be in flight, for the sequences that take no second look."""
-        slow: i64 = 0
-        for index in range(i64(len(rows))):
-            if slow < self._num_slow and self._slow[2 * slow] == index:
-                slow += 1
-            else:
-                in_flight.open(rows[index], counts[index])
-
     def _serve_slow(
         self, rows: vec[i64], starts: vec[i64], counts: vec[i64], statuses: vec[i64], slots: vec[i64]
     ) -> i64:
@@ -316,7 +279,7 @@ class ReserveCalls:
             row = rows[index]
             end = starts[index] + counts[index]
             sequences.reserved_at[row] = sequences.version
-            if sequences.ended_by[row] != 0 and sequences.ended_at[row] <= self._num_landed():
+            if sequences.ended_by[row] != 0 and sequences.ended_at[row] <= self.steps.num_landed():
                 sequences.forget_end(row)
             status = SCHEDULED
             if sequences.ready[row] == 0 or end > sequences.ready[row]:
@@ -324,21 +287,15 @@ class ReserveCalls:
             if status != SCHEDULED:
                 statuses[index] = status
                 counts[index] = 0
-                if self.in_flight is None:
-                    sequences.num_reserved[row] = 0
+                self.steps.refuse(row)
                 failed = True
                 continue
-            if self.in_flight is not None:
-                self.in_flight.open(row, counts[index])
+            self.steps.open(row, counts[index])
             if maps and not failed:
                 table.map_run(row, starts[index], end, slots, self._slow[2 * position + 1])
         if not maps:
             return 0
         return table.map_slots(rows, starts, counts, slots) if failed else self._num_slots
-
-    def _num_landed(self) -> i64:
-        """Return the latest step that has ended; 0 where steps have no numbers."""
-        return 0 if self.in_flight is None else self.in_flight.fence.num_ended
 
     def _grow(self, row: i64, start: i64, end: i64) -> i64:
         """Give one sequence what it needs to write tokens `start` to `end`, or say why not."""
@@ -366,12 +323,7 @@ class ReserveCalls:
         if not sequences.is_waiting(row):
             self.joins.settle(row)
             return False
-        if self.in_flight is not None:
-            return self.in_flight.num_reached(owner) < sequences.waits_for[row]
-        reached = sequences.num_computed[owner]
-        if sequences.reserved_at[owner] == sequences.version:
-            reached += sequences.num_reserved[owner]
-        return reached < sequences.waits_for[row]
+        return self.steps.num_reached(owner) < sequences.waits_for[row]
 
     def _copy_beginning(self, row: i64, position: i64) -> None:
         """The prompt's hit ended inside a block: its first tokens come from another block that begins alike."""

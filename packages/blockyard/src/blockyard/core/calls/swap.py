@@ -224,21 +224,16 @@ class SwapCalls:
 
     def _short(self, rows: vec[i64], states: "States") -> str:
         """Return which tenant has no room for the missing blocks of its sequences; "" if all have."""
-        tenants = self.pool.tenants
-        if tenants is None:
-            return ""
+        budget = self.pool.budget
         problem = ""
         left = self.pool.queue.num_free
-        taken = zeros_i64(len(rows))
-        for index, needed in enumerate(self._needed_in(rows, True, states)):
-            slot = tenants.of_row[rows[index]]
-            if not problem and needed > tenants.room(slot, left):
-                problem = f"seqs need {needed} blocks; {tenants.limits(slot, left)}"
-            taken[index] = needed
+        for index, needed in enumerate(self._needed_in(rows, True, states) if budget.is_shared else []):
+            tenant = budget.tenant_of_row(rows[index])
+            if not problem and needed > budget.room(tenant, left):
+                problem = f"seqs need {needed} blocks; {budget.limits(tenant, left)}"
             left -= needed
-            tenants.hold(slot, needed)
-        for index in range(i64(len(rows))):
-            tenants.hold(tenants.of_row[rows[index]], -taken[index])
+            budget.plan(rows[index], needed)
+        budget.undo_plans(rows)
         return problem
 
     def _needed_in(self, rows: vec[i64], with_finds: bool, states: "States") -> list[int]:
@@ -309,11 +304,10 @@ class SwapCalls:
 
     def _ask(self, rows: vec[i64], states: "States") -> None:
         """Charge the coming evictions to the tenants of the rows."""
-        tenants = self.pool.tenants
-        if tenants is not None:
-            tenants.ask_none()
-            for index, needed in enumerate(self._needed_in(rows, False, states)):
-                tenants.ask(tenants.of_row[rows[index]], needed)
+        budget = self.pool.budget
+        budget.expect_none()
+        for index, needed in enumerate(self._needed_in(rows, False, states) if budget.is_shared else []):
+            budget.expect(budget.tenant_of_row(rows[index]), needed)
 
     def _evict_ahead(self, targets: "Targets", states: "States") -> None:
         """Hold the blocks that were found, and choose all evictions before the first change: a policy might fail."""

@@ -1,9 +1,8 @@
 """The caller's own arrays for a step's inputs, written by `plan.fill`."""
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i64
 
@@ -11,7 +10,8 @@ from ...errors import InvalidArgument
 from ..arrays import view_i64, zeros_i64
 from ..gate import Gate
 from ..sequences.block_table import BlockTable
-from .caller_arrays import Column, writable_array
+from .caller_arrays import FilledStep, Target
+from .columns import LengthColumn, PositionColumn, SlotColumn, StartColumn, TokenColumn
 from .tables import SeenRows, rows_of_table, widest_row
 
 #: Up to this many entries, or this fraction of the array, are written one by one; beyond that all rows are copied.
@@ -19,14 +19,11 @@ FEW_ENTRIES: Final[i64] = 4096
 SHARE: Final[i64] = 16
 
 
-class TableTarget:
-    """A caller's array (rows, columns) for block tables, and its known contents.
-
-    Row i has the i-th sequence of a step.
-    """
+class TableTarget(Target):
+    """An array (rows, columns) for block tables, and what stands in it. Row i is of the i-th sequence of a step."""
 
     def __init__(self, value: object) -> None:
-        self.array = writable_array("block_tables", value, 2)
+        super().__init__("block_tables", value, 2)
         self._flat = self.array.reshape(-1)
         self.num_rows: i64 = self.array.shape[0]
         self.num_columns: i64 = self.array.shape[1]
@@ -41,16 +38,19 @@ class TableTarget:
         self._num_entries: i64 = 0
         self._widest: i64 = 0
 
-    def require(self, table: BlockTable, rows: vec[i64], padded: i64) -> None:
-        """Raise `InvalidArgument` if the array is too small."""
-        if self.num_rows < padded:
-            raise InvalidArgument(f"block_tables has {self.num_rows} rows; this step needs {padded}")
-        widest = widest_row(table, rows)
+    def is_of_group(self) -> bool:
+        return True
+
+    def require(self, step: FilledStep) -> None:
+        if self.num_rows < step.padded_seqs:
+            raise InvalidArgument(f"block_tables has {self.num_rows} rows; this step needs {step.padded_seqs}")
+        widest = widest_row(step.table, step.batch.rows)
         if self.num_columns < widest:
             raise InvalidArgument(f"block_tables has {self.num_columns} columns; this step needs {widest}")
 
-    def write(self, table: BlockTable, rows: vec[i64], padded: i64) -> None:
-        """Write these rows of a table to the array, padded with null blocks to `padded` rows."""
+    def write(self, step: FilledStep) -> None:
+        """Write the rows of the step's sequences, and null blocks into the padded rows; only what has changed."""
+        table, rows, padded = step.table, step.batch.rows, step.padded_seqs
         if self._table is not table:
             self._seen.forget()
         # If an interrupt ends this half-way, the contents are unknown.
@@ -64,7 +64,6 @@ class TableTarget:
         self._table = table
 
     def forget(self) -> None:
-        """Treat the contents as unknown."""
         self._table = None
 
     def _collect(self, table: BlockTable, rows: vec[i64], padded: i64) -> None:
@@ -156,35 +155,37 @@ class StepBuffers:
         input_ids: object = None,
         positions: object = None,
     ) -> None:
-        self._slot_mapping = _column("slot_mapping", slot_mapping)
-        self._block_tables = None if block_tables is None else TableTarget(block_tables)
-        self._seq_lens = _column("seq_lens", seq_lens)
-        self._query_start_loc = _column("query_start_loc", query_start_loc)
-        self._input_ids = _column("input_ids", input_ids)
-        self._positions = _column("positions", positions)
+        #: The arrays that were given.
+        self.targets: list[Target] = []
+        if slot_mapping is not None:
+            self.targets.append(SlotColumn("slot_mapping", slot_mapping))
+        if input_ids is not None:
+            self.targets.append(TokenColumn("input_ids", input_ids))
+        if positions is not None:
+            self.targets.append(PositionColumn("positions", positions))
+        if seq_lens is not None:
+            self.targets.append(LengthColumn("seq_lens", seq_lens))
+        if query_start_loc is not None:
+            self.targets.append(StartColumn("query_start_loc", query_start_loc))
+        if block_tables is not None:
+            self.targets.append(TableTarget(block_tables))
         self._require_apart()
         self._gate = Gate()
 
     def forget(self) -> None:
-        """Make the next `fill` write all of `block_tables`, after something else has written to it."""
-        if self._block_tables is not None:
-            self._block_tables.forget()
+        """Let the next `fill` write all of `block_tables`: something else wrote into it."""
+        for target in self.targets:
+            target.forget()
 
-    def _columns(self) -> list[Column]:
-        columns = [self._slot_mapping, self._seq_lens, self._query_start_loc, self._input_ids, self._positions]
-        return [column for column in columns if column is not None]
+    def are_of_group(self) -> bool:
+        """Return whether an array was given whose contents are a layer group's own."""
+        for target in self.targets:
+            if target.is_of_group():
+                return True
+        return False
 
     def _require_apart(self) -> None:
-        names = [column.name for column in self._columns()]
-        arrays: list[npt.NDArray[Any]] = [column.array for column in self._columns()]
-        if self._block_tables is not None:
-            names.append("block_tables")
-            arrays.append(self._block_tables.array)
-        for index in range(len(names)):
-            for other in range(index):
-                if np.may_share_memory(arrays[index], arrays[other]):
-                    raise InvalidArgument(f"{names[index]} overlaps {names[other]}; each needs memory of its own")
-
-
-def _column(name: str, value: object) -> Column | None:
-    return None if value is None else Column(name, value)
+        for index, target in enumerate(self.targets):
+            for other in self.targets[:index]:
+                if np.may_share_memory(target.array, other.array):
+                    raise InvalidArgument(f"{target.name} overlaps {other.name}; each needs memory of its own")

@@ -1,4 +1,4 @@
-"""Checks and access to callers' arrays that plans are written to."""
+"""The arrays of a caller that plans are written into."""
 
 from typing import Any
 
@@ -10,6 +10,8 @@ from mypy_extensions import i64
 from ...arguments import shown
 from ...errors import BlockyardError, InvalidArgument
 from ..arrays import view_i64, zeros_i64
+from ..sequences.block_table import BlockTable
+from .batch import Batch
 
 
 def writable_array(name: str, value: object, num_dimensions: int) -> npt.NDArray[Any]:
@@ -56,12 +58,49 @@ def _of_tensor(name: str, tensor: Any) -> npt.NDArray[Any]:
     return array
 
 
-class Column:
-    """A caller's one-dimensional array, and a buffer for its next contents."""
+class FilledStep:
+    """A step, and what it is padded to. slots: of all tokens, or empty if they are to be made."""
+
+    def __init__(self, batch: Batch, table: BlockTable, slots: vec[i64], padded_seqs: i64, padded_tokens: i64) -> None:
+        self.batch = batch
+        self.table = table
+        self.slots = slots
+        self.num_tokens = batch.num_tokens()
+        self.padded_seqs = padded_seqs
+        self.padded_tokens = padded_tokens
+
+
+class Target:
+    """An array of the caller that a step is written into. No method changes the array but `write`."""
+
+    def __init__(self, name: str, value: object, num_dimensions: int) -> None:
+        self.name = name
+        self.array = writable_array(name, value, num_dimensions)
+
+    def require(self, step: FilledStep) -> None:
+        """Raise `InvalidArgument` unless there is room for the padded step."""
+        raise NotImplementedError("a Target must have require()")
+
+    def lay_out(self, step: FilledStep) -> None:
+        """Make what `write` copies."""
+
+    def write(self, step: FilledStep) -> None:
+        """Write the padded step into the array."""
+        raise NotImplementedError("a Target must have write()")
+
+    def forget(self) -> None:
+        """Rely on nothing that an earlier step wrote."""
+
+    def is_of_group(self) -> bool:
+        """Return whether each layer group has contents of its own."""
+        return False
+
+
+class Column(Target):
+    """A one-dimensional array, and the items to copy into it."""
 
     def __init__(self, name: str, value: object) -> None:
-        self.name = name
-        self.array = writable_array(name, value, 1)
+        super().__init__(name, value, 1)
         self.length: i64 = len(self.array)
         self.is_narrow = self.array.dtype == np.int32
         self._items = zeros_i64(0)
@@ -70,13 +109,17 @@ class Column:
         self._target = self.array[:0]
         self._source = self._view[:0]
 
-    def require(self, needed: i64, what: str) -> None:
-        """Raise `InvalidArgument` if it is shorter than `needed`."""
+    def require(self, step: FilledStep) -> None:
+        needed = self.num_needed(step)
         if self.length < needed:
-            raise InvalidArgument(f"{self.name} has room for {self.length}; {what} needs {needed}")
+            raise InvalidArgument(f"{self.name} has room for {self.length}; this step needs {needed}")
+
+    def num_needed(self, step: FilledStep) -> i64:
+        """Return the number of items of a padded step: one a token, unless overridden."""
+        return step.padded_tokens
 
     def room(self, length: i64) -> vec[i64]:
-        """Return the buffer, with at least `length` items."""
+        """Return room for at least `length` items."""
         if length > len(self._items):
             self._items = zeros_i64(int(max(length, 2 * i64(len(self._items)))))
             self._view = view_i64(self._items)
@@ -84,7 +127,7 @@ class Column:
         return self._items
 
     def require_narrow(self, length: i64) -> None:
-        """Raise `InvalidArgument` if one of the first `length` items, none negative, does not fit into 32 bits."""
+        """Raise `InvalidArgument` if one of the first items, none of them negative, does not fit 32 bits."""
         items = self._items
         bits: i64 = 0
         for index in range(length):
@@ -92,8 +135,8 @@ class Column:
         if bits >> 31 != 0:
             raise InvalidArgument(f"{self.name} is int32; a slot of this step is 2**31 or more, int64 is needed")
 
-    def write(self, length: i64, padded: i64, padding: i64) -> None:
-        """Copy the first items to the caller's array, followed by `padding`."""
+    def copy(self, length: i64, padded: i64, padding: i64) -> None:
+        """Copy the first items to the caller's array, and `padding` after them."""
         items = self._items
         for index in range(length, padded):
             items[index] = padding

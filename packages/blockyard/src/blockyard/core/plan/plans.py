@@ -350,7 +350,7 @@ class StepPlan(SwapPlan):
             StalePlan: the cache has changed.
             ConcurrentCall: the same buffers are being filled.
         """
-        if isinstance(buffers, StepBuffers) and not (buffers._block_tables is None and buffers._slot_mapping is None):
+        if isinstance(buffers, StepBuffers) and buffers.are_of_group():
             self._only("fill(buffers)")
         fill_buffers(buffers, self._batch, self._tables[0], self._made_slots(), pad_to, pad_tokens_to)
 

@@ -1,146 +1,236 @@
-"""What an eviction policy is asked and told, and what stands around one and passes on what it does not decide."""
+"""The interface of eviction policies, and of the layers around them."""
 
-from mypy_extensions import i64, mypyc_attr
+from librt.vecs import vec
+from mypy_extensions import i32, i64, mypyc_attr
 
 from ...errors import PolicyError
+from .sessions import Sessions
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class EvictionPolicy:
-    """Chooses which idle cached block is evicted next. Subclass it, in plain Python or compiled.
+    """Chooses the idle cached block that is evicted next. Subclass it, in plain Python or compiled.
 
     A block is *idle* while it is cached and nothing holds it; only idle blocks may be chosen. Free blocks that cache
-    nothing are taken first, without asking. The pool tells the policy:
+    nothing are taken first, without asking. The pool calls:
 
     - `insert(block, key, depth)`: the block became idle. `key` (an integer below 2**62) names its content and
       everything before it: equal content has an equal key, before and after an eviction. `depth` is its position in
       its sequence, 0 for the first block. A sequence is inserted from its last block to its first, so that among equals
-      a suffix goes first.
+      a suffix is evicted first.
     - `hit(block, key)`: a prompt hit the block, idle or held; `remove` follows if it was idle.
     - `remove(block)`: the idle block was revived and may not be chosen now.
-    - `clear()`: the cache was reset; no block is idle any more.
+    - `clear()`: the cache was reset; no block is idle.
+    - `evict()`: return the idle block to evict, which is idle no longer. It is called only while a block is idle.
 
-    and asks `evict()` for the idle block to take, which is idle no longer. It asks only while a block is idle. No
-    method may cost more than O(log num_blocks). Policies read no clock; they count events.
+    No method may cost more than O(log num_blocks). Policies read no clock; they count events.
 
-    num_blocks: ids are 1 to num_blocks - 1. `grow(num_blocks)` says that there are more of them now.
+    Args:
+        num_blocks: size of the pool; block ids are 1 to num_blocks - 1 until `grow`.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks: i64 = num_blocks
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
-        """`block` became idle."""
+        """Add `block` to the idle blocks."""
         raise NotImplementedError("an EvictionPolicy must have insert()")
 
     def hit(self, block: i64, key: i64) -> None:
-        """A prompt hit `block`, idle or held. Does nothing unless overridden."""
+        """Record that a prompt hit `block`, idle or held. Optional."""
 
     def remove(self, block: i64) -> None:
-        """The idle `block` was revived."""
+        """Remove `block`, which was revived, from the idle blocks."""
         raise NotImplementedError("an EvictionPolicy must have remove()")
 
     def evict(self) -> i64:
-        """Choose an idle block; it is idle no longer."""
+        """Choose an idle block and remove it from the idle blocks."""
         raise NotImplementedError("an EvictionPolicy must have evict()")
 
     def clear(self) -> None:
-        """No block is idle any more: the cache was reset."""
+        """Remove all idle blocks: the cache was reset."""
         raise NotImplementedError("an EvictionPolicy must have clear()")
 
     def needs_hits(self) -> bool:
-        """Return whether it wants `hit`, which costs its caller something. It is asked once."""
+        """Return whether `hit` is to be called, which costs the pool time. It is asked once."""
         return True
 
-    def gone(self, block: i64) -> None:
-        """What `block` cached is gone: evicted as it was chosen, or lost otherwise, after `remove`. Optional."""
+    def uncache(self, block: i64) -> None:
+        """Record that the content of `block` has left the cache: after `evict`, or after `remove`. Optional."""
 
     def advance(self, now: float) -> None:
-        """It is `now` in the caller's logical time. Optional."""
+        """Set the time, in the caller's logical units. Optional."""
 
     def takes_hints(self) -> bool:
-        """Whether hints may decide before it (`KVCacheManager.hint`); they are refused otherwise."""
+        """Return whether hints (`KVCacheManager.hint`) may decide before this policy; if not, they are refused."""
         return True
 
     def as_layer(self) -> "Layer | None":
-        """This policy, if it stands around another one."""
+        """Return this policy if it is a layer around another one."""
         return None
 
     def grow(self, num_blocks: int) -> None:
-        """Ids now go up to num_blocks - 1."""
+        """Accept block ids up to num_blocks - 1."""
         self.num_blocks = num_blocks
 
     def check(self) -> None:
-        """Raise `InvariantError` where the policy's own structures disagree. O(num_blocks)."""
+        """Raise `InvariantError` if the policy's own structures disagree. O(num_blocks)."""
 
 
 class Layer(EvictionPolicy):
-    """Stands around `policy`, which is told everything as if it stood alone; a subclass changes what it must.
+    """A policy around another one, `policy`, to which it passes on what it does not decide itself.
 
-    A layer changes its own state before it tells the policy, which may raise. A policy that raises when it is told that
-    a block goes which it has not chosen may have missed it, and could name it later: it is asked no more.
+    The defaults here are those of a layer without states, tenants, retention or sessions, so that an `EvictionStack`
+    asks all its layers the same questions.
+
+    A layer changes its own state before it calls the policy, which may raise. A policy that raises when a block that it
+    did not choose is removed may know that block still, and could name it later: it is asked no more.
     """
 
     def __init__(self, policy: EvictionPolicy, num_blocks: int) -> None:
         super().__init__(num_blocks)
         self.policy = policy
-        #: What the policy did when it was told of an eviction, and so may have missed it; "" while it has not.
-        self._missed = ""
+        #: What the policy raised when a block was evicted that it did not choose; "" if nothing.
+        self._failure = ""
 
     def as_layer(self) -> "Layer | None":
-        """This layer."""
         return self
 
-    def passes(self, block: i64) -> bool:  # noqa: ARG002
-        """Whether the policy was told that the idle `block` is idle, and has not chosen it."""
-        return True
+    def put_around(self, policy: EvictionPolicy) -> None:
+        """Take another policy inside, which knows the same idle blocks."""
+        self.policy = policy
+
+    # What the policy inside answers.
 
     def hit(self, block: i64, key: i64) -> None:
-        """A prompt hit `block`."""
         self.policy.hit(block, key)
 
     def needs_hits(self) -> bool:
-        """Return what the policy wants."""
         return self.policy.needs_hits()
 
-    def gone(self, block: i64) -> None:
-        """What `block` cached is gone."""
-        self.policy.gone(block)
+    def uncache(self, block: i64) -> None:
+        self.policy.uncache(block)
+
+    def advance(self, now: float) -> None:
+        self.policy.advance(now)
+
+    def takes_hints(self) -> bool:
+        return self.policy.takes_hints()
+
+    def clear(self) -> None:
+        self._failure = ""
+        self.policy.clear()
+
+    def knows(self, block: i64) -> bool:  # noqa: ARG002
+        """Return whether the policy knows `block`, which is idle."""
+        return True
 
     def spared(self, block: i64) -> None:
-        """Tell the layers inside that `block`, which `evict` named, was revived before it was evicted."""
+        """Note that `block`, which `evict` named, was revived before it was evicted."""
         inside = self.policy.as_layer()
         if inside is not None:
             inside.spared(block)
 
-    def advance(self, now: float) -> None:
-        """It is `now`."""
-        self.policy.advance(now)
-
-    def takes_hints(self) -> bool:
-        """As the policy inside wants it."""
-        return self.policy.takes_hints()
-
-    def clear(self) -> None:
-        """No block is idle any more, so that the policy has missed none."""
-        self._missed = ""
-        self.policy.clear()
-
-    def tell_gone(self, block: i64) -> None:
-        """`block` goes, and was not the policy's choice."""
+    def remove_unchosen(self, block: i64) -> None:
+        """Remove a block that is evicted and that the policy did not choose."""
         try:
             self.policy.remove(block)
         except BaseException as error:
-            self._missed = f"raised {type(error).__name__}"
+            self._failure = f"raised {type(error).__name__}"
             raise
 
-    def require_told(self) -> None:
-        """Raise `PolicyError` if the policy may have missed an eviction."""
-        if self._missed:
-            raise PolicyError(f"it {self._missed} when it was told of an eviction; put another in its place")
+    def require_sound(self) -> None:
+        """Raise `PolicyError` if the policy failed to remove a block that it did not choose."""
+        if self._failure:
+            raise PolicyError(f"it {self._failure} when it was told of an eviction; put another in its place")
+
+    # Runs of blocks. idle: 1 + the depth of each idle block and 0 for others, by block; a layer that takes note of a
+    # block writes it there.
+
+    def insert_run(self, blocks: vec[i64], count: i64, keys: vec[i64], idle: vec[i64]) -> i64:  # noqa: ARG002
+        """Insert those of the first `count` of `blocks` that the policy need not know. Return how many they are.
+
+        keys: of all blocks, by block.
+        """
+        return 0
+
+    def remove_run(self, blocks: vec[i32], start: i64, count: i64, idle: vec[i64]) -> i64:  # noqa: ARG002
+        """Remove those of `blocks[start:start + count]` that the policy does not know. Return how many they are."""
+        return 0
+
+    def move_state(
+        self,
+        blocks: vec[i32],  # noqa: ARG002
+        start: i64,  # noqa: ARG002
+        count: i64,  # noqa: ARG002
+        record: i64,  # noqa: ARG002
+        is_idle: bool,  # noqa: ARG002
+        key: i64,  # noqa: ARG002
+        idle: vec[i64],  # noqa: ARG002
+    ) -> bool:
+        """Make the blocks of state `number` idle, or held again; return False, and change nothing, if it cannot.
+
+        key: of the first block; the others keep theirs.
+        """
+        return False
+
+    def num_withheld(self) -> i64:
+        """Return how many idle blocks the policy does not know because a state needs them."""
+        return 0
+
+    # Tenants.
+
+    def may_evict(self) -> bool:
+        """Return whether a block may be evicted for the tenant that takes blocks now."""
+        return True
+
+    def num_idle_of(self, tenant: i64) -> i64:  # noqa: ARG002
+        """Return how many of a tenant's blocks are idle, if tenants share the pool."""
+        return 0
+
+    # Retention.
+
+    def retained(self) -> i64:
+        """Return how many blocks are retained."""
+        return 0
+
+    def retained_of(self, tenant: i64) -> i64:  # noqa: ARG002
+        """Return how many blocks are retained for a tenant, if tenants share the pool."""
+        return 0
+
+    def is_retained(self, block: i64) -> bool:  # noqa: ARG002
+        """Return whether `block` has a priority above 0."""
+        return False
+
+    def retain(self, block: i64, priority: int, expires_at: float | None) -> None:
+        """Give a cached block a priority; 0 takes it back."""
+
+    # Sessions.
+
+    def hears_sessions(self) -> bool:
+        """Return whether this layer evicts by what is said of sessions."""
+        return False
+
+    def make_session_room(self, num_slots: i64) -> None:
+        """Make room for `num_slots` sessions. Raises MemoryError."""
+
+    def session_changed(self, sessions: Sessions, slot: i64) -> None:
+        """Note that a session is over, or is no longer said to be."""
+
+    def session_begins(self, slot: i64) -> None:
+        """Note that a new sequence of a session begins: the blocks of earlier ones are old."""
+
+    def session_ends(self, slot: i64) -> None:
+        """Forget a session, of which nothing is said. O(its idle blocks)."""
+
+    def num_hinted(self) -> i64:
+        """Return how many blocks were evicted because their session was over."""
+        return 0
+
+    # The size, and checks.
 
     def grow_policy(self, num_blocks: int) -> BaseException | None:
-        """Let the policy grow. What it raises is returned, so that the layer can grow too; MemoryError is raised."""
+        """Let the policy grow. Return what it raises, so that the layer can grow too; MemoryError is raised."""
         try:
             self.policy.grow(num_blocks)
         except MemoryError:
@@ -148,3 +238,9 @@ class Layer(EvictionPolicy):
         except BaseException as error:
             return error
         return None
+
+    def check_sessions(self, sessions: Sessions) -> None:
+        """Raise `InvariantError` unless this layer knows what is said of sessions."""
+
+    def check_retained(self) -> None:
+        """Verify the retained blocks, which stay sound when the policy has failed. Raises `InvariantError`."""

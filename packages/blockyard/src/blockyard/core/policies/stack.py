@@ -1,4 +1,4 @@
-"""What a pool asks for victims: an eviction policy with its layers; errors are caught, and answers checked."""
+"""What a pool asks for victims: an eviction policy with its layers, or nothing but the order of its free queue."""
 
 from operator import index as index_of
 from typing import Final
@@ -10,217 +10,308 @@ from ...errors import InvariantError, PolicyError
 from ..arrays import clear_i64, grown_i64, zeros_i64
 from ..gate import Interruption
 from .base import EvictionPolicy, Layer
-from .layers.hinted import Hinted
-from .layers.retention import Retention, RetentionWatch
-from .layers.sessions import Sessions
-from .layers.shares import Shares, TenantBook
-from .states.layer import StateLayer
+from .sessions import Sessions
 
 NONE: Final[i64] = 0
 
 
-class EvictionStack:
-    """Layers stand around an eviction policy, from outside: retention, tenants' shares, states, hints about
-    sessions.
+class QueueOrder:
+    """Eviction in the order of the free queue, least recently used: nothing is told, and no victims are named.
 
-    Each layer stands around the next one and has its interface: what the stack tells `top`, each layer takes note of
-    and passes on, and what the stack asks of it, each may decide or ask the next one.
+    Also the interface of `EvictionStack`.
+    """
+
+    def __init__(self) -> None:
+        #: Whether a policy names the victims.
+        self.has_policy = False
+        #: How many idle blocks the policy can name.
+        self.num_idle: i64 = 0
+        #: Whether the policy asks for hits.
+        self.needs_hits = False
+        #: What the policy raised first when it was told something; "" if nothing.
+        self.failure = ""
+        self.layers: list[Layer] = []
+        #: Which session used each block; none until `follow`.
+        self.sessions = Sessions(0, 0)
+
+    # Blocks.
+
+    def insert(self, block: i64, key: i64, depth: i64) -> None:
+        """Note that `block` became idle."""
+
+    def hit(self, block: i64, key: i64) -> None:
+        """Note that a prompt hit `block`."""
+
+    def remove(self, block: i64) -> None:
+        """Note that `block` is idle no longer."""
+
+    def insert_run(self, blocks: vec[i64], count: i64, keys: vec[i64]) -> None:
+        """Insert the first `count` of `blocks`, each at depth 0. keys: of all blocks, by block. O(count) calls."""
+
+    def remove_run(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Remove those of `blocks[start:start + count]` that are idle. O(count) calls."""
+
+    def move_state(
+        self,
+        blocks: vec[i32],  # noqa: ARG002
+        start: i64,  # noqa: ARG002
+        count: i64,  # noqa: ARG002
+        number: i64,  # noqa: ARG002
+        is_idle: bool,  # noqa: ARG002
+        key: i64,  # noqa: ARG002
+    ) -> bool:
+        """Make the blocks of state `number` idle, or held again; False if only `insert` and `remove` can."""
+        return False
+
+    def judge_again(self, block: i64, key: i64) -> None:
+        """Insert an idle block anew, because what the layers know of it has changed."""
+
+    def uncache(self, block: i64) -> None:
+        """Note that the content of `block` has left the cache, whether the policy chose it or not."""
+
+    def clear(self) -> None:
+        """Forget all idle blocks: the cache was reset."""
+
+    def grow(self, num_blocks: int) -> None:
+        """Make room for ids up to num_blocks - 1. After a MemoryError it may have grown or not; both are sound."""
+
+    # Victims.
+
+    def error(self) -> PolicyError:
+        """Return the error of calls after a failure."""
+        return PolicyError(self.failure)
+
+    def choose(self, count: i64, keys: vec[i64]) -> list[int]:  # noqa: ARG002
+        """Return `count` idle blocks to evict, fewer if tenants' guarantees leave fewer. keys: of all blocks.
+
+        Raises `PolicyError`; nothing has changed then.
+        """
+        return []
+
+    def num_withheld(self) -> i64:
+        """Return how many idle blocks the policy does not know because a state needs them."""
+        return 0
+
+    def num_idle_of(self, tenant: i64) -> int:
+        """Return how many of a tenant's blocks are idle, if tenants share the pool."""
+        return sum([int(layer.num_idle_of(tenant)) for layer in self.layers])
+
+    # Retention, and time.
+
+    def num_retained(self) -> int:
+        """Return how many blocks are retained."""
+        return sum([int(layer.retained()) for layer in self.layers])
+
+    def num_retained_of(self, tenant: i64) -> int:
+        """Return how many blocks are retained for a tenant, if tenants share the pool."""
+        return sum([int(layer.retained_of(tenant)) for layer in self.layers])
+
+    def is_retained(self, block: i64) -> bool:
+        """Return whether the block has a priority above 0."""
+        for layer in self.layers:
+            if layer.is_retained(block):
+                return True
+        return False
+
+    def retain(self, block: i64, priority: int, expires_at: float | None) -> None:
+        """Give a cached block a priority, if blocks can be retained here."""
+
+    def advance(self, now: float) -> None:
+        """Set the time, which ends retentions. O(log n) for each that ends."""
+
+    # Sessions. O(log sessions) a call.
+
+    def hears_sessions(self) -> bool:
+        """Return whether hints about sessions decide what is evicted."""
+        for layer in self.layers:
+            if layer.hears_sessions():
+                return True
+        return False
+
+    def make_session_room(self) -> bool:
+        """Have a free slot for a session. Return False if none can be had. Raises MemoryError."""
+        has_room = self.sessions.make_room()
+        for layer in self.layers:
+            layer.make_session_room(self.sessions.num_slots)
+        return has_room
+
+    def say(self, slot: i64, is_over: bool) -> None:
+        """Say that a session is over, or that nothing is known of it."""
+        if self.sessions.is_over(slot) != is_over:
+            self.sessions.say(slot, is_over)
+            for layer in self.layers:
+                layer.session_changed(self.sessions, slot)
+
+    def begin_sequence(self, slot: i64) -> i64:
+        """Begin a new sequence of a session, whose blocks so far are old. Return the sequence's tag."""
+        self.sessions.hear(slot)
+        self.say(slot, False)
+        for layer in self.layers:
+            layer.session_begins(slot)
+        return self.sessions.begin(slot)
+
+    def forget_session(self, slot: i64) -> None:
+        """Forget a session; its slot is free."""
+        self.say(slot, False)
+        for layer in self.layers:
+            layer.session_ends(slot)
+        self.sessions.close(slot)
+
+    def num_hinted_evictions(self) -> int:
+        """Return how many blocks were evicted because their session was over."""
+        return sum([int(layer.num_hinted()) for layer in self.layers])
+
+    def check(self, idle: set[int]) -> None:
+        """Verify that the policy knows exactly the idle blocks, and is sound unless it has failed. O(num_blocks)."""
+
+
+class EvictionStack(QueueOrder):
+    """An eviction policy with its layers: from outside, retention, tenants, states, hints about sessions.
+
+    Each layer has the interface of a policy and stands around the next one. The stack calls `top`; each layer takes
+    note of a call and passes it on, or decides itself.
 
     The stack catches what the policy raises, so that the pool's change is finished. An ordinary exception in a callback
     marks the policy as failed: the next question raises `PolicyError`. A KeyboardInterrupt, SystemExit or the like
-    marks it too, because it may have missed what it was told, and goes to `interruption`: the call that runs is
+    marks it too, because the policy may have missed a change, and goes to `interruption`: the call that runs is
     finished or undone, and then it is raised. What `evict` raises fails the call that asked, before it changed
-    anything. Every answer is checked: a policy that names a block which is not idle fails that call too, not the pool.
-    Put another policy in its place, and all goes on.
-
-    retains: told how retentions end; None where blocks cannot be
-    retained. sessions: who uses which blocks, where that is known; the policy may refuse hints about them.
-    tenants: who share the pool, if any do.
+    anything. Every answer is checked: a policy that names a block which is not idle fails that call, not the pool.
+    After `set_eviction_policy` everything works again.
     """
 
-    def __init__(
-        self,
-        policy: EvictionPolicy,
-        num_blocks: int,
-        interruption: Interruption,
-        retains: RetentionWatch | None = None,
-        sessions: Sessions | None = None,
-        tenants: TenantBook | None = None,
-    ) -> None:
+    def __init__(self, policy: EvictionPolicy, num_blocks: int, interruption: Interruption) -> None:
+        super().__init__()
+        self.has_policy = True
         self.interruption = interruption
         self.top = policy
-        self.layers: list[Layer] = []
-        names: list[str] = []
-        layer = policy.as_layer()
-        while layer is not None:
-            self.layers.append(layer)
-            names.append(f"{type(layer).__name__} around ")
-            policy = layer.policy
-            layer = policy.as_layer()
-        self.name = "".join(names) + type(policy).__name__
-        #: Around all but retention, where states are judged as such.
-        self.states: StateLayer | None = None
-        if self.layers and isinstance(self.layers[0], StateLayer):
-            self.states = self.layers[0]
-        #: What the policy raised first when it was told something; "" while it has not.
-        self.failure = ""
-        #: 1 + the depth of each idle block, as the policy was told; 0 for the others, below 0 for those just chosen.
+        #: For errors.
+        self.name = type(policy).__name__
+        #: 1 + the depth of each idle block; 0 for others, below 0 for those just chosen.
         self._idle = zeros_i64(num_blocks)
-        #: How many blocks the policy can name.
-        self.num_idle: i64 = 0
-        #: None are known until `know`.
-        self.sessions = Sessions(0, 0)
-        self.hints: Hinted | None = None
-        self.retention: Retention | None = None
-        self.shares: Shares | None = None
-        if sessions is not None:
-            sessions.make_block_room(num_blocks)
-            self.know(sessions)
-        if tenants is not None:
-            self.shares = Shares(self.top, num_blocks, tenants)
-            self.layers.insert(0, self.shares)
-            self.top = self.shares
-        if retains is not None:
-            self.retention = Retention(self.top, num_blocks, retains, self.shares)
-            self.layers.insert(0, self.retention)
-            self.top = self.retention
-        #: Whether it wants to be told of hits.
         self.needs_hits = self._asks("needs_hits")
 
+    def add_layer(self, layer: Layer) -> None:
+        """Put a layer, made around `top`, around all others."""
+        self.layers.insert(0, layer)
+        self.top = layer
+
+    def add_inside(self, layer: Layer) -> None:
+        """Put a layer, made around `innermost`, inside all others."""
+        if self.layers:
+            self.layers[-1].put_around(layer)
+        else:
+            self.top = layer
+        self.layers.append(layer)
+
+    def capacity(self) -> int:
+        """Return how many blocks the stack has room for, the null block included."""
+        return len(self._idle)
+
+    def innermost(self) -> EvictionPolicy:
+        """Return the policy inside all layers."""
+        return self.layers[-1].policy if self.layers else self.top
+
+    def idle_inside(self) -> list[int]:
+        """Return the idle blocks that the innermost policy knows. O(num_blocks)."""
+        idle = [block for block in range(len(self._idle)) if self._idle[i64(block)] != 0]
+        for layer in self.layers:
+            idle = [block for block in idle if layer.knows(i64(block))]
+        return idle
+
+    def takes_hints(self) -> bool:
+        """Ask whether hints about sessions may decide before the policy. Raises `PolicyError`."""
+        return self._asks("takes_hints")
+
     def _asks(self, method: str) -> bool:
-        """What the policy says of itself. Raises `PolicyError`."""
         try:
             return self.top.needs_hits() if method == "needs_hits" else self.top.takes_hints()
         except Exception as error:
-            raise self._refused(method, error)
-
-    def _refused(self, method: str, error: Exception) -> PolicyError:
-        text = text_of(error, self.interruption)
-        return PolicyError(f"eviction policy {self.name}: {method} raised {type(error).__name__}: {text}")
-
-    def know(self, sessions: Sessions) -> None:
-        """Sessions are known from now on; put hints around the policy, inside of all layers, if it takes any.
-
-        O(num_blocks). Raises `PolicyError`, or MemoryError; nothing has changed then.
-        """
-        if self._asks("takes_hints"):
-            inside = self.layers[-1].policy if self.layers else self.top
-            hints = self._hints_around(inside, sessions)
-            if self.layers:
-                self.layers[-1].policy = hints
-            else:
-                self.top = hints
-            self.layers.append(hints)
-            self.hints = hints
-            if self.shares is not None:
-                self.shares.is_direct = False
-        self.sessions = sessions
-
-    def _hints_around(self, policy: EvictionPolicy, sessions: Sessions) -> Hinted:
-        idle = [block for block in range(len(self._idle)) if self._idle[i64(block)] != 0]
-        for layer in self.layers:
-            idle = [block for block in idle if layer.passes(i64(block))]
-        return Hinted(policy, len(self._idle), sessions, idle)
+            text = text_of(error, self.interruption)
+            raise PolicyError(f"eviction policy {self.name}: {method} raised {type(error).__name__}: {text}")
 
     # What happens to blocks.
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
-        """`block` became idle."""
         self._idle[block] = depth + 1
         self.num_idle += 1
         try:
             self.top.insert(block, key, depth)
         except BaseException as error:
-            self._keep("insert", error)
+            self._note_failure("insert", error)
 
     def hit(self, block: i64, key: i64) -> None:
-        """A prompt hit `block`."""
         try:
             self.top.hit(block, key)
         except BaseException as error:
-            self._keep("hit", error)
+            self._note_failure("hit", error)
 
     def remove(self, block: i64) -> None:
-        """`block` is idle no longer."""
         self._idle[block] = 0
         self.num_idle -= 1
         try:
             self.top.remove(block)
         except BaseException as error:
-            self._keep("remove", error)
+            self._note_failure("remove", error)
 
     def insert_run(self, blocks: vec[i64], count: i64, keys: vec[i64]) -> None:
-        """Say that the first `count` of `blocks` are idle, each at depth 0. keys: of all blocks. O(count) calls."""
-        told: i64 = 0
-        if self.states is not None and self.states is self.top:
-            told = self.states.insert_needed(blocks, count, keys, self._idle)
-            self.num_idle += told
-        for place in range(count if told < count else 0):
+        inserted = self.layers[0].insert_run(blocks, count, keys, self._idle) if self.layers else NONE
+        self.num_idle += inserted
+        for place in range(count if inserted < count else 0):
             if self._idle[blocks[place]] == 0:
                 self.insert(blocks[place], keys[blocks[place]], 0)
 
     def remove_run(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Say that those of `blocks[start:start + count]` that were idle are held. O(count) calls."""
-        taken: i64 = 0
-        if self.states is not None and self.states is self.top:
-            taken = self.states.remove_needed(blocks, start, count, self._idle)
-            self.num_idle -= taken
-        for place in range(start, start + count if taken < count else start):
+        removed = self.layers[0].remove_run(blocks, start, count, self._idle) if self.layers else NONE
+        self.num_idle -= removed
+        for place in range(start, start + count if removed < count else start):
             if self._idle[i64(blocks[place])] != 0:
                 self.remove(i64(blocks[place]))
 
     def move_state(self, blocks: vec[i32], start: i64, count: i64, number: i64, is_idle: bool, key: i64) -> bool:
-        """Say that the parts of a state are idle now, or are no longer; False where only `insert` or `remove` can."""
-        states = self.states
-        if states is None or states is not self.top:
-            return False
-        if not states.move_output(blocks, start, count, number, is_idle, key, self._idle):
+        if not self.layers or not self.layers[0].move_state(blocks, start, count, number, is_idle, key, self._idle):
             return False
         self.num_idle += count if is_idle else -count
         return True
 
     def judge_again(self, block: i64, key: i64) -> None:
-        """Tell the layers that an idle block is idle anew: what they know of it has changed."""
         depth = self._idle[block] - 1
         if depth >= 0:
             self.remove(block)
             self.insert(block, key, depth)
 
     def num_withheld(self) -> i64:
-        """Return how many idle blocks the policy is not asked about, because a state needs them."""
-        return 0 if self.states is None else self.states.num_needed
+        num_withheld: i64 = 0
+        for layer in self.layers:
+            num_withheld += layer.num_withheld()
+        return num_withheld
 
-    def gone(self, block: i64) -> None:
-        """What `block` cached is gone, chosen or not: a shrinking pool asks no policy."""
+    def uncache(self, block: i64) -> None:
         self.sessions.forget_block(block)
         try:
-            self.top.gone(block)
+            self.top.uncache(block)
         except BaseException as error:
-            self._keep("gone", error)
+            self._note_failure("uncache", error)
 
     def clear(self) -> None:
-        """No block is idle any more."""
         clear_i64(self._idle)
         self.num_idle = 0
         self.sessions.forget_blocks()
         try:
             self.top.clear()
         except BaseException as error:
-            self._keep("clear", error)
+            self._note_failure("clear", error)
 
     def grow(self, num_blocks: int) -> None:
-        """Ids now go up to num_blocks - 1. Raises MemoryError, and has grown or not then; both are sound."""
         idle = grown_i64(self._idle, num_blocks)
         try:
             self.top.grow(num_blocks)
         except MemoryError:
             raise
         except BaseException as error:
-            self._keep("grow", error)
+            self._note_failure("grow", error)
         self._idle = idle
 
-    def _keep(self, method: str, error: BaseException) -> None:
-        """The policy raised when it was told something."""
+    def _note_failure(self, method: str, error: BaseException) -> None:
         if not isinstance(error, Exception):
             self.interruption.note(error)
         if not self.failure:
@@ -231,18 +322,13 @@ class EvictionStack:
     # Victims.
 
     def error(self) -> PolicyError:
-        """What the question raises that comes after a failure."""
         return PolicyError(f"eviction policy {self.name}: {self.failure}; put another in its place")
 
     def choose(self, count: i64, keys: vec[i64]) -> list[int]:
-        """Return `count` victims, which must be there; fewer where tenants' floors leave fewer. keys: of all blocks.
-
-        Raises `PolicyError`; nothing has changed then.
-        """
         if count > 0 and self.failure:
             raise self.error()
         victims: list[int] = []
-        while count > 0 and (self.shares is None or self.shares.has_more()):
+        while count > 0 and self._may_evict():
             problem = self._choose_one(victims, keys)
             if problem:
                 self._put_back(victims, keys)
@@ -253,8 +339,14 @@ class EvictionStack:
         self.num_idle -= i64(len(victims))
         return victims
 
+    def _may_evict(self) -> bool:
+        for layer in self.layers:
+            if not layer.may_evict():
+                return False
+        return True
+
     def _choose_one(self, victims: list[int], keys: vec[i64]) -> str:
-        """Ask for one more victim; returns what is wrong with the answer."""
+        """Ask for one more victim. Return what is wrong with the answer."""
         try:
             block = index_of(self.top.evict())
         except Exception as error:
@@ -278,81 +370,32 @@ class EvictionStack:
 
     # Retention, and time.
 
-    @property
-    def num_retained(self) -> int:
-        """Blocks that are retained."""
-        return 0 if self.retention is None else self.retention.num_retained
-
-    def is_retained(self, block: int) -> bool:
-        """Whether the block has a priority above 0."""
-        return self.retention is not None and self.retention.is_retained(block)
-
-    def retain(self, block: int, priority: int, expires_at: float | None) -> None:
-        """Give a cached block a priority, if blocks can be retained here."""
-        if self.retention is not None:
-            try:
-                self.retention.set_priority(block, priority, expires_at)
-            except BaseException as error:
-                self._keep("remove" if priority > 0 else "insert", error)
+    def retain(self, block: i64, priority: int, expires_at: float | None) -> None:
+        try:
+            for layer in self.layers:
+                layer.retain(block, priority, expires_at)
+        except BaseException as error:
+            self._note_failure("remove" if priority > 0 else "insert", error)
 
     def advance(self, now: float) -> None:
-        """It is `now`: retentions end. O(log n) for each that ends."""
         try:
             self.top.advance(now)
         except BaseException as error:
-            self._keep("advance", error)
-
-    # Sessions. O(log sessions) a call.
-
-    def make_session_room(self) -> bool:
-        """Have a free slot for a session, or say that none can be had. Raises MemoryError."""
-        has_room = self.sessions.make_room()
-        if self.hints is not None and self.hints.num_slots < self.sessions.num_slots:
-            self.hints.grow_slots()
-        return has_room
-
-    def say(self, slot: i64, is_over: bool) -> None:
-        """Say that a session is over, or that nothing is known of it."""
-        was_over = self.sessions.is_over(slot)
-        self.sessions.say(slot, is_over)
-        if self.states is not None and was_over != is_over:
-            self.states.registry.set_session_over(self.sessions.number(slot), is_over)
-        if self.hints is not None:
-            self.hints.restate(slot)
-
-    def begin_sequence(self, slot: i64) -> i64:
-        """A new sequence of a session: what was said is over, and what it held is old. Returns the sequence's tag."""
-        self.sessions.hear(slot)
-        self.say(slot, False)
-        if self.hints is not None:
-            self.hints.supersede(slot)
-        return self.sessions.begin(slot)
-
-    def forget_session(self, slot: i64) -> None:
-        """Forget a session; its slot is free."""
-        self.say(slot, False)
-        if self.hints is not None:
-            self.hints.forget(slot)
-        self.sessions.close(slot)
-
-    def num_hinted_evictions(self) -> int:
-        """Blocks that were evicted because of a hint."""
-        of_states = 0 if self.states is None else int(self.states.num_over)
-        return of_states + (0 if self.hints is None else int(self.hints.num_evicted))
+            self._note_failure("advance", error)
 
     def check(self, idle: set[int]) -> None:
-        """The policy was told of exactly the idle blocks, and is sound unless it has failed. O(num_blocks)."""
         told = {block for block in range(len(self._idle)) if self._idle[i64(block)] != 0}
         if told != idle:
             raise InvariantError(f"policy: it was told that {sorted(told)} are idle; {sorted(idle)} are")
         if self.num_idle != len(told):
             raise InvariantError(f"policy: {len(told)} blocks are idle, the count says {self.num_idle}")
-        if self.states is not None:
-            self.states.registry.check_sessions(self.sessions)
+        for layer in self.layers:
+            layer.check_sessions(self.sessions)
         if not self.failure:
             self.top.check()
-        elif self.retention is not None:
-            self.retention.check_wishes()
+            return
+        for layer in self.layers:
+            layer.check_retained()
 
 
 def text_of(error: BaseException, interruption: Interruption) -> str:

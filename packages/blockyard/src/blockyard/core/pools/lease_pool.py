@@ -232,9 +232,9 @@ class LeasePool:
                 count,
                 self.num_free_blocks,
             )
-        ledger.charge(0)
-        if ledger.tenants is not None and count > ledger.room(0):
-            limits = ledger.tenants.limits(0, ledger.queue.num_free)
+        ledger.budget.act_for(0)
+        if count > ledger.room(0):
+            limits = ledger.budget.limits(0, ledger.queue.num_free)
             raise OutOfBlocks(f"num_blocks is {count}; {limits}", count, max(int(ledger.room(0)), 0))
 
     def _take_new(self, lease: BlockLease, blocks: vec[i32], start: i64, count: i64) -> None:

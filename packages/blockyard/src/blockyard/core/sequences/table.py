@@ -122,7 +122,7 @@ class SequenceTable(BlockTable):
     num_computed   allocate, commit, fork, hits, joins, swap, truncate
     num_promised   open and close
     num_published  allocate, commit, fork, truncate
-    num_reserved   commit, in_flight, open and close, reserve
+    num_reserved   commit, in_flight, open and close
     num_tokens     allocate, commit, fork, truncate
     num_waiters    joins
     pending_token  allocate, commit, fork, reserve, truncate

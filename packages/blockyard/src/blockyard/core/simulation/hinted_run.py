@@ -8,7 +8,8 @@ from mypy_extensions import i64
 from ..arrays import zeros_i64
 from ..gate import Interruption
 from ..policies.base import EvictionPolicy
-from ..policies.layers.sessions import SLOT_SPAN, Sessions
+from ..policies.layers.hinted import follow_sessions
+from ..policies.sessions import SLOT_SPAN, Sessions
 from ..policies.stack import EvictionStack
 from .policy_run import PolicyRun
 
@@ -28,7 +29,8 @@ class HintedRun(PolicyRun):
         num_blocks = int(capacity + longest_request + 1)
         self._sessions = Sessions(num_blocks, int(min(max(num_sessions, 1), SLOT_SPAN)))
         #: It is told of sessions; of blocks its top layer is, and asked, without what a pool needs in between.
-        self._stack = EvictionStack(policy, num_blocks, Interruption(), sessions=self._sessions)
+        self._stack = EvictionStack(policy, num_blocks, Interruption())
+        follow_sessions(self._stack, self._sessions)
         self._policy = self._stack.top
         #: 1 + the slot of each session; 0 for one that is not known. And the session in each slot.
         self._slot_of = zeros_i64(int(num_sessions))

@@ -172,7 +172,7 @@ class Store:
             return False
         if is_there:
             self._make_own_token_block(row, start, published, transfers)
-        if self.token_blocks.observer is not None:
+        if self.token_blocks.is_watched:
             # An observer makes objects, and may find no memory: each block is the row's before the next is taken.
             while missing > 0:
                 sequences.push_block(row, self.token_blocks.acquire_one())

@@ -161,7 +161,7 @@ class CheckpointPositions:
         record = self.requests.records[row]
         if not self.registry.order.learns or record is NO_RECORD:
             return True
-        num_free = self.pool.queue.num_free - self.pool.require_stack().num_withheld()
+        num_free = self.pool.queue.num_free - self.pool.stack.num_withheld()
         if num_free >= self.state_blocks + self.sequences.num_blocks[row]:
             return True
         if self.registry.would_score(record, position, kind) >= self.registry.lowest_score():

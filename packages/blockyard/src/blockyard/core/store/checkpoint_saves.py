@@ -196,11 +196,11 @@ class CheckpointSaves:
         parts = self.pool.find_parts(content, FIRST_PART, self.num_parts)
         if len(parts) < self.num_parts:
             return True
-        block_map, stack = self.block_map, self.pool.require_stack()
+        block_map, stack = self.block_map, self.pool.stack
         for part in range(self.num_parts):
             block = i64(parts[part])
             is_part = block_map.checkpoint_of[block] != NO_CHECKPOINT or block_map.output_of[block] != NONE
-            if is_part or self.pool.ref_cnt[block] > 0 or stack.is_retained(int(block)):
+            if is_part or self.pool.ref_cnt[block] > 0 or stack.is_retained(block):
                 return False
         self.pool.uncache_run(parts, 0, self.num_parts)
         return True

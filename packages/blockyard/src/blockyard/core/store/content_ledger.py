@@ -6,7 +6,6 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...config import MAX_GROUPS
-from ...errors import InvariantError
 from ...ids import NO_CONTENT, NULL_BLOCK
 from ..arrays import grown_i64, zeros_i32, zeros_i64
 from ..blocks.observer import PoolObserver
@@ -15,7 +14,6 @@ from ..index.hashing import root_hash
 from ..index.prefix_index import PrefixIndex
 from ..index.prompt import Prompt
 from ..index.room import IndexRoom
-from ..policies.stack import EvictionStack
 from ..watch.misses import MissLog, stored_name
 from .transfers import MOVE, Numbers, Transfers
 
@@ -210,7 +208,7 @@ class ContentLedger(WordLedger):
         for place in range(start, last):
             if next_free[i64(blocks[place])] != blocks[place + 1]:
                 return False
-        if not self._renames or self.observer is not None or not self._move_state(blocks, start, count, number, False):
+        if not self._renames or self.is_watched or not self._move_state(blocks, start, count, number, False):
             return False
         self.queue.remove_chain(blocks[start], blocks[last], count)
         self.num_allocated_blocks += count
@@ -221,7 +219,7 @@ class ContentLedger(WordLedger):
 
     def release_state(self, row: i64, blocks: vec[i32], start: i64, count: i64, number: i64) -> None:
         """Release a checkpoint that `hold_state` held, in order, after its first part was cached anew."""
-        is_held_on = self.num_retiring > 0 or (self.fence is not None and self.fence.is_open(row))
+        is_held_on = self.num_retiring > 0 or self.fence.is_open(row)
         if is_held_on or not self._move_state(blocks, start, count, number, True):
             self.give_back_in_order(row, blocks, start, count)
             return
@@ -230,18 +228,12 @@ class ContentLedger(WordLedger):
 
     def _move_state(self, blocks: vec[i32], start: i64, count: i64, number: i64, is_idle: bool) -> bool:
         key = self.index.chain_hash[i64(blocks[start])]
-        if not self.require_stack().move_state(blocks, start, count, number, is_idle, key):
+        if not self.stack.move_state(blocks, start, count, number, is_idle, key):
             return False
         ref_cnt = self.ref_cnt
         for place in range(start, start + count):
             ref_cnt[i64(blocks[place])] = 0 if is_idle else 1
         return True
-
-    def require_stack(self) -> EvictionStack:
-        """Return the eviction stack, which a cache with states always has."""
-        if self.stack is None:
-            raise InvariantError("states: the pool has no eviction stack")
-        return self.stack
 
     def cache_content(self, block: i64, content: i64, group: i64) -> None:
         """Cache `block`, which is held and not cached, under `content` for `group`. O(1) expected."""

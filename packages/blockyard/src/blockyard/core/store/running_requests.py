@@ -98,7 +98,7 @@ class RunningRequests:
 
     def _judge_again(self, block: i64) -> None:
         if self.pool.ref_cnt[block] == 0 and block < self.pool.num_blocks:
-            self.pool.require_stack().judge_again(block, self.pool.index.chain_hash[block])
+            self.pool.stack.judge_again(block, self.pool.index.chain_hash[block])
 
     # Where blocks stand once a row releases them.
 
@@ -145,7 +145,7 @@ class RunningRequests:
             if checkpoint.position == last and checkpoint.kind == PROMPT_END and checkpoint.num_hits == 0:
                 registry.set_kind(number, OUTPUT_END)
         tag = self.sequences.session[row]
-        sessions = self.pool.require_stack().sessions
+        sessions = self.pool.stack.sessions
         slot = sessions.slot_of(tag)
         if slot >= 0:
             registry.end_request(self.records[row], taken, sessions.number(slot), sessions.is_over(slot))

@@ -7,12 +7,13 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...answers import MissCauses
+from ...errors import InvalidArgument
 from ...ids import NO_CONTENT, NULL_BLOCK
 from ..arrays import zeros_i64
 from ..blocks.observer import PoolObserver
 from ..index.hashing import root_hash
 from ..index.prefix_index import PrefixIndex
-from ..index.prompt import Prompt
+from ..index.prompt import Hit, Prompt
 
 #: Evictions are remembered in a table of this many slots for each block of the pool, and at least 256.
 SLOTS_A_BLOCK: Final = 4
@@ -24,7 +25,49 @@ WAYS: Final[i64] = 4
 MAX_FIRST_BLOCKS: Final = 65536
 
 
-class MissLog(PoolObserver):
+class Misses(PoolObserver):
+    """The causes of misses of a cache that does not track them: none. Also the interface of `MissLog`."""
+
+    def explain(
+        self,
+        prompt: Prompt,  # noqa: ARG002
+        found: Hit,  # noqa: ARG002
+        hittable: i64,  # noqa: ARG002
+        hit: i64,  # noqa: ARG002
+        resumed: bool,  # noqa: ARG002
+    ) -> list[int]:
+        """Return tokens by cause, in the order of `MissCauses.FIELDS`, of a prompt whose first `hit` tokens were taken.
+
+        hittable: leading blocks that could hit. found: what the index knows; blocks of it that were not taken are
+        evicted from the pool below them, but for the first `num_served`, which lack nothing but a state.
+        """
+        return []
+
+    def keep(self, row: i64, causes: list[int]) -> None:
+        """Record the causes of the prompt in a row."""
+
+    def note_first(self, words: vec[i64], num_tokens: i64, root: i64, block_size: i64) -> None:
+        """Record that a prompt which begins with these tokens is cached under `root`."""
+
+    def clear(self, row: i64) -> None:
+        """Record that a row has no prompt of its own, because it was forked."""
+
+    def count(self, row: i64, num_hit: i64, resumed: bool) -> None:
+        """Add a prompt's causes to the totals; a request that only finds what it left behind is no hit.
+
+        num_hit: what is left of its hit. A producer may have left before it computed the rest, which was never cached.
+        """
+
+    def of_row(self, row: i64) -> MissCauses:  # noqa: ARG002
+        """Return the causes of the prompt in a row. Raises `InvalidArgument` unless misses are tracked."""
+        raise InvalidArgument("track_misses is False; the causes of misses are known with track_misses=True")
+
+    def in_all(self) -> MissCauses:
+        """Return the causes of all prompts that were counted. Raises `InvalidArgument` unless misses are tracked."""
+        raise InvalidArgument("track_misses is False; the causes of misses are known with track_misses=True")
+
+
+class MissLog(Misses):
     """Remembers evictions by the chained hash of their content, and the extra keys of first blocks.
 
     It only explains misses. A hash collision or an overwritten entry can make an explanation wrong, but never a hit.
@@ -85,21 +128,7 @@ class MissLog(PoolObserver):
         slot = self._slot(name)
         return self._num_evictions - self._when[slot] if slot >= 0 else -1
 
-    def explain(
-        self, prompt: Prompt, hittable: i64, blocks: vec[i32], hit: i64, root: i64, resumed: bool, served: i64
-    ) -> list[int]:
-        """Return the tokens of a prompt by cause, in the order of `MissCauses.FIELDS`.
-
-        Args:
-            prompt: the prompt.
-            hittable: leading blocks that can be hit.
-            blocks: its leading indexed blocks. Those that were not taken count as evicted from the pool of their group,
-                except the first `served`, which only lack a state.
-            hit: leading tokens that were taken.
-            root: root of its keys.
-            resumed: whether the request was preempted.
-            served: blocks that could be taken if every position had a state.
-        """
+    def explain(self, prompt: Prompt, found: Hit, hittable: i64, hit: i64, resumed: bool) -> list[int]:
         size = self.block_size
         causes = [0] * len(MissCauses.FIELDS)
         causes[HIT] = int(hit)
@@ -109,9 +138,9 @@ class MissLog(PoolObserver):
         if resumed:
             causes[RECOMPUTED] = int(missed)
         elif missed > 0:
-            without = max(min(served, hittable) * size - hit, 0)
+            without = max(min(found.num_served, hittable) * size - hit, 0)
             causes[NO_STATE] = int(without)
-            self._split(prompt, hittable, blocks, hit + without, root, causes)
+            self._split(prompt, hittable, found.blocks[: found.num_known], hit + without, found.root, causes)
         return causes
 
     def _split(self, prompt: Prompt, hittable: i64, blocks: vec[i32], hit: i64, root: i64, causes: list[int]) -> None:
@@ -163,7 +192,6 @@ class MissLog(PoolObserver):
         return int(self.index.hash_alone(words))
 
     def note_first(self, words: vec[i64], num_tokens: i64, root: i64, block_size: i64) -> None:
-        """Record that a prompt with these first tokens is cached under `root`."""
         if num_tokens >= block_size:
             name = self._first_hash(words)
             self._first_blocks.pop(name, 0)
@@ -172,30 +200,21 @@ class MissLog(PoolObserver):
             self._first_blocks[name] = root
 
     def keep(self, row: i64, causes: list[int]) -> None:
-        """Store the causes of the prompt in a row."""
         for position in range(NUM_CAUSES):
             self._of_rows[row * NUM_CAUSES + position] = causes[position]
 
     def clear(self, row: i64) -> None:
-        """Clear the causes of a row, which was forked and therefore has no prompt."""
         for position in range(NUM_CAUSES):
             self._of_rows[row * NUM_CAUSES + position] = 0
         self._of_rows[row * NUM_CAUSES + YOUNGEST] = -1
 
     def of_row(self, row: i64) -> MissCauses:
-        """Return the causes of the prompt in a row."""
         return _answer(self._of_rows[row * NUM_CAUSES : (row + 1) * NUM_CAUSES])
 
     def in_all(self) -> MissCauses:
-        """Return the causes of all counted prompts."""
         return _answer(self.totals)
 
     def count(self, row: i64, num_hit: i64, resumed: bool) -> None:
-        """Add a prompt's causes to the totals. A resumed request's hits are not counted.
-
-        `num_hit` is what remains of its hit: a producer may have ended before it computed the rest, which was never
-        cached.
-        """
         first = row * NUM_CAUSES
         causes = self._of_rows
         lost = causes[first + HIT] - num_hit

@@ -1,4 +1,4 @@
-"""Hints around a policy: blocks of sessions that are over are evicted first."""
+"""The layer for hints: blocks of sessions that are over are evicted first."""
 
 from typing import Final
 
@@ -9,24 +9,25 @@ from ...arrays import clear_i32, grown_i32, zeros_i32
 from ..base import EvictionPolicy, Layer
 from ..parts.heap import BlockHeap
 from ..parts.lists import BlockLists
-from .sessions import Sessions
+from ..sessions import Sessions
+from ..stack import EvictionStack
 
-#: Where a block is: held, idle and known to the policy, or idle and evicted because of a hint unless it is put back.
+#: A block is held, idle and known to the policy, or named for eviction because its session is over.
 HELD: Final[i32] = 0
 INNER: Final[i32] = 1
 TAKEN: Final[i32] = 2
 
 
 class Hinted(Layer):
-    """Evicts the idle blocks of sessions that are over before all others, and asks the policy for the rest.
+    """Evicts the idle blocks of sessions that are over before all others, which the policy chooses from.
 
-    The session that was over first goes first, what it no longer held before what it held last, from the last block to
-    the first. What several sessions use is the policy's own.
+    The session that ended first is first; of a session the old blocks come first, then those of its newest sequence,
+    from the last block to the first.
 
-    Each session has two lists of idle blocks, in the order in which they became idle: list 2 s has what slot s holds
-    now, list 2 s + 1 what it held before. A sequence is freed from its last block to its first, so the head is a leaf.
+    Each session has two lists of idle blocks, in the order in which they became idle: list 2 s has the current blocks
+    of slot s, list 2 s + 1 its old ones. A sequence is freed from its last block to its first, so the head is a leaf.
 
-    sessions: what was said, changed by others, who then call `restate`. idle: blocks that `policy` knows as idle.
+    sessions: changed by the caller, who then calls `session_changed`. idle: blocks that `policy` knows as idle.
     O(log sessions) amortised an event on top of the policy's own; 16 bytes a block, about 50 a session.
     """
 
@@ -36,10 +37,10 @@ class Hinted(Layer):
         slots = int(sessions.num_slots)
         self._lists = BlockLists(2 * slots, num_blocks)
         self._where = zeros_i32(num_blocks)
-        #: Sessions that are over and have idle blocks, the one that was over first first.
+        #: Sessions that are over and have idle blocks, in the order in which they ended.
         self._over = BlockHeap(slots)
-        self.num_slots: i64 = slots
-        #: Blocks that were evicted because of a hint.
+        self._num_slots: i64 = slots
+        #: Blocks that were evicted because their session was over.
         self.num_evicted: i64 = 0
         for block in idle:
             self._where[i64(block)] = INNER
@@ -47,13 +48,11 @@ class Hinted(Layer):
     # What happens to blocks.
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
-        """`block` became idle."""
         self._where[block] = INNER
         self._link(block)
         self.policy.insert(block, key, depth)
 
     def remove(self, block: i64) -> None:
-        """The idle `block` was revived."""
         self._leave(block)
         self.policy.remove(block)
 
@@ -64,8 +63,7 @@ class Hinted(Layer):
     # Choosing.
 
     def evict(self) -> i64:
-        """Return a block of a session that is over; else the policy's choice."""
-        self.require_told()
+        self.require_sound()
         if self._over.num_items > 0:
             return self._take(self._first_of(self._over.first()))
         block = self.policy.evict()
@@ -74,13 +72,12 @@ class Hinted(Layer):
         return block
 
     def _first_of(self, slot: i64) -> i64:
-        """Return what is evicted first of a session: what it no longer holds, then its last block."""
+        """Return the first block to evict of a session: an old one if there is one."""
         old = self._lists.head(2 * slot + 1)
         return old if old >= 0 else self._lists.head(2 * slot)
 
     def _take(self, block: i64) -> i64:
-        """Evict `block` because of a hint."""
-        self.tell_gone(block)
+        self.remove_unchosen(block)
         self._leave(block)
         self._where[block] = TAKEN
         return block
@@ -90,14 +87,19 @@ class Hinted(Layer):
             self._where[block] = HELD
         super().spared(block)
 
-    def gone(self, block: i64) -> None:
-        """The content of `block` is gone: taken because of a hint, or lost otherwise."""
+    def uncache(self, block: i64) -> None:
         if self._where[block] == TAKEN:
             self._where[block] = HELD
             self.num_evicted += 1
-        super().gone(block)
+        super().uncache(block)
 
     # Sessions.
+
+    def hears_sessions(self) -> bool:
+        return True
+
+    def num_hinted(self) -> i64:
+        return self.num_evicted
 
     def _list_of(self, block: i64, slot: i64) -> i64:
         return 2 * slot + (0 if self.sessions.is_latest(self.sessions.owner(block)) else 1)
@@ -110,19 +112,19 @@ class Hinted(Layer):
         slot = self.sessions.slot_of(self.sessions.owner(block))
         if slot >= 0:
             self._lists.append(self._list_of(block, slot), block)
-            self.restate(slot)
+            self._rank(slot)
 
     def _unlink(self, block: i64) -> None:
         slot = self._slot_of(block)
         if slot >= 0:
             self._lists.remove(block)
-            self.restate(slot)
+            self._rank(slot)
 
     def _has_idle(self, slot: i64) -> bool:
         return self._lists.length[2 * slot] > 0 or self._lists.length[2 * slot + 1] > 0
 
-    def restate(self, slot: i64) -> None:
-        """What is known of a session, or its idle blocks, have changed: rank it if it is over. O(log sessions)."""
+    def _rank(self, slot: i64) -> None:
+        """Rank a session that is over and has idle blocks, and no other. O(log sessions)."""
         is_over = self.sessions.is_over(slot) and self._has_idle(slot)
         if self._over.holds(slot) != is_over:
             if is_over:
@@ -130,12 +132,13 @@ class Hinted(Layer):
             else:
                 self._over.remove(slot)
 
-    def supersede(self, slot: i64) -> None:
-        """Nothing is known of the session, and a new sequence of it begins: what it held is old. `begin` follows."""
+    def session_changed(self, sessions: Sessions, slot: i64) -> None:  # noqa: ARG002
+        self._rank(slot)
+
+    def session_begins(self, slot: i64) -> None:
         self._lists.splice(2 * slot, 2 * slot + 1)
 
-    def forget(self, slot: i64) -> None:
-        """Nothing is known of the session, and it is forgotten next. O(its idle blocks)."""
+    def session_ends(self, slot: i64) -> None:
         for number in range(2 * slot, 2 * slot + 2):
             while self._lists.length[number] > 0:
                 self._lists.pop(number)
@@ -143,14 +146,14 @@ class Hinted(Layer):
     # The size, and checks.
 
     def clear(self) -> None:
-        """No block is idle any more, nor any session's. What was said stays."""
+        """Remove all idle blocks; sessions that are over stay so."""
         self._lists.clear()
         self._over.clear()
         clear_i32(self._where)
         super().clear()
 
     def grow(self, num_blocks: int) -> None:
-        """Ids now go up to num_blocks - 1, also where the policy raises; for MemoryError nothing has grown."""
+        """Grow, also if the policy raises; after a MemoryError nothing has grown."""
         where = grown_i32(self._where, num_blocks)
         owner = self.sessions.room_for(num_blocks)
         self._lists.grow(num_blocks)
@@ -161,18 +164,14 @@ class Hinted(Layer):
         if failure is not None:
             raise failure
 
-    def grow_slots(self) -> None:
-        """Make room for as many sessions as have a slot now."""
-        slots = int(self.sessions.num_slots)
-        self._lists.grow_lists(2 * slots)
-        self._over.grow(slots)
-        self.num_slots = slots
+    def make_session_room(self, num_slots: i64) -> None:
+        if num_slots > self._num_slots:
+            self._lists.grow_lists(2 * int(num_slots))
+            self._over.grow(int(num_slots))
+            self._num_slots = num_slots
 
     def check(self) -> None:
-        """Lists agree with what is known of sessions, which others check. O(num_blocks + sessions).
-
-        Raises `InvariantError`.
-        """
+        """Verify that the lists agree with the sessions, which have a check of their own. O(num_blocks + sessions)."""
         self._lists.check()
         self._over.check()
         linked = 0
@@ -195,3 +194,13 @@ class Hinted(Layer):
             raise InvariantError(f"hints: block {block} is in list {number}, and held or another session's")
         if self.sessions.slot_of(self.sessions.owner(block)) != slot or self._list_of(block, slot) != number:
             raise InvariantError(f"hints: block {block} is in list {number}, which is not its session's")
+
+
+def follow_sessions(stack: EvictionStack, sessions: Sessions) -> None:
+    """Let a stack know sessions, and hints about them decide before its policy, if that takes hints. O(num_blocks).
+
+    Raises `PolicyError`, and MemoryError; nothing has changed then.
+    """
+    if stack.takes_hints():
+        stack.add_inside(Hinted(stack.innermost(), stack.capacity(), sessions, stack.idle_inside()))
+    stack.sessions = sessions

@@ -1,4 +1,4 @@
-"""Retention: blocks that should stay longer, within a policy that decides about all others."""
+"""The layer for retention: blocks with a priority are evicted last."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ from ....errors import InvariantError
 from ...arrays import clear_i64, grown_i64, zeros_i64
 from ..base import EvictionPolicy, Layer
 from ..parts.heap import BlockHeap, order_of
-from .shares import Shares
+from .tenant_layer import TenantLayer
 
 #: Why retentions end, in the order of the fields of `RetentionEnds`.
 EVICTED: Final[i64] = 0
@@ -19,26 +19,26 @@ NONE: Final[i64] = 0
 
 
 class RetentionWatch:
-    """Counts the blocks whose retention ended, by cause; a subclass may tell others. It must not raise."""
+    """Counts the blocks whose retention ended, by cause. It must not raise."""
 
     def __init__(self) -> None:
         self.counts = zeros_i64(int(DROPPED) + 1)
 
     def ended(self, block: i64, cause: i64) -> None:  # noqa: ARG002
-        """The retention of `block` has ended."""
+        """Count the end of the retention of `block`."""
         self.counts[cause] += 1
 
     def all_dropped(self, num_blocks: i64) -> None:
-        """All there are have ended at once: the cache was reset, or another policy came."""
+        """Count the end of all retentions at once: the cache was reset, or another policy was set."""
         self.counts[DROPPED] += num_blocks
 
 
 class Retention(Layer):
-    """A wish around a policy: blocks with a priority above 0 are evicted only when no other block is idle.
+    """Evicts blocks with a priority above 0 only when no other block is idle.
 
-    Among them the lowest priority goes first, then the one idle longest. A priority can be set, changed and taken back
-    at any time, for idle and held blocks; it ends at its expiry, or with the block's eviction. Hard pins starve a
-    pool (SGLang took theirs back); a wish cannot. O(log n) an operation.
+    Among them the lowest priority is evicted first, then the block idle longest. A priority can be set, changed and
+    taken back at any time, for idle and held blocks; it ends at its expiry, or when the block is evicted. A hard pin
+    can starve a pool (SGLang removed theirs); retention cannot. O(log n) an operation.
     """
 
     def __init__(
@@ -46,16 +46,10 @@ class Retention(Layer):
         policy: EvictionPolicy,
         num_blocks: int,
         watch: RetentionWatch | None = None,
-        shares: Shares | None = None,
     ) -> None:
         super().__init__(policy, num_blocks)
-        #: Where tenants share the pool, the layer right inside of this one: who gives is chosen before what goes.
-        self.shares = shares
-        #: How many blocks are retained for each tenant.
-        self.retained_for = zeros_i64(1 if shares is None else int(shares.book.num_tenants))
-        #: Told how wishes end.
-        self.watch = RetentionWatch() if watch is None else watch
-        self.num_retained = 0
+        self.watch = watch or RetentionWatch()
+        self.num_retained: i64 = 0
         self._priority = zeros_i64(num_blocks)
         self._key = zeros_i64(num_blocks)
         self._depth = zeros_i64(num_blocks)
@@ -66,58 +60,51 @@ class Retention(Layer):
         self._num_inner: i64 = 0
         self._is_inner = zeros_i64(num_blocks)
 
-    def is_retained(self, block: int) -> bool:
-        """Return whether the block has a priority above 0."""
-        return self._priority[i64(block)] > 0
+    def retained(self) -> i64:
+        return self.num_retained
 
-    def set_priority(self, block: int, priority: int, expires_at: float | None) -> None:
-        """Retain what `block` holds until `expires_at` (None: for good), or with priority 0 no longer. O(log n).
+    def is_retained(self, block: i64) -> bool:
+        return self._priority[block] > 0
 
-        An idle block whose priority changes counts as idle from now on; with the priority that it has, it keeps its
-        place.
+    def retain(self, block: i64, priority: int, expires_at: float | None) -> None:
+        """Retain `block` until `expires_at`, or for good if that is None; priority 0 takes it back. O(log n).
+
+        An idle block whose priority changes counts as idle from now on; with the same priority it keeps its position.
         """
-        index = i64(block)
-        before = self._priority[index]
-        self._count(index, (1 if priority > 0 else 0) - (1 if before > 0 else 0))
-        self._priority[index] = priority
-        self._expire_never(index)
+        before = self._priority[block]
+        self._count(block, (1 if priority > 0 else 0) - (1 if before > 0 else 0))
+        self._priority[block] = priority
+        self._expire_never(block)
         if priority == 0 and before > 0:
-            self.watch.ended(index, RELEASED)
+            self.watch.ended(block, RELEASED)
         if priority > 0 and expires_at is not None:
-            self._expiries.insert(index, order_of(expires_at))
-        if self._retained.holds(index) and priority != before:
-            self._let_go(index)
-            self._put_in(index)
-        elif self._is_inner[index] != 0 and priority > 0:
-            self._retained.insert(index, priority)
-            self._leave_policy(index)
+            self._expiries.insert(block, order_of(expires_at))
+        if self._retained.holds(block) and priority != before:
+            self._remove_idle(block)
+            self._put_in(block)
+        elif self._is_inner[block] != 0 and priority > 0:
+            self._leave_policy(block)
             try:
-                self.policy.remove(index)
+                self.policy.remove(block)
             finally:
-                self._keep(index)
+                self._add_idle(block)
 
-    def _count(self, block: i64, change: i64) -> None:
+    def _count(self, block: i64, change: i64) -> None:  # noqa: ARG002
         self.num_retained += change
-        if self.shares is not None:
-            self.retained_for[self.shares.book.of_block[block]] += change
 
-    def _keep(self, block: i64) -> None:
-        """Tell the shares of an idle block that is retained."""
-        if self.shares is not None:
-            self.shares.keep(block)
+    def _add_idle(self, block: i64) -> None:
+        """Add a retained block to the idle ones."""
+        self._retained.insert(block, self._priority[block])
 
-    def _let_go(self, block: i64) -> None:
-        """Take an idle block from those that are retained."""
+    def _remove_idle(self, block: i64) -> None:
         self._retained.remove(block)
-        if self.shares is not None:
-            self.shares.keep_no_more(block)
 
     def _expire_never(self, block: i64) -> None:
         if self._expiries.holds(block):
             self._expiries.remove(block)
 
     def advance(self, now: float) -> None:
-        """End what expires at `now` or before. O(log n) for each."""
+        """End the retentions that expire at `now` or before. O(log n) for each."""
         latest = order_of(now)
         ended: list[int] = []
         while self._expiries.num_items > 0 and self._expiries.lowest() <= latest:
@@ -126,26 +113,23 @@ class Retention(Layer):
             self._count(block, -1)
             self.watch.ended(block, EXPIRED)
             if self._retained.holds(block):
-                self._let_go(block)
+                self._remove_idle(block)
                 ended.append(int(block))
         for number in ended:
             self._put_in(i64(number))
         super().advance(now)
 
-    def passes(self, block: i64) -> bool:
-        """Return whether the policy knows the block as idle."""
+    def knows(self, block: i64) -> bool:
         return self._is_inner[block] != 0
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
-        """`block` became idle."""
         self._key[block] = key
         self._depth[block] = depth
         self._put_in(block)
 
     def _put_in(self, block: i64) -> None:
         if self._priority[block] > 0:
-            self._retained.insert(block, self._priority[block])
-            self._keep(block)
+            self._add_idle(block)
         else:
             self._is_inner[block] = 1
             self._num_inner += 1
@@ -156,18 +140,17 @@ class Retention(Layer):
         self._num_inner -= 1
 
     def remove(self, block: i64) -> None:
-        """The idle `block` was revived; it keeps its priority."""
         if self._retained.holds(block):
-            self._let_go(block)
+            self._remove_idle(block)
         else:
             self._leave_policy(block)
             self.policy.remove(block)
 
     def evict(self) -> i64:
-        """Return the policy's choice; a retained block only when there is no other, of the tenant that gives.
+        """Return the policy's choice, or a retained block if the policy knows no idle block.
 
-        The choice may be wrong. One that is not even idle is left to who asked; a retained block is idle, but the
-        policy was never told so: ValueError.
+        The stack checks whether the choice is idle. A retained block is idle, but the policy does not know it: it
+        raises ValueError.
         """
         retained = self._retained_choice()
         if retained == NONE:
@@ -178,29 +161,17 @@ class Retention(Layer):
                 return block
             self._leave_policy(block)
             return block
-        self._let_go(retained)
+        self._remove_idle(retained)
         self._forget(retained, EVICTED)
         return retained
 
     def _retained_choice(self) -> i64:
-        """Return the retained block that goes next, 0 where another goes. O(what a tenant retains)."""
-        if self.shares is None:
-            return NONE if self._num_inner > 0 else self._retained.first()
-        slot = self.shares.choose()
-        if self.shares.has_plain(slot):
-            return NONE
-        choice = NONE
-        for number in self.shares.retained_of(slot):
-            block = i64(number)
-            if choice == NONE or self._retained.is_before(block, choice):
-                choice = block
-        self.shares.book.chosen()
-        return choice
+        """Return the retained block to evict next; 0 if the policy chooses."""
+        return NONE if self._num_inner > 0 else self._retained.first()
 
-    def gone(self, block: i64) -> None:
-        """The content of `block` is gone, and the wish to keep it with it."""
+    def uncache(self, block: i64) -> None:
         self._forget(block, DROPPED)
-        super().gone(block)
+        super().uncache(block)
 
     def _forget(self, block: i64, cause: i64) -> None:
         if self._priority[block] > 0:
@@ -210,7 +181,7 @@ class Retention(Layer):
             self.watch.ended(block, cause)
 
     def clear(self) -> None:
-        """The cache was reset: nothing is retained any more. It asks for no memory."""
+        """Remove all idle blocks and priorities. Allocates nothing."""
         self._retained.clear()
         self._expiries.clear()
         clear_i64(self._priority)
@@ -218,11 +189,10 @@ class Retention(Layer):
         self._num_inner = 0
         self.watch.all_dropped(self.num_retained)
         self.num_retained = 0
-        clear_i64(self.retained_for)
         super().clear()
 
     def grow(self, num_blocks: int) -> None:
-        """Ids now go up to num_blocks - 1, also where the policy raises; for MemoryError nothing has grown."""
+        """Grow, also if the policy raises; after a MemoryError nothing has grown."""
         priority = grown_i64(self._priority, num_blocks)
         key = grown_i64(self._key, num_blocks)
         depth = grown_i64(self._depth, num_blocks)
@@ -239,12 +209,11 @@ class Retention(Layer):
             raise failure
 
     def check(self) -> None:
-        """All wishes are sound, and the policy. O(num_blocks). Raises `InvariantError`."""
-        self.check_wishes()
+        self.check_retained()
         self.policy.check()
 
-    def check_wishes(self) -> None:
-        """The policy knows no retained block; the counts agree. O(num_blocks). Raises `InvariantError`."""
+    def check_retained(self) -> None:
+        """Verify that the policy knows no retained block, and the counts. O(num_blocks). Raises `InvariantError`."""
         self._retained.check()
         self._expiries.check()
         num_inner = 0
@@ -258,3 +227,49 @@ class Retention(Layer):
                 raise InvariantError(f"retention: block {block} has an expiry and no priority")
         if num_inner != self._num_inner or num_retained != self.num_retained:
             raise InvariantError(f"retention: {num_inner} blocks are the policy's, {num_retained} are retained")
+
+
+class TenantRetention(Retention):
+    """Retention in a pool that tenants share: the tenant that gives a block is chosen before the block.
+
+    tenants: the layer right inside this one.
+    """
+
+    def __init__(self, tenants: TenantLayer, num_blocks: int, watch: RetentionWatch) -> None:
+        super().__init__(tenants, num_blocks, watch)
+        self.tenants = tenants
+        self.budget = tenants.budget
+        #: How many blocks are retained for each tenant.
+        self._retained_for = zeros_i64(int(self.budget.num_tenants))
+
+    def retained_of(self, tenant: i64) -> i64:
+        return self._retained_for[tenant]
+
+    def _count(self, block: i64, change: i64) -> None:
+        super()._count(block, change)
+        self._retained_for[self.budget.of_block[block]] += change
+
+    def _add_idle(self, block: i64) -> None:
+        super()._add_idle(block)
+        self.tenants.add_retained(block)
+
+    def _remove_idle(self, block: i64) -> None:
+        super()._remove_idle(block)
+        self.tenants.remove_retained(block)
+
+    def _retained_choice(self) -> i64:
+        """Return the retained block to evict next; 0 if the policy chooses. O(what a tenant retains)."""
+        tenant = self.tenants.choose()
+        if self.tenants.has_plain(tenant):
+            return NONE
+        choice = NONE
+        for number in self.tenants.retained_blocks(tenant):
+            block = i64(number)
+            if choice == NONE or self._retained.is_before(block, choice):
+                choice = block
+        self.budget.note_choice()
+        return choice
+
+    def clear(self) -> None:
+        clear_i64(self._retained_for)
+        super().clear()

@@ -8,6 +8,7 @@ from mypy_extensions import i32, i64
 from ....errors import InvariantError
 from ...arrays import clear_i64, grown_i64, zeros_i64
 from ..base import EvictionPolicy, Layer
+from ..sessions import Sessions
 from .block_map import NONE
 from .prefix_tree import NO_CHECKPOINT
 from .registry import CheckpointRegistry
@@ -40,8 +41,7 @@ class StateLayer(Layer):
         self._cursor: i64 = 0
         self.block_map.grow(num_blocks)
 
-    def passes(self, block: i64) -> bool:
-        """Return whether the policy knows the block as idle."""
+    def knows(self, block: i64) -> bool:
         return self._where[block] == PASSED
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
@@ -54,15 +54,20 @@ class StateLayer(Layer):
         else:
             self._pass_on(block)
 
-    def insert_needed(self, blocks: vec[i64], count: i64, keys: vec[i64], depths: vec[i64]) -> i64:
-        """Insert those of the first `count` of `blocks` that a checkpoint needs. Returns how many.
+    def num_withheld(self) -> i64:
+        return self.num_needed
 
-        Args:
-            blocks: blocks that are idle from now on.
-            count: how many of them count.
-            keys: chain hashes, of all blocks.
-            depths: 1 + depth, of all blocks; set to 1 for each block that is inserted.
-        """
+    def num_hinted(self) -> i64:
+        return self.num_over
+
+    def session_changed(self, sessions: Sessions, slot: i64) -> None:
+        self.registry.set_session_over(sessions.number(slot), sessions.is_over(slot))
+
+    def check_sessions(self, sessions: Sessions) -> None:
+        self.registry.check_sessions(sessions)
+
+    def insert_run(self, blocks: vec[i64], count: i64, keys: vec[i64], idle: vec[i64]) -> i64:
+        """Insert those of the first `count` of `blocks` that a checkpoint needs. Return how many."""
         block_map = self.block_map
         checkpoint_of = block_map.checkpoint_of
         output_of = block_map.output_of
@@ -82,7 +87,7 @@ class StateLayer(Layer):
                 where[block] = NEEDED
                 own_keys[block] = keys[block]
                 own_depths[block] = 0
-                depths[block] = 1
+                idle[block] = 1
                 inserted += 1
                 if number != last and number != NO_CHECKPOINT:
                     self.registry.set_held(number, False)
@@ -90,15 +95,8 @@ class StateLayer(Layer):
         self.num_needed += inserted
         return inserted
 
-    def remove_needed(self, blocks: vec[i32], start: i64, count: i64, depths: vec[i64]) -> i64:
-        """Remove those of `blocks[start:start + count]` that a checkpoint needs: they are held now. Returns how many.
-
-        Args:
-            blocks: block ids.
-            start: index of the first one.
-            count: how many count.
-            depths: 1 + depth, of all blocks; set to 0 for each block that is removed.
-        """
+    def remove_run(self, blocks: vec[i32], start: i64, count: i64, idle: vec[i64]) -> i64:
+        """Remove those of `blocks[start:start + count]` that a checkpoint needs. Return how many."""
         checkpoint_of = self.block_map.checkpoint_of
         where = self._where
         last = NO_CHECKPOINT
@@ -107,7 +105,7 @@ class StateLayer(Layer):
             block = i64(blocks[place])
             if where[block] == NEEDED:
                 where[block] = ELSEWHERE
-                depths[block] = 0
+                idle[block] = 0
                 removed += 1
                 number = checkpoint_of[block]
                 if number != last and number != NO_CHECKPOINT:
@@ -116,8 +114,8 @@ class StateLayer(Layer):
         self.num_needed -= removed
         return removed
 
-    def move_output(
-        self, blocks: vec[i32], start: i64, count: i64, record: i64, is_idle: bool, key: i64, depths: vec[i64]
+    def move_state(
+        self, blocks: vec[i32], start: i64, count: i64, record: i64, is_idle: bool, key: i64, idle: vec[i64]
     ) -> bool:
         """Insert or remove all blocks of the latest checkpoint of an output. If it returns False, nothing has changed.
 
@@ -128,7 +126,7 @@ class StateLayer(Layer):
             record: the record in `SaveRecords` that all of them must belong to.
             is_idle: True inserts, False removes.
             key: chain hash of the first block; the others keep theirs.
-            depths: 1 + depth, of all blocks; set to 1 or 0.
+            idle: 1 + depth, of all blocks; set to 1 or 0.
         """
         where = self._where
         output_of = self.block_map.output_of
@@ -138,7 +136,7 @@ class StateLayer(Layer):
                 return False
         for place in range(start, start + count):
             where[i64(blocks[place])] = after
-            depths[i64(blocks[place])] = depth
+            idle[i64(blocks[place])] = depth
         self.num_needed += count if is_idle else -count
         self._key[i64(blocks[start])] = key
         return True
@@ -200,12 +198,12 @@ class StateLayer(Layer):
                 self.num_needed -= 1
                 self._pass_on(i64(block))
 
-    def gone(self, block: i64) -> None:
+    def uncache(self, block: i64) -> None:
         """Note that the content of `block` is gone. A checkpoint is dropped with any of its blocks."""
         number = self.block_map.remove_part(block)
         if number != NO_CHECKPOINT and self.registry.get(number).is_cached:
             self.drop(number)
-        super().gone(block)
+        super().uncache(block)
 
     def clear(self) -> None:
         clear_i64(self._where)

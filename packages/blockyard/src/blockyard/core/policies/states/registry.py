@@ -7,8 +7,8 @@ from mypy_extensions import i64
 
 from ....errors import InvariantError
 from ...arrays import grown_i64
-from ..layers.sessions import Sessions
 from ..parts.keys import Ghosts
+from ..sessions import Sessions
 from .ages import NUM_AGES, AgeCounts
 from .block_map import BlockMap
 from .checkpoint import NO_SESSION, REQUESTED, SHARED, Checkpoint

@@ -1,15 +1,15 @@
-"""What is known of sessions: which blocks each one alone has used, and whether it is over."""
+"""Sessions: the blocks that only one session has used, and which sessions are over."""
 
 from typing import Final
 
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ....errors import InvariantError
-from ...arrays import clear_i64, grown_i64, zeros_i64
-from ..parts.lists import BlockLists
+from ...errors import InvariantError
+from ..arrays import clear_i64, grown_i64, zeros_i64
+from .parts.lists import BlockLists
 
-#: Whose a block is: no session's yet, or used by several sessions, or by requests without one.
+#: Owners of blocks that belong to no session: not used yet; used by several sessions or by requests without one.
 NO_SESSION: Final[i64] = 0
 SHARED: Final[i64] = -1
 #: A tag is serial * 2**20 + slot. Serials are drawn anew for each sequence of a session.
@@ -19,13 +19,13 @@ FIRST_SLOTS: Final[i64] = 64
 
 
 class Sessions:
-    """Sessions by their slot, and for each block the tag of the sequence that used it last; up to `max_sessions`.
+    """Up to `max_sessions` sessions, by slot, and the tag of the sequence that used each block last.
 
-    A block belongs to a session as long as it alone has used it: one that two sessions have used, or a request without
-    a session, is shared, and no hint concerns it. So whatever follows a block of a session is that session's too. The
-    sequence begun last is what a session holds; its blocks that only earlier ones used are its old ones.
+    A block belongs to a session while only that session has used it. A block that two sessions have used, or a request
+    without a session, is shared, and no hint concerns it. So all blocks after a block of a session are that session's.
+    The newest sequence of a session is current; blocks that only earlier sequences used are old.
 
-    8 bytes a block and about 100 bytes a session, made when the first sessions come. All operations are O(1).
+    8 bytes a block and about 100 bytes a session. All operations are O(1) unless they say otherwise.
     """
 
     def __init__(self, num_blocks: int, max_sessions: int) -> None:
@@ -41,12 +41,12 @@ class Sessions:
         self._num_free: i64 = 0
         self._offer(0)
         self._num_drawn: i64 = 0
-        #: Slots in use, the one that was heard of longest ago first.
+        #: Slots in use, least recently used first.
         self._heard = BlockLists(1, slots)
         self._owner = zeros_i64(num_blocks)
 
     def _offer(self, first: i64) -> None:
-        """Slots from `first` on are free; the lowest is taken first."""
+        """Free the slots from `first` on; the lowest is taken first."""
         slot = self.num_slots - 1
         while slot >= first:
             self._free[self._num_free] = slot
@@ -55,13 +55,13 @@ class Sessions:
 
     @property
     def num_sessions(self) -> i64:
-        """Sessions that are known."""
+        """How many sessions are known."""
         return self.num_slots - self._num_free
 
     # Slots.
 
     def make_room(self) -> bool:
-        """Have a free slot, with more memory if need be; False when `max_sessions` are known. Changes nothing else."""
+        """Have a free slot, with more memory if necessary. Return False if `max_sessions` are known."""
         if self._num_free > 0:
             return True
         if self.num_slots >= self.max_sessions:
@@ -90,7 +90,7 @@ class Sessions:
         return slot
 
     def close(self, slot: i64) -> None:
-        """Forget a session: its blocks are no session's, and shared when they are used again."""
+        """Forget a session: its blocks belong to none, and are shared when they are used again."""
         self.say(slot, False)
         self._first[slot] = 0
         self._latest[slot] = 0
@@ -99,11 +99,11 @@ class Sessions:
         self._num_free += 1
 
     def oldest(self) -> i64:
-        """Return the session that was heard of longest ago; there must be one."""
+        """Return the least recently used session; there must be one."""
         return self._heard.head(0)
 
     def begin(self, slot: i64) -> i64:
-        """Return the tag of a new sequence of a session: what it holds from now on."""
+        """Begin a new sequence of a session. Return its tag."""
         self._num_drawn += 1
         tag = self._num_drawn * SLOT_SPAN + slot
         if self._first[slot] == 0:
@@ -119,36 +119,36 @@ class Sessions:
         return slot if self._first[slot] != 0 and tag >= self._first[slot] else -1
 
     def number(self, slot: i64) -> i64:
-        """Return what no session before or after it has: the tag of its first sequence."""
+        """Return the tag of the session's first sequence, which no other session has."""
         return self._first[slot]
 
     def is_over(self, slot: i64) -> bool:
-        """Return whether a session is said to be over."""
+        """Return whether a session is over."""
         return self._is_over[slot] != 0
 
     def is_latest(self, tag: i64) -> bool:
         """Return whether a tag is that of its session's newest sequence."""
         return tag > 0 and self._latest[tag & SLOT_MASK] == tag
 
-    # What is said.
+    # Hints.
 
     def say(self, slot: i64, is_over: bool) -> None:
-        """Say that the session is over, or that nothing is known of it."""
+        """Set whether the session is over."""
         self._is_over[slot] = i64(1) if is_over else i64(0)
 
     def hear(self, slot: i64) -> None:
-        """The session was heard of: of all it is forgotten last."""
+        """Make the session the most recently used one."""
         self._heard.remove(slot)
         self._heard.append(0, slot)
 
     # Blocks.
 
     def owner(self, block: i64) -> i64:
-        """Return the tag of the sequence that used `block` last, if its session alone has used it; else 0 or -1."""
+        """Return the tag of the sequence that used `block` last; `NO_SESSION` or `SHARED` if it has no session."""
         return self._owner[block]
 
     def mark(self, block: i64, tag: i64) -> None:
-        """A sequence that used `block` ends. tag: its own, or 0 for one without a session."""
+        """Record that a sequence that used `block` ends. tag: its tag, 0 for one without a session."""
         if block >= i64(len(self._owner)):
             # The pool grew while its policy took no hints.
             return
@@ -164,35 +164,35 @@ class Sessions:
             self._owner[block] = tag
 
     def forget_block(self, block: i64) -> None:
-        """The content of `block` is gone."""
+        """Forget the session of a block that is uncached."""
         if block < i64(len(self._owner)):
             self._owner[block] = NO_SESSION
 
     def forget_blocks(self) -> None:
-        """All contents are gone. O(num_blocks)."""
+        """Forget the sessions of all blocks. O(num_blocks)."""
         clear_i64(self._owner)
 
     def make_block_room(self, num_blocks: int) -> None:
-        """Know ids up to num_blocks - 1 at least."""
+        """Make room for ids up to num_blocks - 1."""
         if num_blocks > len(self._owner):
             self._owner = grown_i64(self._owner, num_blocks)
 
     def room_for(self, num_blocks: int) -> vec[i64]:
-        """Return the array of owners for ids up to num_blocks - 1, for `move_into`."""
+        """Return the owners in an array for ids up to num_blocks - 1, for `move_into`."""
         return grown_i64(self._owner, num_blocks)
 
     def move_into(self, owner: vec[i64]) -> None:
-        """Put it in place."""
+        """Put an array of owners in place."""
         self._owner = owner
 
     # Checks.
 
     def slots(self) -> list[int]:
-        """Slots in use, the one that was heard of longest ago first."""
+        """Return the slots in use, least recently used first."""
         return self._heard.blocks(0)
 
     def check(self) -> None:
-        """Slots, tags and times agree. O(num_blocks + sessions). Raises `InvariantError`."""
+        """Verify that slots and tags agree. O(num_blocks + sessions). Raises `InvariantError`."""
         self._heard.check()
         used = set(self.slots())
         if len(used) != self.num_sessions or self.num_sessions > self.max_sessions:
