@@ -98,7 +98,8 @@ class World(DataPlane):
 
     def more_config(self, groups: tuple[Any, ...], size: int) -> dict[str, Any]:
         choose = self.random
-        one_size = len({group.block_size for group in groups} or {size}) == 1
+        layers = [group for group in groups if isinstance(group, self.package.LayerGroup)]
+        one_size = len({group.block_size for group in layers} or {size}) == 1
         return {
             "eviction_policy": choose.choice(POLICY_NAMES),
             "retention_blocks": choose.choice((0, 0, choose.randint(1, 20))),

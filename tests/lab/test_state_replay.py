@@ -95,9 +95,9 @@ def test_a_state_that_would_go_at_once_is_not_written_and_the_plan_says_where() 
     assert real.cache.stats().num_refused_states - refused == len(told) > 0
     real.cache.free(seq)
     # To the order it is one that went at once, so that its class learns what it would have hit.
-    book = real.cache._parts.grouped.states.book
-    gone = {int(state.position) for state in book._known if not state.is_kept and state.since == book.now}
-    assert gone >= set(told)
+    registry = real.cache._parts.states.registry
+    dropped = {int(each.position) for each in registry._known if not each.is_cached and each.last_used == registry.now}
+    assert dropped >= set(told)
 
 
 def test_in_the_budget_it_writes_fewer_states_than_two_a_request() -> None:

@@ -357,7 +357,12 @@ def test_one_step_in_flight_has_no_number() -> None:
     plan = cache.reserve([seq])
     assert plan.step == 0
     assert list(cache.steps_in_flight) == []
-    refuse(cache, InvalidArgument, "max_steps_in_flight 1", lambda: cache.cache.commit([seq], 4, [5], step=1))
+    refuse(
+        cache,
+        InvalidArgument,
+        "steps are not numbered unless max_steps_in_flight > 1",
+        lambda: cache.cache.commit([seq], 4, [5], step=1),
+    )
     refuse(cache, InvalidArgument, "max_steps_in_flight is 1", lambda: cache.cache.end_step(1))
     cache.commit([seq], 4, [5], step=plan.step)
     assert cache.state(seq) == (5, 4)

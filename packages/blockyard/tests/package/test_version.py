@@ -195,7 +195,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_import_of_a_stale_build_warns_once_and_a_fresh_one_does_not(copied: Path) -> None:
     fresh = run([sys.executable, "-W", "error", "-c", WHAT_RUNS], copied)
     assert fresh.stdout == "True|compiled by mypyc|False\n", fresh.stderr
-    source = copied / "blockyard" / "core" / "pool" / "lease.py"
+    source = copied / "blockyard" / "core" / "blocks" / "lease.py"
     text = source.read_text()
     source.write_text(text + "# A change that nobody compiled.\n")
     stale = run([sys.executable, "-c", WHAT_RUNS], copied)
