@@ -1,6 +1,6 @@
 """What rules for states hit on a trace, by budget: `python -m benchmarks.state_rules TRACE --state-tokens 400`.
 
-A line for each ORDER:PLACE+PLACE (docs/states.md) and budget: the share of prompt tokens that hit, a schedule that
+A line for each ORDER:RULE+RULE (docs/states.md) and budget: the share of prompt tokens that hit, a schedule that
 knows the future and keeps the budget, and a bound that no cache passes. A rule that ends with +over has sessions say
 so after their last turn. By `StateRun`, or with --manager by a `KVCacheManager`, whose running requests are in the
 budget too.
@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", help="a file, or a generator's name")
     parser.add_argument("--state-tokens", type=int, default=400, help="of keys and values that a state is worth (400)")
-    parser.add_argument("--rules", default=STATE_RULES, help="ORDER:PLACE+PLACE, with commas between")
+    parser.add_argument("--rules", default=STATE_RULES, help="ORDER:RULE+RULE, with commas between")
     parser.add_argument("--blocks", default="5%,10%,25%,50%", help="budgets, as shares of all blocks or numbers")
     parser.add_argument("--manager", action="store_true", help="by the real manager")
     parser.add_argument("--jobs", type=int, default=1)
