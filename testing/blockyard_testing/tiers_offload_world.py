@@ -213,7 +213,7 @@ class FaultyTier:
             return Prefix(self.choose.randrange(found + 1), False)
         return Prefix(found, True)
 
-    def first_of(self, names: Sequence[bytes]) -> FirstMatch:
+    def first_present(self, names: Sequence[bytes]) -> FirstMatch:
         found = next((at for at, name in enumerate(names) if name in self.objects), len(names))
         if self._fails():
             return FirstMatch(self.choose.randrange(found + 1), False)

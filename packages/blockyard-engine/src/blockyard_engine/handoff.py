@@ -129,7 +129,7 @@ class PrefillConnector:
 
 
 class DecodeConnector:
-    """Consumer of keys and values: continues prompts computed elsewhere, beside its own requests.
+    """Consumer of keys and values: continues prompts computed elsewhere, and serves its own requests.
 
     Step the engine with `step` of the connector.
 

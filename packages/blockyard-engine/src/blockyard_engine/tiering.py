@@ -1,6 +1,6 @@
 """Connects tiers to an engine's cache, and computes the model's fingerprint for their objects.
 
-Needs the extra `tiers` beside `engine`.
+Needs the extras `tiers` and `engine`.
 """
 
 from __future__ import annotations

@@ -429,7 +429,7 @@ BAD_ENGINES = [
 
 
 @pytest.mark.parametrize(("options", "message"), BAD_ENGINES)
-def test_bad_sizes_of_an_engine_are_named(llama: Any, options: dict[str, Any], message: str) -> None:
+def test_errors_name_the_invalid_size_of_an_engine(llama: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         Engine(llama, **options)
 

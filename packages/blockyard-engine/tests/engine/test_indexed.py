@@ -147,7 +147,7 @@ def test_sizing_counts_index_keys_as_the_engine_keeps_them() -> None:
     assert engine.cache.config.num_blocks == 2**20 // spec.bytes_per_block
 
 
-def test_layers_that_share_a_selection_keep_no_key_by_their_config() -> None:
+def test_config_of_layers_that_reuse_a_selection_counts_no_index_key() -> None:
     shared = indexed_model("glm_moe_dsa, shared")
     spec = KVCacheSpec.from_config(shared.config, block_size=4, dtype="float32")
     assert spec.bytes_per_token == (4 * (24 + 8) + 2 * 16) * 4

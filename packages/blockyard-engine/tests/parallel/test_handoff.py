@@ -336,7 +336,7 @@ def in_a_call_of(cache: KVCacheManager, act: Any) -> None:
     cache.pool.free_blocks(cache.pool.get_new_blocks(Inside(act)))
 
 
-def test_inside_a_call_of_the_sender_an_offer_ends_and_none_begins(pair: Pair) -> None:
+def test_a_nested_call_may_end_an_offer_but_not_begin_one(pair: Pair) -> None:
     offer, seq = pair.offer(), pair.compute([99] * 9)
 
     def act() -> None:
@@ -350,7 +350,7 @@ def test_inside_a_call_of_the_sender_an_offer_ends_and_none_begins(pair: Pair) -
     pair.require_empty()
 
 
-def test_inside_a_call_of_the_receiver_a_transfer_ends_and_none_begins(pair: Pair) -> None:
+def test_a_nested_call_may_abort_a_transfer_but_not_begin_one(pair: Pair) -> None:
     first, second = pair.offer(), pair.offer(tokens=[99] * 9)
     transfer = pair.receiver.accept(first, 0)
 

@@ -78,7 +78,7 @@ def test_no_router_computes_less_than_one_endless_cache(name: str) -> None:
             assert found.num_computed >= endless_pool(load)
 
 
-def test_one_unlimited_unhurried_replica_computes_the_bound() -> None:
+def test_one_replica_with_unlimited_pool_and_idle_engine_computes_the_bound() -> None:
     draw = random.Random(run_seed())
     for _ in range(draws(9, 3)):
         load = drawn_load(draw, 40)

@@ -87,7 +87,7 @@ async def arrives(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come")
 
 
-def test_a_request_goes_where_its_tokens_are_and_is_freed(engines: list[Engine]) -> None:
+def test_a_request_is_sent_to_the_replica_with_its_tokens_and_released(engines: list[Engine]) -> None:
     async def act(router: Any, replicas: list[Replica]) -> None:
         fleet = router._shared.fleet
         engines[1].answer(PROMPT)

@@ -88,7 +88,7 @@ def test_an_answer_can_be_sent_back(served: Running) -> None:
     assert again.usage.prompt_tokens > answer.usage.prompt_tokens
 
 
-def test_token_ids_and_several_prompts(served: Running) -> None:
+def test_prompts_may_be_token_ids_and_several(served: Running) -> None:
     prompts = [[5, 6, 7], [8, 9], [1]]
     answer = served.client().completions.create(model=MODEL, prompt=prompts, max_tokens=5, temperature=0, n=2)
     assert [choice.index for choice in answer.choices] == list(range(6))

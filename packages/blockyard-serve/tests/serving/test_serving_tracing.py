@@ -128,7 +128,7 @@ def test_most_frequent_cause_is_named() -> None:
     assert missed_tokens(misses) == {"evicted": 32, "other_keys": 0, "never_seen": 16, "recomputed": 0, "no_state": 0}
 
 
-def test_the_callers_span_is_the_parent_and_a_salt_is_nowhere(kept: Kept) -> None:
+def test_spans_have_the_callers_span_as_parent_and_contain_no_salt(kept: Kept) -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     with running_server(tiny_engine(), tracer=kept.tracer) as running:
         body = b'{"model": "tiny", "prompt": "words nobody should see", "max_tokens": 2, "cache_salt": "secret"}'

@@ -214,7 +214,10 @@ class BlockPoolCache(BasePrefixCache):  # type: ignore[misc]
     # Caching.
 
     def insert(self, params: Any) -> Any:
-        """Cache the pages of a key without holding them. Already cached ones stay the caller's (`prefix_len`).
+        """Cache the pages of a key without holding them.
+
+        Pages of the first `prefix_len` tokens of the result were cached already; the caller frees its own copies of
+        them.
 
         Raises:
             InvalidArgument: for slots that are not whole pages, or a page that is already cached or locked. Nothing

@@ -85,7 +85,7 @@ class TierAdapter:
         return sha256(self.layout + key).digest()[:NAME_BYTES]
 
     def longest_prefix(self, keys: Sequence[bytes]) -> Prefix:
-        """Return how many of the keys are present, from the first on, as far as is known. See `Tier`."""
+        """Return how many of the first keys are present without a gap, as far as the tier knows now. O(keys)."""
         return self.tier.longest_prefix([self.name(key) for key in _require_sequence("keys", keys)])
 
     def submit(self, is_load: bool, keys: Sequence[bytes], buffers: Sequence[Any]) -> int:

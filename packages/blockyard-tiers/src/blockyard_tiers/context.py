@@ -54,7 +54,7 @@ class Context:
         self._layout, self._generation = b"", -1
 
     def layout(self) -> bytes:
-        """Return the layout's id. After a reset of the prefix cache, compute it anew from the model's fingerprint."""
+        """Return the layout's id. After a reset of the prefix cache, compute it again from the model's fingerprint."""
         if self._generation != self.cache.generation:
             model = self._make_model()
             if not isinstance(model, Mapping):

@@ -30,7 +30,7 @@ class Blocks(Protocol):
         """
 
     def buffer(self, row: int) -> memoryview:
-        """Return the bytes of a row, `object_bytes`."""
+        """Return a row as a buffer of `object_bytes` bytes."""
 
     def read(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> IsDone | None:
         """Copy the blocks, (n, groups), into rows. Return None if done, else a function that reports when it is."""
@@ -59,5 +59,5 @@ class States(Protocol):
     def read(self, block_ids: npt.NDArray[np.int32], rows: Sequence[int]) -> IsDone | None:
         """Copy a cached state from its blocks into rows. Returns as `Blocks.read` does."""
 
-    def write(self, slot: int, rows: Sequence[int], kept: npt.NDArray[np.int32]) -> IsDone | None:
-        """Copy a state from rows to a slot, and from there to `kept`, (0 or 1, blocks of a state), that cache it."""
+    def write(self, slot: int, rows: Sequence[int], checkpoints: npt.NDArray[np.int32]) -> IsDone | None:
+        """Copy a state from rows to a slot, and to the blocks of its checkpoint, (0 or 1, blocks of a state)."""

@@ -30,7 +30,7 @@ class Finder:
         object_bytes: bytes of a block's object.
         step_tokens: most tokens that a step computes.
         states: states of a hybrid model; None for other models.
-        state_step: blocks between two positions at which a state may stand.
+        state_step: blocks between two checkpoint positions.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Finder:
         wanted = [state_name(layout, record.chain.names[position - 1]) for position in positions]
         best, pending = None, []
         for use in self.uses if wanted else ():
-            found = use.tier.first_of(wanted)
+            found = use.tier.first_present(wanted)
             if not found.is_final:
                 pending.append(use)
                 continue

@@ -115,7 +115,7 @@ class ObjectIndex:
         self._spare.append(row)
 
     def check(self) -> None:
-        """Raise `InvariantError` unless the pool is sound, rows are spare or objects', and bytes add up. O(rows)."""
+        """Raise `InvariantError` if the pool, the number of spare rows or the sum of bytes is wrong. O(rows)."""
         self._pool.check()
         rows, spare = len(self._sizes), len(self._spare)
         if spare + len(self) != rows - 1:

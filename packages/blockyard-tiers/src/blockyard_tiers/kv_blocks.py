@@ -28,7 +28,7 @@ def object_bytes_of(kv_cache: KVCache) -> int:
 
 
 def num_rows_in(buffer_bytes: int, object_bytes: int) -> int:
-    """Return how many objects fit into buffers. Raises `InvalidArgument` unless two do."""
+    """Return how many objects fit into the buffers. Raises `InvalidArgument` if fewer than two do."""
     if buffer_bytes < 2 * object_bytes:
         raise InvalidArgument(f"buffer_bytes is {buffer_bytes}; it must hold two objects of {object_bytes} bytes")
     return min(buffer_bytes // object_bytes, _MAX_ROWS)
@@ -37,8 +37,8 @@ def num_rows_in(buffer_bytes: int, object_bytes: int) -> int:
 class KVBlocks:
     """Objects of a `KVCache`, each one logical block of all layer groups, over all layers of this process.
 
-    An object has, group by group, the group's block of each of its layers as it is stored in `KVCache.data`. Layer
-    places that a smaller group does not use are left out, since they hold data of other groups.
+    An object is the concatenation, over all groups and their layers, of the layer's part of the group's block in
+    `KVCache.data`. Parts of a block that a smaller group does not use are left out: they hold data of other groups.
 
     Args:
         kv_cache: on a CPU or CUDA; all of its groups have one block size.
@@ -47,7 +47,7 @@ class KVBlocks:
         host: existing memory to use instead, uint8 (rows, bytes of an object), each row contiguous.
 
     Raises:
-        InvalidArgument: the buffers hold less than two objects.
+        InvalidArgument: the buffers hold fewer than two objects.
     """
 
     def __init__(self, kv_cache: KVCache, buffer_bytes: int = 2**31, host: torch.Tensor | None = None) -> None:

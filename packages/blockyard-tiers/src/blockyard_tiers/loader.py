@@ -26,10 +26,10 @@ _MAX_RECHECKS = 16
 
 
 class Loader:
-    """Finds out what tiers have of waiting prompts, loads it, and writes it into the blocks of admitted sequences.
+    """Looks up waiting prompts in the tiers, loads their objects, and writes them to blocks of admitted sequences.
 
     Args:
-        context: what storing and loading share.
+        context: objects shared by storing and loading.
         rows: the buffers for loads.
         finder: searches the tiers, and compares loading with computing.
         on_plan: carries out the moves of a plan that is made here.

@@ -37,7 +37,7 @@ MISS_CAUSES = ("absent", "not_worth", "late", "failed", "no_buffers", "no_state"
 
 
 class Offload:
-    """Stores computed blocks and loads prefixes, beside an engine that never waits for a tier.
+    """Stores computed blocks in tiers and loads prefixes from them. The engine never waits for a tier.
 
         while True:
             offload.poll()
@@ -218,7 +218,7 @@ class Offload:
             self._finder.computing.note(count, took, 0.0)
 
     def begin_snapshot(self, path: str | PathLike[str]) -> Snapshot:
-        """Store the pool's cached blocks in the nearest tier that is written, and list their prompts in a file.
+        """Store the pool's cached blocks in the nearest writable tier, and list their prompts in a file.
 
         It continues in each `poll`, while requests run, until the snapshot's `is_done`. Prompts with spans are left
         out. Raises `InvalidArgument` if no tier is written, for layer groups, windows or a CPU pool, and while another

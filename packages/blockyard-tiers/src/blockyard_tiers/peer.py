@@ -11,7 +11,7 @@
     remove_bad(names)    ───────▶         deletes the objects that it finds bad itself
     names()              ───────▶
 
-Objects are sent as they are stored, page and payload. The receiver verifies them, client and server alike. Requests are
+Objects are sent in their stored form, page and payload, and verified by the receiver, client or server. Requests are
 numbered, and an answer repeats its request's number: a connection with another number is out of step and is closed.
 There is no password and no encryption between machines.
 """
@@ -275,7 +275,7 @@ def _buffers_for(parts: Sequence[memoryview], num_bytes: int) -> list[memoryview
 
 
 def _sizes_in(answer: dict[str, Any]) -> list[int]:
-    """Return the sizes in an answer, up to the first invalid one. Raises `BackendError` if it has none."""
+    """Return the sizes in an answer, up to the first invalid one. Raises `BackendError` if the list is missing."""
     sizes = answer.get("sizes")
     if not isinstance(sizes, list):
         raise BackendError(Cause.UNREACHABLE, "the peer: the answer has no list of sizes")

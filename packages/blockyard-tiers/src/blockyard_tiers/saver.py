@@ -26,7 +26,7 @@ class Saver:
     """Copies the blocks and states that tiers want into host buffers, and stores them from there.
 
     Args:
-        context: what storing and loading share.
+        context: objects shared by storing and loading.
         rows: the buffers for stores.
     """
 

@@ -52,7 +52,7 @@ class Snapshot:
 
     Attributes:
         is_done: whether it has ended.
-        error: once it has ended, why there is no file; "" if there is one.
+        error: reason why no file was written; "" if the snapshot succeeded or has not ended.
         num_blocks: blocks in the file.
     """
 
@@ -97,16 +97,16 @@ class Snapshot:
         ]
 
     def go_back(self, position: int) -> None:
-        """Take again the blocks taken since `position`: they were not stored."""
+        """Return to `position`: the blocks after it were not stored, and are stored again."""
         self._at = min(self._at, position)
 
     @property
     def is_read(self) -> bool:
-        """True once all blocks were taken."""
+        """True if no block is left to store."""
         return self._at >= len(self._blocks)
 
     def needs_stores(self) -> bool:
-        """Return whether blocks are still to be stored. Fail the snapshot if the cache was reset."""
+        """Return whether blocks are left to store. Fail the snapshot if the cache was reset."""
         if not self.is_done and self._cache.generation != self._generation:
             self.fail("the prefix cache was reset")
         if self._writer is not None and not self._writer.is_alive():

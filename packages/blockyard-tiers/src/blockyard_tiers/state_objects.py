@@ -48,16 +48,16 @@ class StateObjects:
             self._part(row).copy_(self._pool[:, block], non_blocking=True)
         return self._blocks.mark()
 
-    def write(self, slot: int, rows: Sequence[int], kept: npt.NDArray[np.int32]) -> IsDone | None:
-        """Copy a state from rows to a slot, and from there to the blocks that cache it. O(bytes).
+    def write(self, slot: int, rows: Sequence[int], checkpoints: npt.NDArray[np.int32]) -> IsDone | None:
+        """Copy a state from rows to a slot, and to the blocks of its checkpoint. O(bytes).
 
         Args:
             slot: the slot.
             rows: the rows.
-            kept: (n, blocks of a state); n is 1, or 0 if no blocks cache the state.
+            checkpoints: block ids, (n, blocks of a state); n is 0 or 1.
         """
         self._slots.fill(slot, [self._part(row) for row in rows])
-        self._slots.save(np.full(len(kept), slot, np.int32), kept)
+        self._slots.save(np.full(len(checkpoints), slot, np.int32), checkpoints)
         return self._blocks.mark()
 
     def _part(self, row: int) -> torch.Tensor:

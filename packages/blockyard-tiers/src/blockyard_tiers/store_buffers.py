@@ -28,13 +28,13 @@ class BufferedObject(NamedTuple):
 
 
 class StoreBuffers:
-    """Gives tiers objects in buffer rows. A row is free again when no copy and no transfer uses it.
+    """Copies objects into buffer rows and stores them in tiers. A row is free when no copy and no transfer uses it.
 
     Args:
         blocks: the KV storage with the buffers.
         rows: the buffers for stores.
         numbers: ids for transfers, shared with loads.
-        copies: copies that the device has not finished, each with the function to call after it.
+        copies: unfinished copies of the device: a function that reports the end of each, and the function to call then.
     """
 
     def __init__(

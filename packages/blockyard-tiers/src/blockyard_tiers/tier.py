@@ -100,7 +100,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class TransferResult:
-    """Result of a transfer. It is done if no object has a cause; otherwise no object was transferred.
+    """Result of a transfer: all objects were transferred if `causes` is empty, otherwise none.
 
     After a failed load all buffers are zeros, so that they cannot be taken for another object's bytes. If the load was
     not started (CLOSED, CIRCUIT_OPEN), they are unchanged.
@@ -198,7 +198,7 @@ class Tier(Protocol):
         more. A load may still miss. Raises `InvalidArgument` for an invalid name.
         """
 
-    def first_of(self, names: Sequence[bytes]) -> FirstMatch:
+    def first_present(self, names: Sequence[bytes]) -> FirstMatch:
         """Return the first of `names` that is present, as far as the tier knows now. O(names).
 
         Used for states, since a prompt needs its last one. Queries the backend as `longest_prefix` does.

@@ -13,7 +13,7 @@ from .uses import TierUse
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """Blocks `first` to `stop` of a prompt that one tier has; of a state, the block position where it stands.
+    """Blocks `first` to `stop` of a prompt that one tier has, or the block position of a state that it has.
 
     The transfers that load a segment run side by side, so their longest time is the segment's.
     """
@@ -84,9 +84,10 @@ class PrefixLoad:
 
 @dataclass(slots=True)
 class StateSearch:
-    """Progress of the search for a prompt's last state before block `stop`; positions above `at` were searched.
+    """Progress of the search for a prompt's last state up to block `stop`.
 
-    fallback: the last state that was found at an early position.
+    Positions from `stop` down to `at` have been searched, and `early_positions`. `fallback` is the last state found at
+    one of the latter, used if none is found between it and `at`.
     """
 
     stop: int

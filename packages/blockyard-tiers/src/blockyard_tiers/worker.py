@@ -316,7 +316,7 @@ class WorkingTier:
                 return Prefix(found, True)
             return Prefix(found, not self._query(names[found : found + _NAMES_PER_QUERY], False))
 
-    def first_of(self, names: Sequence[bytes]) -> FirstMatch:
+    def first_present(self, names: Sequence[bytes]) -> FirstMatch:
         require_names("names", names)
         with self._lock:
             for at, name in enumerate(names):
@@ -588,7 +588,7 @@ class WorkingTier:
         self._delete(evicted)
 
     def _delete(self, names: list[bytes], is_suspect: bool = False) -> None:
-        """Delete objects, unless deletions are failing: what remains is found again. is_suspect: recheck them first."""
+        """Delete objects unless deletions are failing: a later lookup finds the rest. is_suspect: recheck first."""
         with self._lock:
             if not names or self._breakers[_DROPS].refuses(self._clock()):
                 return

@@ -29,7 +29,7 @@ class WriteBack:
     """Names the blocks that were computed, and stores those that the pool evicts.
 
     A block is tracked from the step that computed it until the pool reports that it lost its content (`pool.on_evict`,
-    at the end of the call that took the block): its bytes are still there then. Names are taken from the index at the
+    at the end of the call that took the block): its bytes are still intact then. Names are taken from the index at the
     next poll, so a block that was reused in between is not tracked.
 
     The pool evicts a prompt's last blocks first, and its beginning may stay in the pool for good, where a killed

@@ -101,7 +101,7 @@ def known(tier: Tier, numbers: list[int]) -> int:
 
 def first_known(tier: Tier, numbers: list[int]) -> int:
     names = [name_of(each) for each in numbers]
-    return answered(lambda: tier.first_of(names)).position
+    return answered(lambda: tier.first_present(names)).position
 
 
 def answered(ask: Callable[[], Any]) -> Any:

@@ -59,7 +59,7 @@ def test_an_interrupted_call_leaves_a_tier_that_works(tmp_path: Path) -> None:
                 "store": lambda transfer=stored: tier.store(transfer),
                 "load": lambda transfer=loaded: tier.load(transfer),
                 "ask": lambda names=names: tier.longest_prefix(names),
-                "first": lambda names=names: tier.first_of(names[::-1]),
+                "first": lambda names=names: tier.first_present(names[::-1]),
                 "drop": lambda names=names: tier.drop(names[1:]),
                 "results": tier.take_results,
                 "stats": tier.stats,

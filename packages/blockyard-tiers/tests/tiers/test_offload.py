@@ -676,7 +676,7 @@ def test_bad_arguments_are_refused_and_change_nothing(tmp_path: Path, value: Any
         lambda: TierAdapter(value),
     ]
     if not isinstance(value, list) or value:
-        calls += [lambda: tier.longest_prefix(value), lambda: tier.first_of(value), lambda: tier.drop(value)]
+        calls += [lambda: tier.longest_prefix(value), lambda: tier.first_present(value), lambda: tier.drop(value)]
         calls += [lambda: offload.prepare("n", value), lambda: offload.is_storing(value)]
         calls += [lambda: object_names(layout, value, 1)]
     if not isinstance(value, float) or value != value:

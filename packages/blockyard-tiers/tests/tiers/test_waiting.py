@@ -109,7 +109,7 @@ class SilentTier(FaultyTier):
     def longest_prefix(self, names: Sequence[bytes]) -> Prefix:
         return Prefix(0, False)
 
-    def first_of(self, names: Sequence[bytes]) -> FirstMatch:
+    def first_present(self, names: Sequence[bytes]) -> FirstMatch:
         return FirstMatch(0, False)
 
 
@@ -185,9 +185,9 @@ def test_blocks_a_failing_tier_may_have_count_as_failed() -> None:
 class CountingTier(FaultyTier):
     num_questions = 0
 
-    def first_of(self, names: Sequence[bytes]) -> FirstMatch:
+    def first_present(self, names: Sequence[bytes]) -> FirstMatch:
         self.num_questions += 1
-        return super().first_of(names)
+        return super().first_present(names)
 
 
 @pytest.mark.parametrize("step", [1, 3])

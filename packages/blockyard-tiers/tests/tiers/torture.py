@@ -148,7 +148,7 @@ class Engine:
         layout = draw.choice(LAYOUTS)
         what = draw.choices(["store", "load", "ask", "drop"], [4, 5, 2, 1])[0]
         if what == "ask":
-            ask = draw.choice((self.tier.longest_prefix, self.tier.first_of))
+            ask = draw.choice((self.tier.longest_prefix, self.tier.first_present))
             ask([name_of(number, layout) for number in numbers])
         elif what == "drop":
             self.tier.drop([name_of(number, layout) for number in numbers[:1]])

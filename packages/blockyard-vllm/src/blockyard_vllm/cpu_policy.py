@@ -38,7 +38,7 @@ def __getattr__(name: str) -> type[CachePolicy]:
             raise InvalidArgument(f"eviction_policy is {name!r}")
         make_policy(policy, 2)
     except InvalidArgument as error:
-        raise AttributeError(f"module {__name__!r} has no {name!r}: {error}; or LRU and ARC, Blockyard's own") from None
+        raise AttributeError(f"module {__name__!r} has no {name!r}: {error}; LRU and ARC are Blockyard's too") from None
 
     def begin(self: Any, cache_capacity: int) -> None:
         ChunkOrder.__init__(self, cache_capacity, policy)

@@ -169,7 +169,7 @@ class KVCacheManager(stock.KVCacheManager):
     def get_computed_blocks_for_connector(
         self, request: Any, max_cache_hit_length: int | None = None
     ) -> tuple[Any, int, int, bool]:
-        """Return `get_computed_blocks` and False: one group cannot diverge."""
+        """Return the result of `get_computed_blocks`, and False: with one group, hits of groups cannot differ."""
         return *self.get_computed_blocks(request, max_cache_hit_length), False
 
     def truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> Any:

@@ -31,10 +31,11 @@ def counter() -> Any:
 class StepMisses:
     """Assigns a cause to each token of a prompt.
 
-    hit: found. evicted, reset: it was cached, but it or a block before it was evicted or reset. other_keys: nothing was
-    found, and an earlier prompt had the same first block under another adapter or salt. never_seen: in a full block
-    that was never cached, or was evicted before the latest `num_remembered` evictions. tail: after the last full block,
-    or the last token.
+    - hit: the token came from the cache.
+    - evicted, reset: it was cached, but its block or an earlier one was evicted or reset.
+    - other_keys: the prompt has no hit, and its first block was cached under another adapter or salt.
+    - never_seen: its block was never cached, or evicted longer ago than `num_remembered` evictions.
+    - tail: it comes after the last full block, or is the last token.
 
     Args:
         num_remembered: evicted hashes to remember.
@@ -129,6 +130,6 @@ class StepMisses:
 
 
 def keys_of(request: Any) -> Keys:
-    """Return what separates a prompt from others from its first block on, besides tokens: its adapter and salt."""
+    """Return the keys of a prompt's first block besides its tokens: adapter and salt."""
     adapter = request.lora_request
     return (adapter.name, adapter.path or "") if adapter else None, request.cache_salt or None

@@ -85,7 +85,7 @@ class Block:
 
 
 class End:
-    """An end of the free queue, in vLLM a block with id -1."""
+    """Head or tail of the free queue: in vLLM a fake block with id -1."""
 
     block_id = -1
 
@@ -95,12 +95,12 @@ class End:
 
     @property
     def next_free_block(self) -> Any:
-        """First free block, seen from the head."""
+        """First free block, if this is the head; else None."""
         return self._queue.after(None) if self._is_head else None
 
     @property
     def prev_free_block(self) -> Any:
-        """Last free block, seen from the tail."""
+        """Last free block, if this is the tail; else None."""
         return None if self._is_head else self._queue.before(None)
 
 

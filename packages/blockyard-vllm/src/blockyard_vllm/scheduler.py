@@ -142,8 +142,8 @@ class OnBlockyard:
         made = type(self.kv_cache_manager)
         if not issubclass(made, (KVCacheManager, NamedManager)):
             raise ValueError(
-                f"blockyard: {type(self).__name__} uses {made.__module__}.{made.__name__}; its block manager must be "
-                "vLLM's KVCacheManager, imported under this name into the module of one of its classes"
+                f"blockyard: {type(self).__name__} uses {made.__module__}.{made.__name__}; only schedulers "
+                "that create vLLM's KVCacheManager are supported; import it under this name in the scheduler's module"
             )
         if options.state_checkpoints:
             self.kv_cache_manager.planner.queue = self.waiting  # type: ignore[attr-defined]

@@ -55,7 +55,7 @@ class CheckpointPlanner:
         Args:
             request: vLLM's request; its `blockyard_stops` is set.
             hit: tokens that hit.
-            known: tokens that attention alone would hit.
+            known: tokens that would hit if there were only attention layers.
         """
         unit, prompt = self.unit, request.num_prompt_tokens
         seen = 0

@@ -71,7 +71,7 @@ class BlockyardTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: Any) -> None:
-        """Forget what this request missed."""
+        """Forget the misses of this request."""
         self._missed.pop(req_context.req_id, None)
 
     def lookup(self, key: bytes, req_context: Any) -> Any:

@@ -49,7 +49,7 @@ class BlockIds(KVCacheBlocks):
         return [block_id for block_id in self.ids if block_id not in self._pool.names]
 
     def get_unhashed_block_ids_all_groups(self) -> list[list[int]]:
-        """Return them as one group, without the null block."""
+        """Return the ids of blocks that cache nothing, as one group, without the null block."""
         return [[block_id for block_id in self.get_unhashed_block_ids() if block_id]]
 
     def new_empty(self) -> BlockIds:

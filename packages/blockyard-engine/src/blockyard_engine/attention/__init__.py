@@ -1,1 +1,1 @@
-"""Attention over the KV tensors: the interface, the backends, and what transformers needs to call them."""
+"""Attention over the KV tensors: the interface, the backends, and their registration in transformers."""

@@ -71,7 +71,7 @@ class AttentionBackend(Protocol):
         """Return why it cannot serve these tensors on this machine, as "it needs ..."; None if it can."""
 
     def begin(self, shape: StepShape) -> Attend:
-        """Prepare what all layers of a step share."""
+        """Prepare the data that all layers of a step share."""
 
 
 class Attend(Protocol):
@@ -148,7 +148,7 @@ class ReadRange:
         self.lengths: IntArray = shape.seq_lens - self.firsts
 
     def tables(self, rows: IntArray) -> NDArray[np.int32]:
-        """Return block tables of `rows` from each one's first read block; what follows a row's blocks is arbitrary."""
+        """Return block tables of `rows` from each one's first read block; later entries are arbitrary."""
         if not self.window:
             return self._tables[rows]
         width = self._tables.shape[1]

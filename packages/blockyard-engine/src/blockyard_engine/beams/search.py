@@ -58,11 +58,15 @@ class Hypotheses:
     #: Whether running beams may still become better than the worst of those that ended.
     is_open: bool = True
 
-    def add(self, ended: list[tuple[float, list[int], FinishReason]]) -> None:
-        """Add the beams (total, tokens, reason) that ended in a step, and keep the best."""
+    def add(self, beams: list[tuple[float, list[int], FinishReason]]) -> None:
+        """Add the beams that ended in a step, and keep the best.
+
+        Args:
+            beams: sum of log probabilities, tokens and reason of each.
+        """
         if self.is_closed:
             return
-        self.ended += [(self.score(total, len(tokens)), tokens, reason) for total, tokens, reason in ended]
+        self.ended += [(self.score(total, len(tokens)), tokens, reason) for total, tokens, reason in beams]
         self.ended.sort(key=lambda hypothesis: -hypothesis[0])
         del self.ended[self.options.num_beams :]
 

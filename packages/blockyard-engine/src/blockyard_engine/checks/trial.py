@@ -147,7 +147,7 @@ def _kept_layers(fields: dict[str, Any], num_layers: int) -> int:
 
 
 def _heads(fields: dict[str, Any]) -> int:
-    """Return the KV heads of the small copy: one, all or half of four, as the model has one, all or some."""
+    """Return the KV heads of the small copy: 1 for multi-query attention, 2 for grouped-query, up to 4 otherwise."""
     num_heads = next((fields[name] for name in _NUM_HEADS if isinstance(fields.get(name), int)), 0)
     own = next((fields[name] for name in _NUM_KV_HEADS if isinstance(fields.get(name), int)), num_heads)
     return 1 if own == 1 else min(num_heads, 4) if own == num_heads else 2

@@ -30,7 +30,7 @@ class EngineMemory:
         weights_bytes: the model's parameters and buffers.
         kv_bytes: the pool of blocks.
         total_bytes: size of the device; None if it was not read, as on a CPU.
-        step_bytes: the most that the largest step takes beside weights and pool; None if no step was run.
+        step_bytes: memory of the largest step without weights and pool; None if no step was run.
         outside_bytes: memory in use outside the engine: kernels, libraries, other processes; None if no step was run.
         state_bytes: working states of running sequences of a hybrid model.
     """
@@ -124,7 +124,7 @@ def swap_blocks(swap_space_bytes: object, num_cpu_blocks: int, spec: KVCacheSpec
 
 
 def gpu_blocks(memory: EngineMemory, spec: KVCacheSpec, gpu_memory_utilization: float) -> int:
-    """Return the blocks that fit the allowed share of the device beside weights, the largest step and other processes.
+    """Return how many blocks fit into the allowed memory, minus weights, the largest step and other processes.
 
     `memory` is the measured use. Raises `InvalidArgument`, with the sum, if fewer than two fit.
     """

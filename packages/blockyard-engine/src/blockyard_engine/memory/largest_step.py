@@ -1,4 +1,4 @@
-"""Runs the step that takes the most memory, over a cache of one block that every block table repeats."""
+"""Runs the step that takes the most memory. All block tables repeat one block, so the cache takes little."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run_largest_step(
     sizes: StepSizes,
     make_runner: Callable[[KVCache], ModelRunner],
 ) -> None:
-    """Compute the step and sample from its logits, with all that an engine allocates beside weights and blocks.
+    """Compute the step and sample from its logits, with all allocations of an engine except weights and blocks.
 
     The attention backend takes as much memory as in service: it reads as many blocks, though they are all the same one.
     """

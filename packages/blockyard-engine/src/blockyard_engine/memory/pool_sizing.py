@@ -116,7 +116,7 @@ class PoolSizer:
     def find(self, meter: Meter | None, sizes: StepSizes) -> tuple[CacheConfig, EngineMemory]:
         """Return the config with as many blocks as fit, and the memory use.
 
-        `meter` is None on a CPU, where no step is run. Raises `InvalidArgument` if the step, or two blocks beside it,
+        `meter` is None on a CPU, where no step is run. Raises `InvalidArgument` if the step, or two blocks in addition,
         do not fit.
         """
         if meter is None:

@@ -176,11 +176,14 @@ def _require_slots(runs: TokenRuns, source: MemoryShape, target: MemoryShape) ->
 
 
 class OneSided(ABC):
-    """A transport that lets the receiver read the sender's memory; the link asks afterwards if it was held."""
+    """Transport for one-sided reads: the receiver reads the sender's memory.
+
+    After the read, the link asks the sender whether the offer was still held.
+    """
 
     @abstractmethod
     def describe(self) -> bytes:
-        """Return the sender's message with all that is needed to read its memory, made by `MemoryShape.to_bytes`."""
+        """Return the sender's message that describes its memory, made by `MemoryShape.to_bytes`."""
 
     @abstractmethod
     def connect(self, message: object) -> None:
@@ -188,4 +191,4 @@ class OneSided(ABC):
 
     @abstractmethod
     def read(self, plan: TransferPlan) -> None:
-        """Fetch the data of a plan; all writes are over when it returns or raises. Raises `HandoffError`."""
+        """Fetch the data of a plan. All writes have ended when it returns or raises `HandoffError`."""

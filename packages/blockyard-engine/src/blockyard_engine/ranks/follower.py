@@ -1,6 +1,6 @@
-"""A rank other than 0: joins, then carries out the steps that rank 0 sends, until one of them ends.
+"""The program of ranks other than 0: join rank 0, then carry out its steps until either rank ends.
 
-`main` is the program of a process that rank 0 started; `follow` is called in one that torchrun started.
+Rank 0 starts a process that runs `main`; a process of torchrun calls `follow`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ GONE = "rank 0 has ended"
 
 
 def end_process(why: str, status: int = 1) -> NoReturn:
-    """End this process at once, whatever its threads do, and print a sentence if there is one."""
+    """End this process at once, even if threads run, and print the sentence if one is given."""
     if why:
         sys.stderr.write(f"blockyard: {why}\n")  # one write: an unbuffered print makes two
     sys.stdout.flush()

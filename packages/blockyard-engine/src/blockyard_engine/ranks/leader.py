@@ -151,9 +151,9 @@ class Ranks:
             )
 
     def objects(self, kv_cache: KVCache, shape: KVShape, buffer_bytes: int) -> tuple[Blocks, States | None, list[str]]:
-        """Return blocks and states of all ranks for tiers, and digests of the other ranks' weights. O(weights).
+        """Return the blocks and states of all ranks, for tiers, and digests of the other ranks' weights. O(weights).
 
-        Raises `InvalidArgument` for buffers of less than two objects, and `RankError`.
+        Raises `RankError`, and `InvalidArgument` if the buffers hold fewer than two objects.
         """
         from blockyard_tiers import KVBlocks, StateObjects
 

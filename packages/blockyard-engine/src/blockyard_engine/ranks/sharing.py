@@ -4,7 +4,7 @@ Rank 0 has the tiers and decides. An object is the concatenation of the ranks' p
 whole or not at all. Copies are requested by short messages between the plans, so all ranks make them between the same
 steps, and confirm them when they are done. The memory has no name in any folder (memfd) and ends with the last process.
 
-Needs the extra `tiers` beside `engine`.
+Needs the extras `tiers` and `engine`.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ class RankStates:
         self.layout, self.buffers, self.read = own.layout, own.buffers, own.read
         self._own, self._request_copy = own, request_copy
 
-    def write(self, slot: int, rows: Sequence[int], kept: npt.NDArray[np.int32]) -> IsDone:
-        others = self._request_copy("fill", rows, kept, slot)
-        return _both(others, self._own.write(slot, rows, kept))
+    def write(self, slot: int, rows: Sequence[int], checkpoints: npt.NDArray[np.int32]) -> IsDone:
+        others = self._request_copy("fill", rows, checkpoints, slot)
+        return _both(others, self._own.write(slot, rows, checkpoints))
 
 
 class RankCopies:
@@ -183,7 +183,7 @@ class RankCopies:
 
 
 def new_rows(kv_cache: KVCache, parts: ObjectParts, buffer_bytes: int) -> SharedRows:
-    """Return rows for objects of all ranks. Raises `InvalidArgument` for a budget of less than two objects."""
+    """Return rows for objects of all ranks. Raises `InvalidArgument` for a budget of fewer than two objects."""
     is_cuda = kv_cache.device.type == "cuda"
     return SharedRows(num_rows_in(buffer_bytes, parts.num_bytes), parts.num_bytes, is_cuda)
 

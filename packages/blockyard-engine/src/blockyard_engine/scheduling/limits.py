@@ -66,7 +66,7 @@ class CacheLimits:
         """Return how many blocks, in all layer groups, one sequence holds at most while it grows to `num_tokens`.
 
         `chunk` is the number of tokens computed in a step; None for the maximum. A scheduler that halves the chunks of
-        a sequence that runs alone needs only the blocks for 1.
+        the only running sequence needs just the blocks for 1.
         """
         size = self._budget if chunk is None else chunk
         return sum(

@@ -214,7 +214,7 @@ class Scheduler:
                 self._make_room(step, rows, needy)
 
     def _halve_chunk(self, rows: list[StepRow], chunks: dict[Branch, int]) -> bool:
-        """Halve the chunk of a sequence that runs alone and lacks blocks; return whether it could be halved.
+        """Halve the chunk of the only running sequence if it lacks blocks; return whether it could be halved.
 
         A layer group with a window holds both window and chunk, so a short chunk may fit where a long one does not.
         """

@@ -33,7 +33,7 @@ class StepRow:
         return self.count + len(self.draft)
 
     def cut(self, num_scheduled: int) -> StepRow:
-        """Return the row with the plan's number of tokens, which is smaller if the step stops at a checkpoint."""
+        """Return the row shortened to `num_scheduled`: the plan ends a prompt's chunk at a checkpoint position."""
         return self if num_scheduled == self.num_tokens else StepRow(self.branch, num_scheduled, [], False)
 
     @property

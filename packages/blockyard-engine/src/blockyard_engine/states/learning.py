@@ -146,7 +146,7 @@ class _Watch:
         return noted
 
     def mixers(self) -> Iterator[Mixer]:
-        """Yield the recorded modules. Modules of one class are treated alike."""
+        """Yield the recorded modules. Whether a module takes chunks is tried once per class."""
         takes_chunks: dict[type, bool] = {}
         for call in self._calls.values():
             names = [name for name, value in call.given.items() if value is self.cache]

@@ -35,7 +35,7 @@ def write_page(curves: HitCurves, path: str | os.PathLike[str], *, bytes_per_blo
     of all numbers. O(policies * sizes).
 
     Args:
-        curves: what to show.
+        curves: the curves to show.
         path: the file.
         bytes_per_block: bytes of a block in `model`'s cache; 0 to show no GiB.
         model: name of the model.

@@ -94,7 +94,7 @@ class HitCurves:
         hints: description of the hints, if policies were also run with hints.
         tiers: description of the tiers below the pool. Hit rates are then of tokens, one line for the pool and each
             tier.
-        beside: (S,) further figures by name.
+        beside: (S,) further statistics by name.
     """
 
     trace: str

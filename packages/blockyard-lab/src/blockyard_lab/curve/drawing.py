@@ -19,7 +19,7 @@ def draw_curves(curves: HitCurves, path: str | os.PathLike[str], *, bytes_per_bl
     The file appears whole or not at all. Equal curves give equal bytes with the same matplotlib. O(policies * sizes).
 
     Args:
-        curves: what to draw.
+        curves: the curves to draw.
         path: the file.
         bytes_per_block: bytes of a block in `model`'s cache, for an axis in GiB; 0 for an axis in tokens.
         model: name of the model.

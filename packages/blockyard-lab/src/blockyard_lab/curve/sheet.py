@@ -28,7 +28,7 @@ class Sheet:
     """A picture under construction.
 
     Args:
-        curves: what to draw.
+        curves: the curves to draw.
         keep_all_letters: keep letters that no font here has, for a viewer that may have one; otherwise draw "?".
     """
 

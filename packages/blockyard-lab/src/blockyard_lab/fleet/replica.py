@@ -107,10 +107,10 @@ class Turn:
 
 @dataclass(slots=True)
 class Engine:
-    """Computes prompts one after another, each as a whole, and all decodes together at one speed.
+    """Computes whole prompts one after another, and all decodes together at one speed.
 
     While a prompt is computed, each of its steps also gives every decode one token. `clock` counts the tokens that a
-    decode running all the time would have received; a decode ends when the clock reaches its number.
+    decode would have received if it had run since the start. Each decode ends at a fixed value of the clock.
     """
 
     pool: Pool

@@ -66,7 +66,7 @@ def plan_capacity(
         weights_on: returns the weights' bytes on each of n ranks, as `model_weights` counts; None divides equally.
         num_gpus: a multiple of the ranks; None for one replica.
         gpu_memory_utilization: fraction of a GPU's memory that may be used.
-        activation_gib: measured memory of a step beside weights and blocks, per GPU. None computes it from `step`;
+        activation_gib: measured memory of a step without weights and blocks, per GPU. None computes it from `step`;
             without one it is 2 GiB.
         step: the largest step, which samples for `max_num_seqs` sequences (if None: 1,024 on a GPU of 70 GiB or more,
             else 256).
@@ -153,7 +153,7 @@ def _plan(given: Situation, memory: GpuAssumptions, lengths: list[tuple[str, int
 
 @dataclass(frozen=True, slots=True)
 class _Budgets:
-    """Computes what running requests leave of pools of several sizes."""
+    """Computes how many blocks running requests leave for the cache, in pools of several sizes."""
 
     spec: KVCacheSpec
     gpu: GpuBudget

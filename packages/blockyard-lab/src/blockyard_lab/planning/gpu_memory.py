@@ -25,7 +25,7 @@ MAX_GIB = 2**20
 
 
 def require_gib(name: str, value: object, above_zero: bool = False) -> float:
-    """Return `value` if it is a number of GiB from 0 (or above it) to 2**20."""
+    """Return `value`, GiB. Raises `InvalidArgument` unless it is from 0 (`above_zero`: above 0) to 2**20."""
     number = require_number(name, value)
     if number < 0 or number > MAX_GIB or (above_zero and int(number * GIB) == 0):
         low = "above 0" if above_zero else "at least 0"
@@ -64,7 +64,7 @@ class LargestStep:
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Memory of a step beside weights and blocks: measured, or computed from the step.
+    """Memory of a step without weights and blocks: measured, or computed from the step.
 
     Attributes:
         given_gib: measured GiB per GPU, or None.

@@ -37,7 +37,7 @@ class HitForecast:
         tokens_a_block: tokens per block of the trace.
         sample_rate: fraction of the contents that was simulated.
         expected: in the blocks that running requests leave.
-        whole_pool: in all blocks, an upper end.
+        whole_pool: hit rate with all blocks, an upper bound.
         one_more_gib: like `expected`, with one more GiB on each GPU.
         tenth_more: like `expected`, with a tenth more blocks.
         with_cpu: like `expected`, with the CPU tier's blocks added (an upper bound); None without a tier.

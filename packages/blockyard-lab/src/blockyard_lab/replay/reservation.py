@@ -135,7 +135,10 @@ class _FullQueue:
         self._steps = self._running_steps = self._peak = 0
 
     def run(self, num_slots: int) -> Reservation:
-        """Run until nothing waits. After that, ever fewer requests would run."""
+        """Run until no request waits, and return the statistics.
+
+        The rest is not simulated: without waiting requests, memory is no longer full.
+        """
         self._admit()
         while self._waiting:
             self._advance(self._free_steps())

@@ -109,7 +109,7 @@ class SimulatedTier:
     def longest_prefix(self, names: Sequence[bytes]) -> Prefix:
         return Prefix(self._index.prefix(names), True)
 
-    def first_of(self, names: Sequence[bytes]) -> FirstMatch:
+    def first_present(self, names: Sequence[bytes]) -> FirstMatch:
         return FirstMatch(next((place for place, name in enumerate(names) if name in self._index), len(names)), True)
 
     def drop(self, names: Sequence[bytes]) -> Cause | None:

@@ -64,7 +64,8 @@ class RoutingPolicy:
         heartbeat_timeout: seconds without a message after which a replica is not trusted.
         resumes: how often a request may continue on another replica; 0 for never.
         progress_timeout: seconds without a message after which a replica counts as lost; it sends one every second.
-        prefill_tokens: prompts that no decoding replica has all but this many tokens of go to a prefilling one first.
+        prefill_tokens: a prompt is first sent to a prefill replica if at least this many of its tokens are cached on no
+            decoding replica.
     """
 
     cost: str = "robust"

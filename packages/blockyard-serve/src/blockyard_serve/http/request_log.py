@@ -1,6 +1,6 @@
 """Request ids, and a log line for each request.
 
-Routes get the entry of their request with `entry_of` and add what only they know. Warnings that a client can
+Routes get the entry of their request with `entry_of` and add their own fields. Warnings that a client can
 provoke are written once in ten seconds, with the number of suppressed ones.
 """
 

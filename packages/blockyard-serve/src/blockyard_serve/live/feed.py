@@ -167,7 +167,7 @@ class PageFeed:
             self._notify()
 
     def _begin_tree(self, block_size: int, now: float) -> None:
-        """Start making the next tree if it is due and the previous one is done. Raises what that one raised."""
+        """Start making the next tree if it is due and the previous one is done. Raises the previous one's error."""
         if self._tree_task is not None and self._tree_task.done():
             task, self._tree_task = self._tree_task, None
             task.result()

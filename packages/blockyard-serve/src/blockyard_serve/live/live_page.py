@@ -183,7 +183,7 @@ class LivePage:
         return answer | {"hits": await self._hits(seen) if self._shows_text else None}
 
     async def _hits(self, seen: SeenBlock) -> dict[str, Any] | None:
-        """Return which of the latest prompts hit a block; None if its tokens do not identify its content."""
+        """Return which of the latest prompts hit a block; None if it is not cached, or not `SeenBlock.is_plain`."""
         if not (seen.is_plain and seen.block.is_cached):
             return None
         prompts, tokens = self.prompts.latest(), seen.block.token_ids

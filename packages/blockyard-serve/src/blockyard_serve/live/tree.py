@@ -1,4 +1,4 @@
-"""The tree of cached prompts as the page shows it: the heaviest branches, what prompts hit of them, the rest summed.
+"""The tree of cached prompts as the page shows it: the largest branches with their hits, and a sum of the rest.
 
 The forest is made from each block's predecessor, without a loop over blocks.
 """
@@ -35,7 +35,7 @@ class Forest:
         weight: contents of each branch and all of its descendants.
         parent: parent of each branch, -1 for none.
         start: number of contents before each branch.
-        root: id at the very beginning of each branch's prompts, which stands for their keys.
+        root: root content id of each branch's prompts, which identifies their extra keys.
         is_marked: whether the first content of each branch has something besides text (an image).
     """
 
@@ -59,7 +59,7 @@ class Forest:
 
 
 def forest_of(pairs: Ints, keys: Mapping[int, tuple[object, ...]]) -> Forest:
-    """Return the forest of what blocks cache. O(n log n) for n blocks, in numpy.
+    """Return the forest of the cached contents. O(n log n) for n blocks, in numpy.
 
     Args:
         pairs: int64 (blocks, 2), the content of each block, 0 for none, and the content before it.
@@ -267,7 +267,7 @@ def read_branch(branch: TreeBranch, cache: KVCacheManager, status: EngineStatus)
 
 
 def cached_tree(pairs: NDArray[np.int64], keys: Mapping[int, Keys]) -> Tree:
-    """Return the heaviest branches of what blocks cache. `pairs` and `keys` are those of `forest_of`."""
+    """Return the largest branches of the cached contents. `pairs` and `keys` are those of `forest_of`."""
     forest = forest_of(pairs, keys)
     shown = heaviest(forest, MAX_BRANCHES)
     tenants = _tenants([int(forest.root[branch]) for branch in shown], keys)
@@ -313,7 +313,15 @@ def blocks_to_read(branches: list[TreeBranch], block_size: int) -> list[int]:
 def add_tokens(
     tree: Tree, counts: list[int], tokens: NDArray[np.int32], still: NDArray[np.bool_], block_size: int
 ) -> None:
-    """Set labels and prefixes from the tokens that were read. A branch that is no longer cached has none."""
+    """Set the labels and prefixes of branches; those of branches that are no longer cached become empty.
+
+    Args:
+        tree: the branches.
+        counts: blocks read per branch.
+        tokens: tokens of all blocks, (blocks, block_size).
+        still: whether each block still had its content when it was read, (blocks,).
+        block_size: tokens per block.
+    """
     at = 0
     own: dict[int, NDArray[np.int32]] = {}
     for branch, count in zip(tree.branches(), counts, strict=True):

@@ -135,7 +135,9 @@ def test_random_hybrid_programs_behave_as_in_vllm(seed: int, page: int, num_bloc
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("page", [16, 64])
-def test_sharer_is_admitted_in_the_step_that_stock_admits_it(page: int, asynchronous: bool) -> None:
+def test_request_that_shares_a_prefix_is_admitted_in_the_same_step_as_in_stock_vllm(
+    page: int, asynchronous: bool
+) -> None:
     """vLLM puts a request off while the request that cached its state is at the token behind it."""
     planned = []
     for level in ("stock", "names"):
