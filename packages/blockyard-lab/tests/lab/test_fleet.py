@@ -53,7 +53,7 @@ def drawn_load(draw: random.Random, num_jobs: int) -> Load:
 
 
 @pytest.mark.parametrize("name", COSTS)
-def test_book_engines_and_pools_agree_while_replicas_come_and_go(name: str) -> None:
+def test_load_engines_and_pools_agree_while_replicas_are_added_and_removed(name: str) -> None:
     draw = random.Random(f"{run_seed()} {name}")
     changes = [Change(0.3, added=2), Change(0.5, killed=1), Change(0.7, drained=1), Change(0.9, killed=1)]
     for _ in range(draws(6, 2)):
@@ -62,7 +62,7 @@ def test_book_engines_and_pools_agree_while_replicas_come_and_go(name: str) -> N
         while run.step():
             run.check()
         found = run.outcome
-        assert not run.router.book.bookings
+        assert not run.router.load.assignments
         assert len(found.first_tokens) == len(load.jobs) - found.num_refused - found.num_unserved
         assert len({job for job, _ in found.placed}) == len(found.first_tokens)
         assert min(found.first_tokens, default=0.0) >= 0.0
