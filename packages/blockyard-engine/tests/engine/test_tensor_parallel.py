@@ -520,7 +520,7 @@ def test_missed_and_repeated_messages_are_detected() -> None:
         read(PlanReceiver(other, "it", b"start"), sent[0])
 
 
-def test_a_cache_of_a_shard() -> None:
+def test_a_sharded_cache_has_only_its_own_heads() -> None:
     cache = KVCache(4, 16, 2, 3, 8, shard=Shard(0, 2))
     assert (cache.num_kv_heads, cache.kv_heads) == (2, range(2))
     assert cache.key_cache(0).shape == (4, 16, 2, 8)

@@ -47,7 +47,7 @@ def test_prompts_without_a_hit_go_to_the_ranks_in_turn() -> None:
     assert placed == [0, 1, 2, 0, 1, 2]
 
 
-def test_the_longest_hit_attracts() -> None:
+def test_a_prompt_is_sent_to_the_rank_with_the_longest_hit() -> None:
     group = group_of()
     for number in range(3):
         run(group, list(range(100 * number, 100 * number + 40)))

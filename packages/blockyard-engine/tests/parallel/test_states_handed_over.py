@@ -213,7 +213,7 @@ def test_models_with_other_states_are_refused_by_the_tensor() -> None:
 
 @pytest.mark.parametrize("way", ["recompute", "swap"])
 @pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1"])
-def test_restored_tokens_are_equal_beside_preemption_and_swaps(name: str, way: str) -> None:
+def test_restored_tokens_are_equal_despite_preemption_and_swaps(name: str, way: str) -> None:
     """Both sides lack blocks: sequences are preempted before and after their hand-over."""
     prompts = mixed_prompts((30, 33, 26, 29, 35), shared=8)
     options: dict[str, Any] = {"num_cpu_blocks": 60} if way == "swap" else {}

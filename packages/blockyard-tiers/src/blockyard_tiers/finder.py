@@ -74,10 +74,10 @@ class Finder:
     def should_wait(
         self, record: RequestRecord, pending: list[TierUse], best: TierUse | None, num_blocks: int, now: float
     ) -> bool:
-        """Return whether to wait for the tiers that have not answered; if the time is over, mark them as silent.
+        """Return whether to wait longer for tiers that have not answered. If not, mark them as silent.
 
-        A pending tier after `best` may have more blocks: wait as long as computing the missing ones would take.
-        A pending tier before it is only nearer.
+        A pending tier may have the missing blocks: wait as long as computing them would take. If all pending tiers are
+        nearer than `best`, they can only save transfer time: wait at most `_ANSWER_SECONDS`, and not if all are silent.
 
         Args:
             record: the waiting request.

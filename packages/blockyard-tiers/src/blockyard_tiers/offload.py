@@ -326,7 +326,7 @@ class Offload:
         self._loader.check()
 
     def _restore(self, token_ids: list[int], keys: tuple[ExtraKey, ...], end: float) -> int:
-        """Load as much of a prompt as the buffers hold into the pool, and free it there; return the tokens."""
+        """Load a prompt, as far as the buffers hold it, into cached blocks of the pool; return the number of tokens."""
         key = object()
         self.poll()  # `prepare` needs the rechecks that a poll allows
         while self.prepare(key, token_ids, keys) and monotonic() < end:

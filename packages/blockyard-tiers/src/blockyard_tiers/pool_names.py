@@ -16,7 +16,7 @@ _FIRST_ROOTS, _MAX_ROOTS = 64, 2**16
 
 
 def require_plain(what: str, cache: KVCacheManager) -> None:
-    """Raise `InvalidArgument` unless the pool's blocks are those of the index."""
+    """Raise `InvalidArgument` unless the hashed blocks are those that hold keys and values."""
     if cache.config.is_mapped:
         raise InvalidArgument(f"{what} needs one layer group without a window, and no CPU pool")
 

@@ -54,7 +54,7 @@ class TierUse:
         require_write_policy("write", self.write)
 
     def wants(self, name: bytes) -> bool:
-        """Return whether to store an object that is computed or hit now. Remembers that it was seen."""
+        """Record that an object was computed or hit, and return whether to store it now."""
         if name in self.present or self.write in ("back", "never"):
             return False
         if self.write == "through" or name in self.seen:

@@ -186,7 +186,7 @@ class KVCacheManager(stock.KVCacheManager):
 
     def _keys(self, request: Any) -> tuple[ExtraKey, ...]:
         made = self.keys.get(request.request_id)
-        if made is None or not made.are_of(request):
+        if made is None or not made.match(request):
             made = self.keys[request.request_id] = request_keys(request, self.block_size)
         return made.keys
 

@@ -1,7 +1,7 @@
 """Checkpoints of hybrid models' states at the positions of docs/states.md, in vLLM's own managers (level "names").
 
-vLLM caches a state where a chunk of a prompt ends. Its scheduler ends chunks at a prompt's last block boundary, and
-where the prompt leaves the blocks that attention has cached. With the option `state_checkpoints`, chunks end at the
+vLLM caches a state where a chunk of a prompt ends. Its scheduler ends chunks at a prompt's last full block, and at
+the end of the prefix that attention layers have cached. With the option `state_checkpoints`, chunks end at the
 positions chosen by its rules instead, and vLLM's managers cache the state there, and the keys and values up to it.
 """
 
@@ -142,9 +142,9 @@ class StateGroup(groups.MambaManager):
 
 
 class AttentionGroup(groups.FullAttentionManager):
-    """vLLM's full-attention manager, which also names a block for each checkpoint inside it.
+    """vLLM's full-attention manager, which also caches a block under a name for each checkpoint inside it.
 
-    Keys and values inside a block only grow, so a shorter name stays valid.
+    Such a name covers the block's tokens up to the checkpoint. Later tokens do not change their keys and values.
     """
 
     def cache_blocks(

@@ -48,7 +48,7 @@ class RequestKeys(NamedTuple):
     prompt_embeds: Any
     num_features: int
 
-    def are_of(self, request: Any) -> bool:
+    def match(self, request: Any) -> bool:
         """Return whether the keys are still valid for the request."""
         return (
             self.num_features == len(request.mm_features or ())

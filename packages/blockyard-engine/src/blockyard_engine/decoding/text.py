@@ -87,7 +87,7 @@ class StopStrings:
         self.is_found = False
 
     def push(self, piece: str) -> str:
-        """Add a piece; return the text that is certainly before any stop string."""
+        """Add a piece; return the text that can no longer be part of a stop string."""
         if self.is_found or not self._stops:
             return "" if self.is_found else piece
         text = self._held + piece

@@ -189,9 +189,9 @@ class _FullQueue:
         return self._waiting[0] if self._waiting else None
 
     def _free_steps(self) -> int:
-        """Return the steps until something can be admitted: until a request ends or slots run short.
+        """Return the number of steps until the next request ends or slots run short.
 
-        If slots are short already, the youngest requests wait again and the result is one step.
+        If slots are short now, move the youngest requests back to the queue, and return 1.
         """
         if not self._fits(1):
             while not self._fits(1):

@@ -43,7 +43,7 @@ class Fields(BaseModel):
 
     @classmethod
     def _drop_neutral(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields without those that ask for nothing."""
+        """Return the fields without unsupported ones that have accepted values."""
         return fields
 
 
@@ -51,7 +51,7 @@ class RequestFields(Fields):
     """The body of a request.
 
     Attributes:
-        refused: unsupported fields, with the values that ask for nothing.
+        refused: unsupported fields, with the values that are accepted all the same because they request nothing.
     """
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]]

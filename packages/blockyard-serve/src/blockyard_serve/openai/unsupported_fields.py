@@ -29,7 +29,7 @@ HARMLESS = frozenset(
     }
 )
 
-#: Unsupported fields, with the values that ask for nothing (null always does).
+#: Unsupported fields, with their accepted values, which request nothing (null is always accepted).
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "adapter_id": ("",),
     "allowed_token_ids": (),
@@ -110,7 +110,7 @@ _REASONS = {
 
 
 def requested_fields(fields: Mapping[str, Any], refused: Mapping[str, tuple[Any, ...]] = REFUSED) -> dict[str, Any]:
-    """Return the fields without nulls, harmless ones and ones that ask for nothing. O(fields).
+    """Return the fields without nulls, harmless fields, and unsupported ones with accepted values. O(fields).
 
     Raises `ApiError` (400), with the field, for one that is not supported: a name in `refused` with other values than
     those listed there.
