@@ -134,7 +134,7 @@ def test_event_times_are_those_of_advance_time() -> None:
     cache.advance_time(2.5)
     cache.free(seq)
     assert [event.time for event in cache.history()] == [0.0, 2.5]
-    with pytest.raises(InvalidArgument, match=r"now is 2.0; it must be at least 2.5, the time told before"):
+    with pytest.raises(InvalidArgument, match=r"now is 2.0; it must be at least 2.5, the time of the last call"):
         cache.advance_time(2)
     for bad in (float("nan"), "3", None, True):
         with pytest.raises(InvalidArgument, match="now is"):

@@ -206,7 +206,7 @@ def test_a_policy_chooses_what_is_evicted_on_demand(policy: Any) -> None:
         ("uncache", ("12",), "block_ids"),
         ("uncache", (None,), "block_ids"),
         ("adopt", ([1],), r"block_ids\[0\] is 1, which is held 1 times"),
-        ("adopt", ([5, 6, 5],), r"block_ids\[2\] is 5, which stands there twice"),
+        ("adopt", ([5, 6, 5],), r"block_ids\[2\] is 5, which is given twice"),
         ("adopt", ([8],), r"block_ids\[0\] is 8; it must be from 1 to 7"),
         ("evict", (-1,), "num_blocks is -1"),
         ("evict", (1.0,), "num_blocks is 1.0"),

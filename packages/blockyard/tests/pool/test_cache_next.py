@@ -211,7 +211,7 @@ def test_after_a_reset_the_lease_says_so() -> None:
     pool.extend(lease, 1)
     pool.reset()
     with refused(
-        pool, StaleBlocks, match=r"had cached 2 blocks; block 1 at position 0 is cached no longer.*=0"
+        pool, StaleBlocks, match=r"had cached 2 blocks; block 1 at position 0 is no longer cached.*=0"
     ) as error:
         pool.cache_next_blocks(lease, TOKENS[8:12], lease.num_cached_blocks)
     assert error.value.num_still_cached == 0
@@ -275,9 +275,9 @@ def test_a_part_that_begins_behind_a_cached_block_goes_on() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"token_ids": TOKENS[:12]}, "token_ids fill 3 blocks behind the first 1; the lease has 3"),
+        ({"token_ids": TOKENS[:12]}, "token_ids fill 3 blocks after the first 1; the lease has 3"),
         ({"token_ids": [-1]}, r"token_ids\[0\] is -1"),
-        ({"num_cached_blocks": 2}, "num_cached_blocks is 2; of the lease's blocks, the first 1 are cached"),
+        ({"num_cached_blocks": 2}, "num_cached_blocks is 2; only the first 1 blocks of the lease are cached"),
         ({"num_cached_blocks": -1}, "num_cached_blocks is -1"),
         ({"num_cached_blocks": 0.0}, "num_cached_blocks is 0.0"),
         ({"extra_keys": "salt"}, "extra_keys is 'salt'"),
@@ -310,7 +310,7 @@ def test_a_position_is_required() -> None:
     lease = pool.get_new_blocks(2)
     with pytest.raises(TypeError, match="num_cached_blocks"):
         pool.cache_next_blocks(lease, TOKENS[:8])  # type: ignore[call-arg]
-    with refused(pool, InvalidArgument, match="^num_cached_blocks is 1; of the lease's blocks, the first 0 are cached"):
+    with refused(pool, InvalidArgument, match="^num_cached_blocks is 1; only the first 0 blocks of the lease are cached"):
         pool.cache_next_blocks(lease, TOKENS[4:8], 1)
 
 

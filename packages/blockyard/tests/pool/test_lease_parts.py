@@ -79,7 +79,7 @@ def test_a_place_that_was_given_back_cannot_be_cached() -> None:
         pool.cache_next_blocks(lease, TOKENS[4:12], lease.num_cached_blocks)
     with pytest.raises(InvalidArgument, match="has released its block at position 1"):
         pool.cache_full_blocks(lease, TOKENS[:12], num_cached_blocks=1)
-    with pytest.raises(InvalidArgument, match="position is 1; the lease has given that block back"):
+    with pytest.raises(InvalidArgument, match="position is 1; the lease has released that block"):
         pool.copy_on_write(lease, 1)
     assert snapshot(pool) == before
 

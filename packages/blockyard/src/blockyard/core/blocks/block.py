@@ -1,4 +1,4 @@
-"""What people see of blocks: one as it was when it was asked for, or the state of each."""
+"""Snapshots of single blocks, and the state of all blocks as an array."""
 
 from typing import Final
 
@@ -11,18 +11,19 @@ from .ledger import BlockLedger
 
 
 class KVCacheBlock:
-    """What is known of one block at the moment it was asked for. A copy: it does not follow later changes.
+    """A snapshot of one block. Later changes of the pool do not show in it.
 
-    block_id: the block's address in the KV tensors.
-    ref_cnt: how many sequences and leases hold it.
-    token_ids: the tokens whose keys and values it is cached for; empty if it is not, where they are forgotten,
-        and of a block of several token blocks that a span begins in.
-    num_tokens: known tokens that it holds, of a partly filled one too; 0 where that is not known (a bare lease).
-    group: the layer group that it holds them for; None if it holds none.
-    block_hash: the index's internal hash of its tokens and all before them, None if not cached.
-    is_computed: False while a sequence has yet to compute what the index says it holds.
-    holders: names of the sequences and leases that hold it.
-    is_null: True for block 0.
+    Attributes:
+        block_id: position of the block in the KV tensors.
+        ref_cnt: references of sequences and leases to the block.
+        token_ids: tokens whose keys and values the block caches. Empty if it is not cached, if the pool does not store
+            tokens, and for a block of several token blocks in which a span begins.
+        num_tokens: known tokens in the block, also if it is partly filled; 0 if unknown (a bare lease).
+        group: the layer group whose keys and values the block holds; None if it holds none.
+        block_hash: the index's internal hash of its tokens and all tokens before them; None if not cached.
+        is_computed: False while the block is indexed but a sequence still has to compute it.
+        holders: names of the sequences and leases that hold it.
+        is_null: True for block 0.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class KVCacheBlock:
 
     @property
     def is_null(self) -> bool:
-        """Return whether this is the placeholder that is never allocated, cached or freed."""
+        """Return whether this is block 0, the placeholder that is never allocated, cached or freed."""
         return self.block_id == 0
 
     @property
@@ -61,7 +62,6 @@ class KVCacheBlock:
         return self.block_hash is not None
 
     def __reduce__(self) -> tuple[object, ...]:
-        """How it is copied and pickled: it is plain data."""
         known = (self.block_id, self.ref_cnt, self.token_ids, self.block_hash, self.is_computed, self.holders)
         return (KVCacheBlock, (*known, self.num_tokens, self.group))
 

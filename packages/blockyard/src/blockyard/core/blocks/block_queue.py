@@ -1,4 +1,4 @@
-"""The free queue as people may use it alone: checked, in the calls that vLLM's class of this name has."""
+"""vLLM's free queue of blocks as a class of its own, with checked arguments."""
 
 from mypy_extensions import i64
 
@@ -12,10 +12,12 @@ from .free_queue import FreeQueue
 
 
 class FreeKVCacheBlockQueue:
-    """Free blocks in eviction order; any of them can leave from the middle in O(1) (vLLM's class, over block ids).
+    """Free blocks in eviction order, any of which can leave the middle in O(1). vLLM's class of this name.
 
-    num_blocks: ids are 1 to num_blocks - 1, all free at first; block 0 is the null block; 2 to 2**27.
-    A block that is in the queue cannot be appended, one that is not cannot be removed: each error names it.
+    A block in the queue cannot be appended, and one outside it cannot be removed; each error names the block.
+
+    Args:
+        num_blocks: ids are 1 to num_blocks - 1, all free at first; block 0 is the null block; 2 to 2**27.
 
     >>> queue = FreeKVCacheBlockQueue(6)
     >>> queue.popleft_n(2), queue.num_free_blocks
@@ -38,18 +40,18 @@ class FreeKVCacheBlockQueue:
         return int(self._queue.num_free)
 
     def popleft(self) -> int:
-        """Take the first block. O(1). Raises `OutOfBlocks` when the queue is empty."""
+        """Take the first block. O(1). Raises `OutOfBlocks` if the queue is empty."""
         return self.popleft_n(1)[0]
 
     def popleft_n(self, n: object) -> list[int]:
-        """Take the first `n` blocks, in order. O(n). Raises `OutOfBlocks` when there are fewer, and takes none then."""
+        """Take the first `n` blocks, in order. O(n). Raises `OutOfBlocks`, and takes none, if there are fewer."""
         count = require_int("n", n, 0, MAX_BLOCKS)
         # Made first: making something can run a finaliser that uses the queue, and the check has to come after it.
         blocks = zeros_i32(min(count, self._num_blocks))
         ids = [0] * len(blocks)
         if count > self._queue.num_free:
             free = self.num_free_blocks
-            raise OutOfBlocks(f"n is {count}; only {free} blocks are free", count, free)
+            raise OutOfBlocks(f"n is {count}; only {free} blocks are free: take fewer", count, free)
         self._queue.popleft_n(blocks, 0, count)
         for index in range(i64(count)):
             self._taken[i64(blocks[index])] = 1
@@ -57,7 +59,7 @@ class FreeKVCacheBlockQueue:
         return ids
 
     def remove(self, block_id: object) -> None:
-        """Take a free block out, wherever it is. O(1). Raises `InvalidArgument` for one that is not in the queue."""
+        """Remove a free block from any position. O(1). Raises `InvalidArgument` if it is not in the queue."""
         block = self._block(block_id)
         if self._taken[block] != 0:
             raise InvalidArgument(f"block_id is {block}; it is not in the queue")
@@ -65,26 +67,29 @@ class FreeKVCacheBlockQueue:
         self._taken[block] = 1
 
     def append(self, block_id: object) -> None:
-        """Make a block the last to be taken. O(1). Raises `DoubleFree` for one that is in the queue."""
+        """Put a block at the end of the queue. O(1). Raises `DoubleFree` if it is in the queue already."""
         block = self._block(block_id)
         self._require_taken(block)
         self._queue.append(block)
         self._taken[block] = 0
 
     def append_left(self, block_id: object) -> None:
-        """Make a block the next to be taken. O(1). Raises `DoubleFree` for one that is in the queue."""
+        """Put a block at the head of the queue. O(1). Raises `DoubleFree` if it is in the queue already."""
         block = self._block(block_id)
         self._require_taken(block)
         self._queue.append_left(block)
         self._taken[block] = 0
 
     def append_n(self, block_ids: object) -> None:
-        """Append several, in order, or none. O(n). Raises as `append` does, also for an id that stands there twice."""
+        """Append several blocks in order, or none.
+
+        O(n). Raises `DoubleFree` for a block that is in the queue already or is given twice.
+        """
         if not isinstance(block_ids, (list, tuple)):
             raise InvalidArgument(f"block_ids is {shown(block_ids)}; it must be a list of block ids")
         ids = [int(self._block(block_id)) for block_id in list(block_ids)]
         if len(set(ids)) != len(ids):
-            raise DoubleFree(f"block_ids is {shown(ids)}; each block may stand there once")
+            raise DoubleFree(f"block_ids is {shown(ids)}; give each block once")
         blocks = zeros_i64(len(ids))
         for index, block in enumerate(ids):
             blocks[index] = block
@@ -95,7 +100,7 @@ class FreeKVCacheBlockQueue:
             self._taken[blocks[index]] = 0
 
     def get_all_free_blocks(self) -> list[int]:
-        """Return all free blocks, in the order in which they are taken. O(free)."""
+        """Return all free blocks in the order of `popleft` takes them. O(free)."""
         return self._queue.block_ids()
 
     def _block(self, block_id: object) -> i64:
@@ -103,7 +108,7 @@ class FreeKVCacheBlockQueue:
 
     def _require_taken(self, block: i64) -> None:
         if self._taken[block] == 0:
-            raise DoubleFree(f"block {block} is in the queue already")
+            raise DoubleFree(f"block {block} is in the queue already; remove it first")
 
     def __init_subclass__(cls) -> None:
         """Refuse: a subclass of a compiled class could not be made."""

@@ -9,7 +9,7 @@ from .observer import PoolObserver
 
 
 class BudgetWatch(PoolObserver):
-    """Keeps the counts of a shared budget: a block is charged once, however many sequences hold it."""
+    """Keeps the counts of a shared budget. A block is charged once, however many sequences hold it."""
 
     def __init__(self, ledger: BlockLedger, budget: SharedBudget) -> None:
         self.ledger = ledger

@@ -1,4 +1,4 @@
-"""Blocks that a caller names by their ids, or asks for: uncached, adopted, evicted, and released in the order given."""
+"""Calls on blocks that the caller names by id: uncache, adopt, evict, and release in the given order."""
 
 from typing import Final
 
@@ -11,16 +11,16 @@ from .ledger import BlockLedger
 
 
 def require_ids(blocks: vec[i64], num_blocks: int) -> None:
-    """Raises `InvalidArgument` for a number that is no block of the pool's."""
+    """Raise `InvalidArgument` for a number that is not a block of the pool."""
     for place in range(i64(len(blocks))):
         if not 1 <= blocks[place] < num_blocks:
             raise InvalidArgument(f"block_ids[{place}] is {blocks[place]}; it must be from 1 to {num_blocks - 1}")
 
 
 def require_free(ledger: BlockLedger, blocks: vec[i64], may_evict: bool) -> vec[i32]:
-    """Return the ids as a lease has them. O(blocks).
+    """Return the ids as the int32 vector of a lease. O(blocks).
 
-    Raises `InvalidArgument` for one that is held or stands there twice, and unless it may be evicted for a cached one.
+    Raises `InvalidArgument` for a block that is held or given twice and, unless `may_evict`, for a cached one.
     """
     taken = zeros_i32(len(blocks))
     seen: set[int] = set()
@@ -31,14 +31,14 @@ def require_free(ledger: BlockLedger, blocks: vec[i64], may_evict: bool) -> vec[
         if not may_evict and ledger.index.is_cached(block):
             raise InvalidArgument(f"block_ids[{place}] is {block}, which is cached; may_evict is False")
         if int(block) in seen:
-            raise InvalidArgument(f"block_ids[{place}] is {block}, which stands there twice")
+            raise InvalidArgument(f"block_ids[{place}] is {block}, which is given twice")
         seen.add(int(block))
         taken[place] = i32(block)
     return taken
 
 
 def uncache(ledger: BlockLedger, blocks: vec[i64]) -> int:
-    """See `BlockPool.uncache`; the ids are checked. Of idle ones the first is the next to be taken then."""
+    """Uncache the blocks, whose ids are checked; of the idle ones the first is allocated next. Return how many."""
     count = 0
     place = i64(len(blocks)) - 1
     while place >= 0:
@@ -51,7 +51,7 @@ def uncache(ledger: BlockLedger, blocks: vec[i64]) -> int:
 
 
 def evict_idle(ledger: BlockLedger, count: int) -> list[int]:
-    """See `BlockPool.evict`."""
+    """Evict the first `count` idle blocks and make them the next to be allocated. Return their ids."""
     victims = ledger.idle_in_order(count)
     if len(victims) < count:
         raise OutOfBlocks(f"num_blocks is {count}; fewer blocks are cached and idle", count, 0)
@@ -62,27 +62,27 @@ def evict_idle(ledger: BlockLedger, count: int) -> list[int]:
     return victims
 
 
-#: Above every place in a call's ids.
+#: Greater than every position in a call's ids.
 MARK_STEP: Final[i64] = 134217728
 
 
 class ReleaseOrder:
-    """The ledger releases from the last to the first, and puts each uncached block before those already there.
+    """Reorders ids so that `BlockLedger.release`, which goes from last to first, has the effect of the caller's order.
 
-    Of an id that is given several times, the last one may free the block: the others are released before all.
+    Each uncached block is put at the head of the queue, before those already there. If an id is given several times,
+    its last position may free the block; the other references are released before all others.
     """
 
     def __init__(self, num_blocks: int) -> None:
-        #: Where the latest call gave each id last: the call's number times MARK_STEP, plus the place.
+        #: Of the latest call with each id: its number times MARK_STEP, plus the last position of the id.
         self._marks = zeros_i64(num_blocks)
         self._num_marks: i64 = 0
 
     def make_room(self, num_blocks: int) -> None:
-        """Know ids up to `num_blocks - 1`."""
         self._marks = grown_i64(self._marks, num_blocks)
 
     def of(self, ledger: BlockLedger, blocks: vec[i32]) -> vec[i32]:
-        """The same ids as the ledger is to have them: uncached ones, cached ones backwards, repeated ones. O(ids)."""
+        """Return the ids in the order for `release`: uncached, cached ones reversed, then repeated ones. O(ids)."""
         count = i64(len(blocks))
         self._num_marks += 1
         stamp = self._num_marks * MARK_STEP
@@ -105,7 +105,7 @@ class ReleaseOrder:
         return ordered
 
     def _mark_last_places(self, blocks: vec[i32], stamp: i64) -> i64:
-        """Mark where each id is given for the last time; how many ids there are."""
+        """Mark the last position of each id; return the number of different ids."""
         different: i64 = 0
         for position in range(i64(len(blocks))):
             block = i64(blocks[position])

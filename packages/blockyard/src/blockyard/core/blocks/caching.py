@@ -1,4 +1,4 @@
-"""Prompts in a pool: what is found of one, and giving the blocks of a lease its content."""
+"""Looks up the cached prefix of a prompt, and caches the blocks of a lease."""
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,10 @@ from .ledger import BlockLedger
 
 
 class FoundBlocks:
-    """The cached beginning of a prompt, as `BlockPool.find_cached_blocks` saw it. It holds nothing.
+    """The cached prefix of a prompt, as returned by `BlockPool.find_cached_blocks`. It does not hold the blocks.
 
-    It remembers the content of each block, which no other content ever gets the number of: `BlockPool.hold` takes the
-    blocks only as long as they have it, whatever has happened in between.
+    It stores the content id of each block. Content ids are never reused, so `BlockPool.hold` takes the blocks only if
+    none of them has changed since.
     """
 
     def __init__(self, ledger: BlockLedger, blocks: vec[i32], contents: vec[i64]) -> None:
@@ -31,7 +31,7 @@ class FoundBlocks:
 
     @property
     def block_ids(self) -> npt.NDArray[np.int32]:
-        """The ids, int32 (n,), read-only, without a copy."""
+        """Return the ids, int32 (n,), read-only, without a copy."""
         return view_i32(self._blocks)
 
     def __len__(self) -> int:
@@ -39,16 +39,16 @@ class FoundBlocks:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that they hold the keys and values of."""
+        """Return the number of tokens in the blocks."""
         return len(self._blocks) * self._ledger.block_size
 
     @property
     def num_idle(self) -> int:
-        """How many of them nothing holds now: as many free blocks go when they are held. O(blocks)."""
+        """Return how many of the blocks are free. Holding them takes as many free blocks. O(blocks)."""
         return int(self._ledger.count_idle(self._blocks, len(self._blocks)))
 
     def first(self, num_blocks: object) -> "FoundBlocks":
-        """The first `num_blocks` of them. O(num_blocks). Raises `InvalidArgument` for more than there are."""
+        """Return the first `num_blocks` of them. O(num_blocks). Raises `InvalidArgument` if there are fewer."""
         count = require_int("num_blocks", num_blocks, 0, len(self._blocks))
         return FoundBlocks(self._ledger, self._blocks[:count], self._contents[:count])
 
@@ -56,7 +56,7 @@ class FoundBlocks:
         return f"<FoundBlocks {[int(block) for block in self._blocks]}>"
 
     def __init_subclass__(cls) -> None:
-        """Refuse: a subclass of a compiled class could not be made."""
+        """Refuse subclasses: the class is compiled."""
         raise refuse_subclass("FoundBlocks")
 
     def __reduce__(self) -> str:
@@ -64,9 +64,9 @@ class FoundBlocks:
 
 
 def find_full(ledger: BlockLedger, prompt: Prompt) -> vec[i32]:
-    """Returns the cached blocks that a prompt begins with, the last full one too. O(blocks found).
+    """Return the cached blocks of the prompt's prefix, the last full block included. O(blocks found).
 
-    Raises `InvalidArgument` for what is no token, where that was not looked at yet.
+    Raises `InvalidArgument` for an invalid token, if the tokens were not checked before.
     """
     found = ledger.index.find_prompt(prompt, prompt.num_tokens // i64(ledger.block_size))
     prompt.require_tokens(i64(len(found)) * ledger.index.rows.num_words)
@@ -74,7 +74,7 @@ def find_full(ledger: BlockLedger, prompt: Prompt) -> vec[i32]:
 
 
 def found_blocks(ledger: BlockLedger, prompt: Prompt) -> FoundBlocks:
-    """Returns what `find_full` finds, with the content of each block."""
+    """Return the blocks of `find_full` with the content id of each."""
     blocks = find_full(ledger, prompt)
     count = i64(len(blocks))
     identity = ledger.index.identity
@@ -85,7 +85,10 @@ def found_blocks(ledger: BlockLedger, prompt: Prompt) -> FoundBlocks:
 
 
 def require_found(ledger: BlockLedger, found: FoundBlocks, count: i64) -> None:
-    """Raises `ForeignBlock` for what another pool found, `StaleBlocks` where one of the first `count` has changed."""
+    """Check that the first `count` blocks still have the content that was found.
+
+    Raises `ForeignBlock` if another pool found them, and `StaleBlocks` if one has changed.
+    """
     if found._ledger is not ledger:
         raise ForeignBlock(f"{found!r} was found in another pool")
     if count > len(found._blocks):
@@ -101,7 +104,7 @@ def require_found(ledger: BlockLedger, found: FoundBlocks, count: i64) -> None:
 
 
 def cache_prompt(ledger: BlockLedger, lease: BlockLease, prompt: Prompt, first: i64, num_full: i64) -> None:
-    """See `BlockPool.cache_full_blocks`: `first` of the prompt's `num_full` full blocks are cached already."""
+    """Cache the blocks of a lease as `num_full` blocks of a prompt, the first `first` of which are cached already."""
     if lease._first_block > 0:
         raise InvalidArgument(f"lease begins with block {lease._first_block} of its prompt; use cache_next_blocks")
     _check_cacheable(ledger, lease, first, num_full)
@@ -153,7 +156,7 @@ def _refuse_null(position: i64) -> None:
 
 
 def _check_prefix(index: PrefixIndex, lease: BlockLease, prompt: Prompt, num_cached: i64) -> None:
-    """The leading blocks must cache these very tokens, or what follows would be indexed under a wrong prefix."""
+    """Refuse a lease whose leading blocks cache other tokens: later blocks would be indexed after a wrong prefix."""
     found = index.find_prompt(prompt, num_cached)
     for position in range(num_cached):
         block = i64(lease._blocks[position])
@@ -163,9 +166,9 @@ def _check_prefix(index: PrefixIndex, lease: BlockLease, prompt: Prompt, num_cac
 
 
 def num_still_cached(ledger: BlockLedger, lease: BlockLease) -> i64:
-    """How many of the blocks that the lease has cached are, up to the first that is not; places released count.
+    """Return how many leading blocks of those that the lease has cached are still cached; released positions count.
 
-    O(1), and O(blocks) once after blocks that may be held have lost their content.
+    O(1), but O(blocks) in the first call after blocks that may be held lost their content.
     """
     if lease._losses == ledger.num_losses:
         return lease._num_sure
@@ -177,15 +180,13 @@ def num_still_cached(ledger: BlockLedger, lease: BlockLease) -> i64:
 
 
 def cache_next(ledger: BlockLedger, lease: BlockLease, chunk: Chunk, start: i64) -> None:
-    """See `BlockPool.cache_next_blocks`. start: the position in the lease of the block that the chunk begins."""
+    """Cache the blocks of a lease from position `start` on as the full blocks of a chunk."""
     still = num_still_cached(ledger, lease)
     _require_position(lease, still, start)
     prompt = chunk.at(lease._first_block + start, ledger.block_size)
     num_full = prompt.num_tokens // i64(ledger.block_size)
     if start + num_full > lease._count:
-        raise InvalidArgument(
-            f"token_ids fill {num_full} blocks behind the first {start}; the lease has {lease._count}"
-        )
+        raise InvalidArgument(f"token_ids fill {num_full} blocks after the first {start}; the lease has {lease._count}")
     before = _Before(ledger, lease, start)
     for number in range(num_full):
         _require_cacheable(ledger, lease, start + number, prompt.words, number)
@@ -197,26 +198,26 @@ def cache_next(ledger: BlockLedger, lease: BlockLease, chunk: Chunk, start: i64)
 
 
 def _require_position(lease: BlockLease, still: i64, start: i64) -> None:
-    """Refuse a position that what the lease has cached does not reach."""
+    """Refuse a position after the blocks that the lease has cached and that are still cached."""
     if start > lease._num_cached:
-        raise InvalidArgument(f"num_cached_blocks is {start}; of the lease's blocks, the first {still} are cached")
+        raise InvalidArgument(f"num_cached_blocks is {start}; only the first {still} blocks of the lease are cached")
     if start > still:
         raise StaleBlocks(
             f"lease {lease._serial} had cached {lease._num_cached} blocks; block {lease._blocks[still]} at "
-            f"position {still} is cached no longer: go on from there (num_cached_blocks={still})",
+            f"position {still} is no longer cached: continue from there (num_cached_blocks={still})",
             int(still),
         )
 
 
 class _Before:
-    """What stands before the block at a position of a lease: a content and its chained hash, or the prompt's root."""
+    """The content before a position of a lease, with its chained hash, or the root of the prompt."""
 
     def __init__(self, ledger: BlockLedger, lease: BlockLease, position: i64) -> None:
-        #: Whether it is the root of the prompt's keys, which may have to be made yet; content is 0 then.
+        #: Whether it is the root of the prompt's keys, which may not exist yet; then content is 0.
         self.is_root = lease._first_block + position == 0
         self.content: i64 = NO_CONTENT
         self.chain: i64 = 0
-        #: A block that has the content, 0 where none is known.
+        #: A block that has the content; 0 if none is known.
         self.block: i64 = NULL_BLOCK
         block = i64(lease._blocks[position - 1]) if position > 0 else NULL_BLOCK
         if block != NULL_BLOCK:
@@ -229,13 +230,16 @@ class _Before:
         if self.content == NO_CONTENT and not self.is_root:
             raise InvalidArgument(
                 f"what comes before block {lease._first_block + position} of the prompt is not known to lease "
-                f"{lease._serial}: it was not cached when the lease was parted from it"
+                f"{lease._serial}: it was not cached when the lease was split off"
             )
 
 
 def _require_cacheable(ledger: BlockLedger, lease: BlockLease, position: i64, words: vec[i64], number: i64) -> None:
-    """A block that caches something can be given the same tokens alone; so can one that others hold too, and that the
-    lease had cached before it lost its content."""
+    """Refuse a block that other holders have, or that caches other tokens.
+
+    A cached block may be given the same tokens again, and so may a shared one that the lease had cached before it lost
+    its content.
+    """
     block = i64(lease._blocks[position])
     if block == NULL_BLOCK:
         _refuse_null(position)
@@ -252,7 +256,7 @@ def _require_cacheable(ledger: BlockLedger, lease: BlockLease, position: i64, wo
 
 
 def _num_same(index: PrefixIndex, lease: BlockLease, start: i64, prompt: Prompt, num_full: i64, before: _Before) -> i64:
-    """How many of the blocks are cached as these tokens after `before` already; `before` goes on with them."""
+    """Return how many blocks are cached as these tokens after `before` already, and move `before` past them."""
     parent = index.known_root(prompt.keys) if before.is_root else before.content
     for number in range(num_full):
         block = i64(lease._blocks[start + number])
@@ -271,7 +275,7 @@ def _num_same(index: PrefixIndex, lease: BlockLease, start: i64, prompt: Prompt,
 def _index_from(
     ledger: BlockLedger, lease: BlockLease, start: i64, prompt: Prompt, first: i64, last: i64, before: _Before
 ) -> None:
-    """Index blocks `first` to `last` of the tokens after `before`; what hung on a lost content is linked anew."""
+    """Index blocks `first` to `last` of the tokens after `before`. Contents after a lost one are linked to it again."""
     for number in range(first, last):
         block = i64(lease._blocks[start + number])
         if ledger.index.is_cached(block):

@@ -1,4 +1,4 @@
-"""What chooses victims in a pool: the order of its free queue, or a stack of a policy and its layers."""
+"""Chooses victims in a pool: the order of the free queue, or a stack of a policy and its layers."""
 
 from typing import Final
 
@@ -23,25 +23,24 @@ from .observer import Clock
 
 MAX_PRIORITY: Final = 2**20
 
-#: What the history says of a block whose retention has ended, by cause.
+#: Actions in the history for a retention that ended, by cause.
 ENDS: Final = tuple([f"retention {cause}" for cause in RetentionEnds.CAUSES])
 
 
 class ToldRetentions(RetentionWatch):
-    """Counts how retentions ended, under all policies of a pool, and tells its observers."""
+    """Counts how retentions end under all policies of a pool, and notifies the pool's observers."""
 
     def __init__(self, ledger: BlockLedger) -> None:
         super().__init__()
         self.ledger = ledger
 
     def ended(self, block: i64, cause: i64) -> None:
-        """Count it, and tell."""
         super().ended(block, cause)
         self.ledger.observer.unretained(block, ENDS[cause])
 
 
 class EvictionOrder:
-    """Installs policies, and keeps wishes within a budget of `retention_blocks` blocks, until their time is over."""
+    """Installs eviction policies, and retains blocks within a budget of `retention_blocks` blocks."""
 
     def __init__(
         self,
@@ -59,13 +58,14 @@ class EvictionOrder:
         self.retention_blocks = retention_blocks
         #: How retentions ended, under all policies.
         self.retentions = ToldRetentions(ledger)
-        #: What hints decided under earlier policies.
+        #: Evictions that hints decided under earlier policies.
         self._num_hinted_before = 0
 
     def install(self, policy: EvictionPolicy | None) -> None:
-        """Let a policy choose. None is least recently used: the order of the free queue, unless it needs layers.
+        """Install a policy; None for least recently used.
 
-        O(num_blocks). Raises `PolicyError`, or what interrupted the policy; nothing has changed then.
+        For None the free queue decides, unless the pool needs layers. O(num_blocks). Raises `PolicyError`, or the
+        interruption of the policy; then nothing has changed.
         """
         self._install(policy, self.stack.sessions)
 
@@ -101,7 +101,7 @@ class EvictionOrder:
         return stack
 
     def _fill(self, stack: QueueOrder) -> None:
-        """Insert the idle blocks. An interrupted callback leaves the pool as it was. O(num_blocks)."""
+        """Insert the idle blocks. If a callback is interrupted, the pool is unchanged. O(num_blocks)."""
         ledger = self.ledger
         if stack.has_policy:
             idle = [block for block in ledger.queue.block_ids() if ledger.index.is_cached(i64(block))]
@@ -110,14 +110,14 @@ class EvictionOrder:
             self.interruption.raise_now()
 
     def know_sessions(self, max_sessions: int) -> None:
-        """Begin to record which session uses which block, and put hints around the policy, if it takes any.
+        """Begin to record which session uses which block, and let hints about sessions decide on evictions.
 
-        O(num_blocks). Raises `PolicyError`, and MemoryError; nothing has changed then.
+        O(num_blocks). Raises `PolicyError` or MemoryError; then nothing has changed.
         """
         num_blocks = int(self.ledger.capacity)
         sessions = Sessions(num_blocks, max_sessions)
         for block in range(num_blocks):
-            # The sessions of what is cached already are not known. A block with one holder is taken for that one's.
+            # The sessions of blocks cached earlier are unknown. A block with one holder is assigned to its session.
             if self.ledger.index.is_cached(i64(block)) and self.ledger.ref_cnt[i64(block)] != 1:
                 sessions.mark(i64(block), 0)
         stack = self.stack
@@ -128,7 +128,7 @@ class EvictionOrder:
 
     @property
     def stack(self) -> QueueOrder:
-        """What chooses victims now."""
+        """Return the policy stack in use."""
         return self.ledger.stack
 
     def ended_retentions(self) -> RetentionEnds:
@@ -137,7 +137,7 @@ class EvictionOrder:
 
     @property
     def num_retained(self) -> int:
-        """How many blocks are retained now."""
+        """Return how many blocks are retained now."""
         return self.stack.num_retained()
 
     def num_retained_of(self, blocks: list[int]) -> int:
@@ -145,11 +145,11 @@ class EvictionOrder:
         return len([block for block in blocks if self.stack.is_retained(i64(block))])
 
     def num_hinted_evictions(self) -> int:
-        """Return how many blocks were evicted because their session was over, under all policies."""
+        """Return how many blocks were evicted because their session had ended, under all policies."""
         return self._num_hinted_before + self.stack.num_hinted_evictions()
 
     def retain(self, blocks: list[int], priority: int, expires_at: float | None) -> int:
-        """Give these cached blocks a priority, all or none. Returns how many they are."""
+        """Give cached blocks a priority, all or none. Return how many there are."""
         stack = self.stack
         if self.retention_blocks == 0:
             raise InvalidArgument("retention_blocks is 0; retain needs a budget of blocks in the config")
@@ -163,7 +163,7 @@ class EvictionOrder:
         if stack.failure:
             raise stack.error()
         self.ledger.act("retain", "")
-        # From the last to the first, as blocks are released: among equals a suffix goes first.
+        # From last to first, as blocks are released, so that of equal blocks a suffix is evicted first.
         for block in reversed(blocks):
             stack.retain(i64(block), priority, expires_at)
         return len(blocks)
@@ -184,7 +184,7 @@ class EvictionOrder:
     def advance(self, now: float) -> None:
         """Set the time, which ends retentions. Raises `InvalidArgument` for a time before the last one."""
         if now < self.clock.now:
-            raise InvalidArgument(f"now is {now}; it must be at least {self.clock.now}, the time told before")
+            raise InvalidArgument(f"now is {now}; it must be at least {self.clock.now}, the time of the last call")
         self.clock.now = now
         if self.stack.num_retained() > 0:
             self.ledger.act("advance_time", "")
@@ -192,17 +192,15 @@ class EvictionOrder:
 
 
 def wished_policy(policy: object, ledger: BlockLedger) -> EvictionPolicy | None:
-    """Return the policy that a caller asks for, made for a ledger's blocks; None for least recently used."""
+    """Return the policy for a caller's `policy` argument, made for a ledger's blocks; None for least recently used."""
     if isinstance(policy, str) and policy == "lru":
         return None
     return make_policy(policy, int(ledger.capacity))
 
 
 def wished_priority(priority: object) -> int:
-    """Return the priority that `retain` was given."""
     return require_int("priority", priority, 0, MAX_PRIORITY)
 
 
 def wished_end(expires_at: object) -> float | None:
-    """Return the time that `retain` was given."""
     return None if expires_at is None else require_number("expires_at", expires_at)

@@ -1,4 +1,4 @@
-"""Blocks that sequences released while a step in flight may still write or read them."""
+"""Deferred free: blocks released by sequences while a step in flight may still write or read them."""
 
 from librt.vecs import vec
 from mypy_extensions import i32, i64
@@ -8,7 +8,7 @@ from ..arrays import grown_i32, grown_i64, power_of_two, zeros_i32, zeros_i64
 
 
 class FenceRoom:
-    """The arrays of a larger fence, before they are put in place."""
+    """Larger arrays for a fence, not installed yet."""
 
     def __init__(self, until: vec[i64], next_block: vec[i32]) -> None:
         self.until = until
@@ -16,7 +16,7 @@ class FenceRoom:
 
 
 class Fence:
-    """The fence of a pool with one step at a time: no step is in flight, so every block is released at once.
+    """Deferred free for a pool with one step at a time: no step is in flight, so every block is released at once.
 
     Also the interface of `StepFence`.
     """
@@ -36,46 +36,50 @@ class Fence:
         return 0
 
     def forget_row(self, row: i64) -> None:
-        """Forget the steps of a row that is closed."""
+        """Forget the steps of a row whose sequence is closed."""
 
     def step_of(self, block: i64) -> i64:  # noqa: ARG002
         """Return the step that a block waits for; 0 for none."""
         return 0
 
     def hold(self, block: i64, step: i64) -> bool:  # noqa: ARG002
-        """Keep a reference to a block until `step` has ended. Return False if one is kept already: it waits as long."""
+        """Defer the free of a block until `step` has ended.
+
+        Return False if the block waits already; it then waits for the later of the two steps.
+        """
         return False
 
     def take(self, out: vec[i32], step: i64) -> i64:  # noqa: ARG002
-        """Write blocks that wait for steps up to `step` to the end of `out`, backwards. Return how many.
+        """Write blocks that wait for steps up to `step` to the end of `out`, backwards. Return their number.
 
-        Call it again until it returns 0; then these steps have ended.
+        Call it until it returns 0; then these steps have ended.
         """
         return 0
 
     def block_ids(self) -> list[int]:
-        """Return the blocks that wait, by step and then as they were released. O(blocks)."""
+        """Return the waiting blocks by step, those of a step in the order of their release. O(blocks)."""
         return []
 
     def make_room_for(self, num_blocks: int) -> FenceRoom:  # noqa: ARG002
-        """Return arrays for a pool of `num_blocks` blocks, with what is here."""
+        """Return copies of the arrays, enlarged for a pool of `num_blocks` blocks."""
         return FenceRoom(zeros_i64(0), zeros_i32(0))
 
-    def move_into(self, room: FenceRoom) -> None:
-        """Put these arrays in place."""
+    def move_into(self, room: FenceRoom) -> None: ...
 
 
 class StepFence(Fence):
-    """Holds such a block once, until the last step that a sequence holding it was in has ended.
+    """Defers the free of a released block until the last step with one of its sequences has ended.
 
-    Steps are numbered from 1 in the order in which they were begun, and end in that order. At most `max_steps` are in
-    flight: `num_ended` + 1 to `num_begun`.
+    Steps are numbered from 1 as they begin, and end in the same order. At most `max_steps` are in flight: `num_ended` +
+    1 to `num_begun`.
 
-    The blocks that wait for a step are a list, linked through `next_block`, in the order in which they were released.
-    A block that is released once more, for a later step, stays in its list, and moves on when that is taken. So
-    nothing here allocates memory, and a block costs O(1) each time it is released.
+    The blocks that wait for a step form a list, linked through `next_block`, in the order of their release. A block
+    that is released again for a later step stays in its list, and moves to the later one when the list is taken. So
+    nothing here allocates memory, and each release of a block costs O(1).
 
-    last_step: the latest step that each row was in. until: for each block the step that it waits for, 0 for none.
+    Attributes:
+        last_step: by row, its latest step.
+        until: by block, the step that it waits for; 0 for none.
     """
 
     def __init__(self, max_num_seqs: int, max_steps: int, num_blocks: int) -> None:
@@ -91,7 +95,7 @@ class StepFence(Fence):
         self._last = zeros_i64(size)
 
     def num_in_flight(self) -> i64:
-        """Steps that were begun and have not ended."""
+        """Return the number of steps that began and have not ended."""
         return self.num_begun - self.num_ended
 
     def last_step_of(self, row: i64) -> i64:

@@ -15,24 +15,23 @@ BLOCKS_A_LINE: Final[i64] = 16
 
 
 class FreeQueue:
-    """A doubly linked list of block ids in two arrays; the head is allocated, and so evicted, next.
+    """A doubly linked list of free blocks in two arrays. The head is allocated, and so evicted, next.
 
-    The null block is never free, so its two links serve as both ends of the list, and no operation has a special
-    case for an empty queue. Removal from the middle is O(1), which is what makes reviving a cached block cheap
-    (a deque would search for it). The order is least recently used: freed blocks go to the tail,
-    except blocks that hold nothing reusable, which go to the front.
+    The null block is never free, so its two links are the ends of the list, and an empty queue is no special case.
+    Removal from the middle is O(1), so that reviving a cached block is cheap (a deque would search for it). The order
+    is least recently used: freed blocks are appended at the tail, but blocks that cache nothing at the head.
 
-    `next_free` and `prev_free` may be written by this class only. Its methods believe their callers; the checked face
-    for people is `FreeKVCacheBlockQueue`.
+    Only this class writes `next_free` and `prev_free`. The methods do not check their arguments;
+    `FreeKVCacheBlockQueue` does.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_free: i64 = num_blocks - 1
-        #: No block up to this one, from the head on, caches anything; the null block where nothing is known. The ledger
-        #: says so; blocks that leave the queue are noticed here.
+        #: No block from the head to this one is cached; the null block if nothing is known. The ledger sets it; blocks
+        #: that leave the queue update it here.
         self.last_empty: i64 = num_blocks - 1
-        #: At least this many blocks stand up to there. It may be fewer than there are, so that a removal need not ask
-        #: whether its block stands before: then the ledger passes some once more.
+        #: A lower bound of the number of blocks up to there: a removal decrements it without a check whether its block
+        #: comes before. If it is too low, the ledger passes some blocks again.
         self.num_empty: i64 = num_blocks - 1
         self.next_free = zeros_i32(num_blocks)
         self.prev_free = zeros_i32(num_blocks)
@@ -62,9 +61,9 @@ class FreeQueue:
         self.num_free += count
 
     def append_released(self, ref_cnt: vec[i32], blocks: vec[i32], first: i64, last: i64) -> None:
-        """Count `blocks[first:last]` down, last first; those that nothing holds any more are the last to be allocated.
+        """Release `blocks[first:last]` from last to first, and append those that became free.
 
-        O(blocks), one pass: nothing but counts and links is read.
+        O(blocks), in one pass that reads only counts and links.
         """
         next_free = self.next_free
         prev_free = self.prev_free
@@ -87,8 +86,10 @@ class FreeQueue:
         self.num_free += count
 
     def _load_lines(self, ref_cnt: vec[i32], blocks: vec[i32], first: i64, last: i64) -> i64:
-        """Read what is known of some of the blocks, one a cache line where they lie side by side; the returned sum only
-        keeps the loop from being dropped."""
+        """Read counts and links of some blocks, one per cache line if the ids are consecutive, to prefetch them.
+
+        The returned sum keeps the compiler from dropping the loop.
+        """
         next_free = self.next_free
         prev_free = self.prev_free
         total: i64 = 0
@@ -106,7 +107,7 @@ class FreeQueue:
         self._link(block, NULL_BLOCK, i64(self.next_free[NULL_BLOCK]))
 
     def remove(self, block: i64) -> None:
-        """Take `block` out, wherever it is. O(1)."""
+        """Remove `block`, wherever it is in the queue. O(1)."""
         before = self.prev_free[block]
         after = self.next_free[block]
         self.num_empty -= 1
@@ -117,7 +118,7 @@ class FreeQueue:
         self.num_free -= 1
 
     def remove_shared(self, ref_cnt: vec[i32], blocks: vec[i32], first: i64, last: i64) -> None:
-        """Count `blocks[first:last]` up; those that nothing held are free no more. O(blocks)."""
+        """Hold `blocks[first:last]` once more, and remove those that were free. O(blocks)."""
         next_free = self.next_free
         prev_free = self.prev_free
         last_empty = self.last_empty
@@ -139,7 +140,7 @@ class FreeQueue:
         self.num_free -= count
 
     def remove_chain(self, first: i32, last: i32, count: i64) -> None:
-        """Take `count` blocks out that cache something, and stand one behind another from `first` to `last`. O(1)."""
+        """Remove `count` cached blocks that are consecutive in the queue, from `first` to `last`. O(1)."""
         before = self.prev_free[i64(first)]
         after = self.next_free[i64(last)]
         self.next_free[i64(before)] = after
@@ -147,7 +148,7 @@ class FreeQueue:
         self.num_free -= count
 
     def append_chain(self, first: i32, last: i32, count: i64) -> None:
-        """Make what `remove_chain` took out the last to be allocated. O(1)."""
+        """Append a chain that `remove_chain` removed. O(1)."""
         before = self.prev_free[NULL_BLOCK]
         self.next_free[i64(before)] = first
         self.prev_free[i64(first)] = before
@@ -156,13 +157,13 @@ class FreeQueue:
         self.num_free += count
 
     def put_back(self, block: i64) -> None:
-        """Undo the latest `remove` that is not undone yet: `block` remembers its neighbours (Knuth's dancing links)."""
+        """Undo the latest `remove` that is not undone yet. `block` still has its links (Knuth's dancing links)."""
         self.next_free[i64(self.prev_free[block])] = i32(block)
         self.prev_free[i64(self.next_free[block])] = i32(block)
         self.num_free += 1
 
     def popleft_n(self, out: vec[i32], start: i64, count: i64) -> None:
-        """Move the first `count` blocks, which must be there, to `out[start:]`. O(count)."""
+        """Move the first `count` blocks, which must exist, to `out[start:]`. O(count)."""
         next_free = self.next_free
         self.num_empty -= count
         if self.num_empty <= 0:
@@ -176,16 +177,15 @@ class FreeQueue:
         self.num_free -= count
 
     def make_room_for(self, num_blocks: int) -> "QueueRoom":
-        """Links for blocks up to `num_blocks - 1`; none of the new ones is free yet. O(num_blocks)."""
+        """Return links for blocks up to `num_blocks - 1`; none of the new ones is free yet. O(num_blocks)."""
         return QueueRoom(grown_i32(self.next_free, num_blocks), grown_i32(self.prev_free, num_blocks))
 
     def move_into(self, room: "QueueRoom") -> None:
-        """Put the larger arrays in place."""
         self.next_free = room.next_free
         self.prev_free = room.prev_free
 
     def block_ids(self) -> list[int]:
-        """All free blocks, in eviction order. O(free)."""
+        """Return all free blocks, in eviction order. O(free)."""
         ids: list[int] = []
         block = i64(self.next_free[NULL_BLOCK])
         while block != NULL_BLOCK and len(ids) <= len(self.next_free):
@@ -196,7 +196,7 @@ class FreeQueue:
         return ids
 
     def check(self) -> None:
-        """Both directions of the list agree with each other and with the count. O(free)."""
+        """Check that both directions of the list agree with each other and with the count. O(free)."""
         ids = self.block_ids()
         if len(ids) != self.num_free:
             raise InvariantError(f"free queue: {len(ids)} blocks are linked, the count says {self.num_free}")
@@ -207,17 +207,17 @@ class FreeQueue:
             before = block
         if self.last_empty != NULL_BLOCK and self.last_empty not in ids[max(int(self.num_empty) - 1, 0) :]:
             raise InvariantError(
-                f"free queue: block {self.last_empty}, up to which all are empty, is not there behind {self.num_empty}"
+                f"free queue: block {self.last_empty}, up to which all are empty, is before number {self.num_empty}"
             )
         if i64(self.prev_free[NULL_BLOCK]) != before:
             raise InvariantError(f"free queue: the tail is {self.prev_free[NULL_BLOCK]}, the last block is {before}")
 
     def knows_empty(self, count: i64) -> bool:
-        """Return whether as many blocks at the head are known to cache nothing; False where it is not known. O(1)."""
+        """Return whether at least `count` blocks at the head are known to cache nothing. O(1)."""
         return self.last_empty != NULL_BLOCK and self.num_empty >= count
 
     def num_empty_first(self, index: PrefixIndex, most: i64) -> i64:
-        """How many blocks at the head cache nothing, up to `most`. O(1) where that many are known, else O(most)."""
+        """Return how many blocks at the head cache nothing, up to `most`. O(1) if that many are known, else O(most)."""
         if self.knows_empty(most):
             return most
         identity = index.identity
@@ -233,7 +233,7 @@ class FreeQueue:
         return count
 
     def check_empty(self, index: PrefixIndex) -> None:
-        """The blocks up to `last_empty` cache nothing. O(free)."""
+        """Check that the blocks up to `last_empty` cache nothing. O(free)."""
         block = i64(self.last_empty)
         while block != NULL_BLOCK:
             if index.is_cached(block):
@@ -249,7 +249,7 @@ class FreeQueue:
 
 
 class QueueRoom:
-    """The arrays of a larger queue, before they are put in place."""
+    """Larger arrays for a queue, not installed yet."""
 
     def __init__(self, next_free: vec[i32], prev_free: vec[i32]) -> None:
         self.next_free = next_free

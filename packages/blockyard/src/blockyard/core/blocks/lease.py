@@ -1,4 +1,4 @@
-"""What the pool hands out: blocks that are already counted as held, and the book of all that are not freed yet."""
+"""Leases on blocks, and the registry of the leases of a pool."""
 
 from collections.abc import Iterator
 from operator import index as index_of
@@ -23,75 +23,81 @@ MAX_LEASES: Final[i64] = 2147483647 - 16777216
 
 
 class BlockLease:
-    """A counted hold on some blocks, in order. Freed once, by the pool that gave it (`free_blocks`).
+    """A counted hold on some blocks, in order. It is freed once, by the pool that made it (`free_blocks`).
 
-    A lease is an object and not a list of ids because an id says nothing about who may free it: ids are reused, and
-    a second free of the same id would hand one block to two owners. The pool knows each of its leases by serial,
-    so a double, stale or foreign free is caught in O(1), whatever has happened to the blocks since.
+    A lease is an object, not a list of ids, because an id does not say who may free it: ids are reused, and a second
+    free of the same id would give one block to two owners. The pool knows each of its leases by serial number, so it
+    detects a double, stale or foreign free in O(1), whatever has happened to the blocks since.
 
-    Where blocks were released (`BlockPool.release`), the null block stands in their place, so that the others keep
-    their positions, which are those of a block table.
+    After `BlockPool.release` the null block replaces the released blocks, so the others keep their positions, which are
+    those of a block table.
     """
 
     def __init__(self, serial: int, holder: str, blocks: vec[i32], book: dict[int, "BlockLease"]) -> None:
         self._serial = serial
         self._holder = holder
-        #: Its blocks are the first `_count`; behind them is room to grow.
+        #: Its blocks are the first `_count`; the rest is room to grow.
         self._blocks = blocks
         self._count: i64 = len(blocks)
         #: How many of them are the null block.
         self._num_null: i64 = 0
-        #: The book of its pool, in which a live lease stands under its serial.
+        #: The live leases of its pool by serial number.
         self._book = book
-        #: Leading blocks that its calls have cached or found cached; how many of them have not been written into since;
-        #: and the losses of the pool (`num_losses`) when all of these were last known to be cached.
+        #: Leading blocks that its calls have cached or found cached; how many of them were not written to since; and
+        #: the losses of the pool (`num_losses`) when all of these were last known to be cached.
         self._num_cached: i64 = 0
         self._num_sure: i64 = 0
         self._losses: i64 = 0
-        #: Token blocks that it holds besides, where other blocks have the keys and values (`hold_cached`).
+        #: Token blocks that it holds too, if other blocks have the keys and values (`hold_cached`).
         self._token_blocks = zeros_i32(0)
-        #: Freed while another call runs: whether its blocks go to the end of the queue.
+        #: If it is freed while another call runs: whether its blocks are put at the end of the queue.
         self._goes_last = False
-        #: Which block of its prompt it begins with.
+        #: Position of its first block in the prompt.
         self._first_block: i64 = 0
-        #: The content before the block at `_anchor`, and its chained hash, where no held block tells: 0 for the
-        #: prompt's root at its block 0, and elsewhere for what is not known.
+        #: The content before the block at `_anchor`, and its chained hash, if no held block has it; 0 for the prompt's
+        #: root at its block 0, and if unknown.
         self._anchor: i64 = 0
         self._before: i64 = 0
         self._before_hash: i64 = 0
 
     @property
     def serial(self) -> int:
-        """Return its number, used once in its pool."""
+        """Return the number of the lease, unique in its pool."""
         return self._serial
 
     @property
     def holder(self) -> str:
-        """The name it was taken under."""
+        """Return the holder's name, as given when the lease was made."""
         return self._holder
 
     @property
     def block_ids(self) -> npt.NDArray[np.int32]:
-        """Its blocks in order, int32 (n,), 0 where one was released; read-only, no copy: ask again after a change."""
+        """Return the blocks in order, int32 (n,), 0 for a released one.
+
+        Read-only and not copied; read it again after a change.
+        """
         if self._count == len(self._blocks):
             return view_i32(self._blocks)
         return view_i32(self._blocks)[: int(self._count)]
 
     @property
     def num_cached_blocks(self) -> int:
-        """Leading blocks that its calls have cached or found cached: `cache_next_blocks` goes on behind them. O(1)."""
+        """Return how many leading blocks this lease has cached or found cached. O(1).
+
+        `cache_next_blocks` continues there.
+        """
         return int(self._num_cached)
 
     @property
     def first_block(self) -> int:
-        """Which block of its prompt it begins with: more than 0 for a tail (`split`) and for `get_cached_block`."""
+        """Return the position of the first block in its prompt; not 0 for a tail (`split`) and `get_cached_block`."""
         return int(self._first_block)
 
     def __len__(self) -> int:
         return int(self._count)
 
     def __getitem__(self, index: object) -> int:
-        """Return the id at a position; take slices of `block_ids`."""
+        """Return the id at a position. For slices, use `block_ids`."""
         count = int(self._count)
         try:
             position = index_of(index)  # type: ignore[arg-type]
@@ -105,7 +111,7 @@ class BlockLease:
         return iter([int(block) for block in self._blocks[: self._count]])
 
     def held_ids(self) -> list[int]:
-        """Return the ids without the places that were released. O(blocks)."""
+        """Return the ids without the released ones. O(blocks)."""
         return [block for block in self if block != NULL_BLOCK]
 
     def __repr__(self) -> str:
@@ -115,7 +121,7 @@ class BlockLease:
         return f"{self._serial} of {self._holder!r}" if self._holder else str(self._serial)
 
     def __init_subclass__(cls) -> None:
-        """Refuse: a subclass of a compiled class could not be made."""
+        """Refuse subclasses: the class is compiled."""
         raise refuse_subclass("BlockLease")
 
     def __copy__(self) -> "BlockLease":
@@ -129,9 +135,12 @@ class BlockLease:
 
 
 def check_leases(ledger: BlockLedger, leases: list[BlockLease], others: list[int] | None) -> None:
-    """What leases hold adds up to the counts, with what others hold of each block. O(blocks).
+    """Check that the leases and other holders of each block add up to its ref_cnt. O(blocks).
 
-    others: None where it is not known; then leases hold no more than the counts.
+    Args:
+        ledger: the blocks.
+        leases: all leases.
+        others: other references by block; None if unknown, so that leases may hold fewer than ref_cnt.
     """
     held = [0] * int(ledger.capacity) if others is None else others
     for lease in leases:
@@ -153,7 +162,7 @@ def check_leases(ledger: BlockLedger, leases: list[BlockLease], others: list[int
 
 
 def require_countable(ledger: BlockLedger, blocks: vec[i32], first: i64, last: i64) -> None:
-    """Raise `InvalidArgument` where one of these blocks is held so often that no lease more may count it. O(blocks)."""
+    """Raise `InvalidArgument` if one of these blocks has the most leases already. O(blocks)."""
     ref_cnt = ledger.ref_cnt
     for position in range(first, last):
         block = i64(blocks[position])
@@ -164,7 +173,7 @@ def require_countable(ledger: BlockLedger, blocks: vec[i32], first: i64, last: i
 
 
 def held_blocks(lease: BlockLease, first: i64, last: i64) -> vec[i32]:
-    """Return the blocks at `first` to `last` that are still held, in order, a copy. O(last - first)."""
+    """Return a copy of the blocks `first` to `last` without the released ones, in order. O(last - first)."""
     blocks = lease._blocks[first:last]
     if lease._num_null == 0:
         return blocks
@@ -177,42 +186,41 @@ def held_blocks(lease: BlockLease, first: i64, last: i64) -> vec[i32]:
 
 
 class LeaseBook(Deferred):
-    """The leases of a pool that are not freed yet, oldest first, and those whose free waits for a call to end."""
+    """The live leases of a pool, oldest first, and those to be freed when the running call ends."""
 
     def __init__(self, ledger: BlockLedger) -> None:
         self.ledger = ledger
-        #: Where leases hold token blocks besides: those.
+        #: The token blocks, if leases hold some.
         self.token_blocks: BlockLedger | None = None
         self.live: dict[int, BlockLease] = {}
         self._last_serial = 0
         self._waiting: list[BlockLease] = []
 
     def make(self, blocks: vec[i32], holder: str) -> BlockLease:
-        """Return a lease on `blocks`, live from now on: its maker takes the blocks next, which cannot fail."""
+        """Return a live lease on blocks that the caller holds next, which cannot fail."""
         lease = self.draft(blocks, holder)
         self.enlist(lease)
         return lease
 
     def draft(self, blocks: vec[i32], holder: str) -> BlockLease:
-        """Return a lease that is not live before `enlist`; nothing has changed until then."""
+        """Return a lease that becomes live with `enlist`; nothing has changed until then."""
         lease = BlockLease(self._last_serial + 1, holder, blocks, self.live)
         lease._losses = self.ledger.num_losses
         return lease
 
     def enlist(self, lease: BlockLease) -> None:
-        """Let the latest draft be live."""
+        """Make the latest draft live."""
         self.live[lease._serial] = lease
         self._last_serial = lease._serial
 
     def take_back(self, lease: BlockLease) -> None:
-        """Undo the latest `make`."""
         del self.live[lease._serial]
         self._last_serial -= 1
 
     def hold(self, blocks: vec[i32], holder: str, interruption: Interruption) -> BlockLease:
-        """Return a lease on cached blocks, which their policy takes for a hit. O(blocks).
+        """Return a lease on cached blocks, and record a hit with their policy. O(blocks).
 
-        Raises `InvalidArgument`. A policy that is interrupted when it is told leaves all as it was.
+        Raises `InvalidArgument`. If the policy is interrupted, nothing has changed.
         """
         ledger = self.ledger
         count = i64(len(blocks))
@@ -229,13 +237,16 @@ class LeaseBook(Deferred):
         return lease
 
     def let_go(self, lease: BlockLease, peak: i64) -> None:
-        """Undo the latest `hold`, before which at most `peak` blocks were used at once."""
+        """Undo the latest `hold` and restore the peak of used blocks."""
         self.ledger.unshare(lease._blocks, 0, lease._count)
         self.ledger.peak_used_blocks = peak
         self.take_back(lease)
 
     def require_live(self, lease: object) -> BlockLease:
-        """Raise `DoubleFree` for a lease that was freed, `ForeignBlock` for another pool's. O(1)."""
+        """Return a live lease.
+
+        O(1). Raises `DoubleFree` if it was freed, `ForeignBlock` if it belongs to another pool.
+        """
         if not isinstance(lease, BlockLease):
             raise InvalidArgument(f"lease is {shown(lease)}; it must be a BlockLease, as get_new_blocks returns it")
         if self.live.get(lease._serial) is lease:
@@ -245,11 +256,10 @@ class LeaseBook(Deferred):
         raise ForeignBlock(f"lease {lease._called()} was handed out by another pool")
 
     def leases(self) -> list[BlockLease]:
-        """Return all that are live, oldest first."""
         return list(self.live.values())
 
     def describe(self, number: int) -> KVCacheBlock:
-        """Return one block as people see it, with the leases that hold it. O(leases)."""
+        """Return a snapshot of one block, with the holders of its leases. O(leases)."""
         ledger = self.ledger
         block = i64(number)
         cached = ledger.index.is_cached(block)
@@ -266,11 +276,14 @@ class LeaseBook(Deferred):
         )
 
     def make_own(self, lease: BlockLease, position: i64) -> tuple[int, int] | None:
-        """See `BlockPool.copy_on_write`."""
+        """Make the block at a position writable: replace a shared one by a new one, and uncache another.
+
+        Return (old, new) if the caller has to copy a block, else None.
+        """
         ledger = self.ledger
         old = i64(lease._blocks[position])
         if old == NULL_BLOCK:
-            raise InvalidArgument(f"position is {position}; the lease has given that block back")
+            raise InvalidArgument(f"position is {position}; the lease has released that block")
         others_hold = ledger.ref_cnt[old] > 1
         ledger.budget.act_for(0)
         if others_hold and ledger.room(0) <= 0:
@@ -301,20 +314,20 @@ class LeaseBook(Deferred):
             self.ledger.release(held, 0, len(held))
 
     def close_to_the_end(self, lease: BlockLease) -> None:
-        """The same; what becomes free is the last to be taken, cached or not."""
+        """Free a live lease, and put all of its blocks that become free at the end of the queue, cached or not."""
         held = held_blocks(lease, 0, lease._count)
         self.close(lease)
         self.ledger.move_last(held, 0, len(held))
 
     def close_later(self, lease: BlockLease, goes_last: bool) -> None:
-        """Free a live lease when the call that runs has ended. Raises `DoubleFree` for one that waits already."""
+        """Free a live lease when the running call has ended. Raises `DoubleFree` if it waits already."""
         if lease in self._waiting:
             raise DoubleFree(f"lease {lease._called()} was already freed; it waits for a call to end")
         lease._goes_last = goes_last
         self._waiting.append(lease)
 
     def carry_out(self) -> None:
-        """Free what waits, in the order in which it came. What the call that ran has freed itself is done."""
+        """Free the waiting leases in order, except those that the call itself has freed."""
         waiting = self._waiting
         self._waiting = []
         for lease in waiting:
@@ -325,12 +338,12 @@ class LeaseBook(Deferred):
                     self.close(lease)
 
 
-#: A lease that grows gets room for half as many blocks again and a few, so that a block costs the same at any length.
+#: A lease grows by half of its blocks and a few, so that a block costs the same at any length.
 FEW_BLOCKS: Final[i64] = 4
 
 
 def grow(ledger: BlockLedger, lease: BlockLease, count: i64) -> vec[i32]:
-    """Take `count` blocks, which must be free, behind those of a lease; returns them. Amortised O(count).
+    """Append `count` blocks, which must be free, to a lease, and return them. Amortised O(count).
 
     Raises `PolicyError` and changes nothing.
     """
@@ -348,7 +361,7 @@ def grow(ledger: BlockLedger, lease: BlockLease, count: i64) -> vec[i32]:
 
 
 def part_of(book: LeaseBook, lease: BlockLease, first: i64, last: i64, holder: str) -> BlockLease:
-    """A lease on the blocks at `first` to `last` of another, which are not counted for it yet. O(last - first)."""
+    """Return a lease on the blocks `first` to `last` of another one, without counting them. O(last - first)."""
     part = book.draft(lease._blocks[first:last], holder)
     if lease._num_null > 0:
         for position in range(part._count):
@@ -364,9 +377,9 @@ def part_of(book: LeaseBook, lease: BlockLease, first: i64, last: i64, holder: s
 
 
 def _anchor_at(ledger: BlockLedger, part: BlockLease, lease: BlockLease, position: i64) -> None:
-    """Let the beginning of `part` know what stands before the block at `position` of `lease`, if that is known.
+    """Store in `part` the content before the block at `position` of `lease`, if it is known.
 
-    A block that is released may be the last of what was cached; its content is known under its number all the same.
+    A released block may have been the last cached one; its content id is remembered.
     """
     block = i64(lease._blocks[position - 1]) if position > 0 else NULL_BLOCK
     if block != NULL_BLOCK and position <= lease._num_sure:
@@ -383,7 +396,7 @@ def _anchor_at(ledger: BlockLedger, part: BlockLease, lease: BlockLease, positio
 
 
 def cut_off(book: LeaseBook, lease: BlockLease, position: i64, holder: str) -> BlockLease:
-    """Let the blocks from `position` on be another lease's. O(blocks of that)."""
+    """Move the blocks from `position` on to another lease. O(blocks moved)."""
     tail = part_of(book, lease, position, lease._count, holder)
     lease._count = position
     lease._num_null -= tail._num_null
@@ -396,12 +409,12 @@ def cut_off(book: LeaseBook, lease: BlockLease, position: i64, holder: str) -> B
 
 
 def give_back(ledger: BlockLedger, lease: BlockLease, first: i64, last: i64) -> int:
-    """Release the blocks at `first` to `last`; the null block takes their places. O(last - first)."""
+    """Release the blocks `first` to `last` and replace them by the null block. O(last - first)."""
     blocks = lease._blocks
     held = held_blocks(lease, first, last)
     end = lease._num_cached
     if first < end <= last and blocks[end - 1] != NULL_BLOCK:
-        # What is cached next comes behind this one, though it is no longer held.
+        # The next block to be cached follows this one, although it is no longer held.
         is_sure = end == lease._num_sure
         ledger.index.remember(i64(blocks[end - 1]))
         lease._anchor = end

@@ -1,4 +1,4 @@
-"""Who holds each block, and what happens when none does: the pool without checks, for callers that count themselves."""
+"""Reference counts of blocks, and their way from holder to free queue. Nothing is checked: callers count themselves."""
 
 from typing import Final
 
@@ -30,7 +30,7 @@ RELEASED_TOGETHER: Final[i64] = 512
 
 
 class LedgerRoom:
-    """The arrays of a larger ledger, before they are put in place."""
+    """Larger arrays for a ledger, not installed yet."""
 
     def __init__(
         self, num_blocks: i64, index: IndexRoom, queue: QueueRoom, ref_cnt: vec[i32], fence: FenceRoom
@@ -46,27 +46,28 @@ class BlockLedger:
     """Reference counts, the free queue and the prefix index of `num_blocks` blocks of `block_size` tokens.
 
     Block 0 is the null block; the others have ids 1 to num_blocks - 1 that never change. A block is in the free queue
-    exactly when its ref_cnt is 0 (I1). A cached block stays in the index while it waits there, until a hit revives it
-    or an allocation evicts it, each in O(1) (I4).
+    exactly when its ref_cnt is 0 (I1). A cached block in the queue stays in the index until a hit revives it or an
+    allocation evicts it, each in O(1) (I4).
 
-    What a block is follows from four numbers:
+    The state of a block follows from four numbers:
 
     state         ref_cnt  content  owner  in the queue
     free          0        none     0      yes, before the idle ones
     idle          0        yes      0      yes: a hit revives it, an allocation evicts it (`num_free_blocks` counts it)
-    private       1 ..     none     0      no: its holder writes into it; where forks hold it too, the first copies it
+    private       1 ..     none     0      no: its holder writes into it; a shared one is copied by the first writer
     pending       1 ..     yes      row+1  no: indexed, and still to be computed by the sequence in that row
     shared        1 ..     yes      0      no: any prompt can hit it
-    retiring      1 ..     any      any    no: its id is beyond a pool that has shrunk; it goes when it is freed
+    retiring      1 ..     any      any    no: its id is beyond a pool that has shrunk; it is dropped when it is freed
     fenced        1        none     0      no: released while a step in flight may use it; `Fence` holds it until then
 
-    `block_states` reads them as an array. A cached block that the fence holds is shared: any prompt can hit it.
+    `block_states` returns them as an array. A cached block that the fence holds is shared: any prompt can hit it.
 
-    Its methods trust their callers and check nothing: a manager counts by the rows of its block table; a `BlockPool`
-    is the checked face with leases.
+    The methods do not check their arguments. A manager counts by the rows of its block table; `BlockPool` is the public
+    class with checks and leases.
 
-    block_size: tokens a block. entry_tokens: tokens that the index compares, another number where blocks are known by
-    their contents (`WordLedger`).
+    Attributes:
+        block_size: tokens per block.
+        entry_tokens: tokens that the index compares; differs if blocks are found by their contents (`WordLedger`).
     """
 
     def __init__(
@@ -84,16 +85,16 @@ class BlockLedger:
         self._one = zeros_i32(1)
         self._idle_run = zeros_i64(int(RELEASED_TOGETHER))
         self._ended_run = zeros_i32(int(RELEASED_TOGETHER))
-        #: Ids from 1 to num_blocks - 1 are given out; after a pool has shrunk, `capacity` is what there was room for.
+        #: Blocks that the arrays have room for; more than num_blocks after a pool has shrunk.
         self.capacity: i64 = self.num_blocks
-        #: Blocks beyond num_blocks that are still held; each goes when it is freed.
+        #: Blocks beyond num_blocks that are still held; each is dropped when it is freed.
         self.num_retiring: i64 = 0
         #: Keeps the blocks that steps in flight may still write or read.
         self.fence = Fence()
         self.observer = PoolObserver()
-        #: Whether anybody observes.
+        #: Whether the pool has observers.
         self.is_watched = False
-        #: What chooses victims.
+        #: The policy with its layers, or the order of the queue.
         self.stack = QueueOrder()
         #: The blocks that each tenant may take; a `SharedBudget` if tenants share the pool.
         self.budget = Budget()
@@ -105,36 +106,36 @@ class BlockLedger:
         self.num_losses: i64 = 0
         self.peak_used_blocks: i64 = 0
 
-    # What is there.
+    # Counts.
 
     @property
     def num_usable_blocks(self) -> int:
-        """All blocks but the null block; while a pool shrinks, those that are still to go included."""
+        """Return the number of blocks without the null block; with those still to be dropped while a pool shrinks."""
         return self.num_blocks - 1 + int(self.num_retiring)
 
     @property
     def num_free_blocks(self) -> int:
-        """Free blocks, cached ones included. O(1)."""
+        """Return the number of free blocks, cached ones included. O(1)."""
         return int(self.queue.num_free)
 
     @property
     def num_used_blocks(self) -> int:
-        """Blocks in use. O(1)."""
+        """Return the number of blocks in use. O(1)."""
         return self.num_usable_blocks - self.num_free_blocks
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks in the index, held or not. O(1)."""
+        """Return the number of blocks in the index, held or not. O(1)."""
         return int(self.index.num_indexed)
 
     @property
     def usage(self) -> float:
-        """Share of the usable blocks in use, 0 to 1. O(1)."""
+        """Return the used fraction of the usable blocks, 0 to 1. O(1)."""
         usable = self.num_usable_blocks
         return self.num_used_blocks / usable if usable > 0 else 0.0
 
     def block_tokens(self, blocks: vec[i32], num_tokens: int) -> npt.NDArray[np.int32]:
-        """The first `num_tokens` tokens stored for a run of blocks, int32 (num_tokens,), a copy."""
+        """Return the first `num_tokens` tokens stored for a run of blocks, int32 (num_tokens,), a copy."""
         return self.index.rows.tokens(blocks, self.block_size, num_tokens)
 
     # Looking up and indexing.
@@ -142,9 +143,9 @@ class BlockLedger:
     def index_prompt(
         self, prompt: Prompt, first: i64, last: i64, blocks: vec[i32], start: i64, owner: i64, root: i64
     ) -> None:
-        """Store and index blocks `first` to `last` of a prompt in `blocks[start + first:]`, after those before.
+        """Index blocks `first` to `last` of a prompt, `blocks[start + first:start + last]`, after those before them.
 
-        root: what stands before the first block; it is read where `first` is 0.
+        `root` is the content before the first block, used if `first` is 0.
         """
         index = self.index
         if first >= last:
@@ -168,9 +169,9 @@ class BlockLedger:
         chain: i64,
         before: i64,
     ) -> None:
-        """Index them after a content whose chained hash is `chain`, wherever that stands.
+        """Index blocks `first` to `last` of a prompt after the content `parent`, whose chained hash is `chain`.
 
-        before: the block that stands for it; 0 for a root, or where no block has it any more.
+        `before` is a block with that content; 0 for a root, or if no block has it.
         """
         index = self.index
         while first < last:
@@ -181,14 +182,14 @@ class BlockLedger:
             end = min(prompt.next_span_block(first), last)
             index.hash_run(prompt.words, first, end, chain)
             index.insert_run(prompt.words, first, end, blocks, start, parent, before, owner)
-            # What comes next stands behind a span, under a root of its own.
+            # The next block follows a span, under its own root.
             parent = index.content_of(i64(blocks[start + end - 1]))
             first = end
 
     # Holding and releasing.
 
     def count_idle(self, blocks: vec[i32], count: i64) -> i64:
-        """How many of the first `count` blocks are free."""
+        """Return how many of the first `count` blocks are free."""
         ref_cnt = self.ref_cnt
         idle: i64 = 0
         for index in range(count):
@@ -197,12 +198,14 @@ class BlockLedger:
         return idle
 
     def evict_ahead(self, count: i64) -> None:
-        """Let the next `count` blocks, which must be free, be taken without asking a policy: those it chooses are
-        evicted now. Raises `PolicyError`, and changes nothing, when the policy breaks its contract."""
+        """Evict now what the next `count` allocations will need, so that they do not call the policy.
+
+        The blocks must be free. Raises `PolicyError`, and changes nothing, if the policy breaks its contract.
+        """
         stack = self.stack
         if not stack.has_policy or count <= 0:
             return
-        # Where there are too few victims, the rest are blocks at the end of the queue that cache nothing.
+        # If there are too few victims, the rest are uncached blocks at the end of the queue.
         missing = min(count - self.queue.num_empty_first(self.index, count), stack.num_idle)
         self.budget.begin_choice(count - missing)
         for victim in stack.choose(missing, self.index.chain_hash):
@@ -212,11 +215,11 @@ class BlockLedger:
     # Tenants.
 
     def room(self, tenant: i64, watermark: i64 = 0) -> i64:
-        """Return how many free blocks a tenant may take now and leave `watermark`; see `Budget.room`. O(1)."""
+        """Return how many free blocks a tenant may take while `watermark` remain; see `Budget.room`. O(1)."""
         return self.budget.room(tenant, self.queue.num_free, watermark)
 
     def charge_row(self, row: i64) -> i64:
-        """Charge what is taken from now on to the tenant of a sequence. Return how many blocks it may take."""
+        """Charge the next blocks to the tenant of a sequence. Return how many it may take."""
         tenant = self.budget.tenant_of_row(row)
         self.budget.act_for(tenant)
         return self.budget.room(tenant, self.queue.num_free)
@@ -250,15 +253,18 @@ class BlockLedger:
                 self.evict(block)
 
     def evict(self, block: i64) -> None:
-        """A cached block that is not held loses its content: the block is taken for another, or leaves the pool."""
+        """Evict a cached block that nothing holds: it is taken for new content, or leaves the pool."""
         self.observer.evicting(block)
         self.stack.uncache(block)
         self.index.remove(block)
         self.num_evicted_blocks += 1
 
     def uncache(self, block: i64, keeps_place: bool = False) -> None:
-        """A cached block loses its content and stays with its holders, who write into it, or in the queue: there it
-        goes to the front, as it holds nothing reusable any more, unless `keeps_place`."""
+        """Remove a block from the index without an eviction.
+
+        A held block stays with its holders, who may write to it. A free one moves to the head of the queue, because it
+        caches nothing now, unless `keeps_place`.
+        """
         is_idle = self.ref_cnt[block] == 0
         if is_idle:
             self.stack.remove(block)
@@ -270,7 +276,7 @@ class BlockLedger:
             self.move_to_front(block)
 
     def uncache_run(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Do `uncache` for each of `blocks[start:start + count]`, which are cached, the first one first. O(count)."""
+        """Uncache each of `blocks[start:start + count]`, in order. All must be cached. O(count)."""
         if self.is_watched:
             for place in range(start, start + count):
                 self.uncache(i64(blocks[place]))
@@ -285,7 +291,7 @@ class BlockLedger:
                 self.move_to_front(i64(blocks[place]))
 
     def writable(self, block: i64) -> i64:
-        """Where a holder of `block` may write: a new block if others hold it too, else the block, cached no more."""
+        """Return a block that a holder of `block` may write to: a new one if it is shared, else the block, uncached."""
         if self.ref_cnt[block] > 1:
             return self.acquire_one()
         if self.index.is_cached(block):
@@ -293,15 +299,15 @@ class BlockLedger:
         return block
 
     def move_to_front(self, block: i64) -> None:
-        """Let a free block be the next to be taken."""
+        """Make a free block the next to be allocated."""
         self.queue.remove(block)
         self.queue.append_left(block)
 
     def idle_in_order(self, count: i64) -> list[int]:
-        """The first `count` idle cached blocks in the order in which they would be evicted; fewer if there are fewer.
+        """Return the first `count` idle cached blocks in eviction order; fewer if there are fewer.
 
-        They stay in the queue. O(count), plus one step for each empty block at its head that was not passed before;
-        with a policy, the cost is the policy's. Raises `PolicyError`.
+        They stay in the queue. O(count), plus one step for each empty block at the head that was not passed before.
+        With a policy, the cost is the policy's. Raises `PolicyError`.
         """
         if self.stack.has_policy:
             return [] if self.stack.num_idle < count else self.stack.choose(count, self.index.chain_hash)
@@ -320,7 +326,7 @@ class BlockLedger:
         return found
 
     def take(self, blocks: vec[i32]) -> None:
-        """Hold these blocks, which must be free; what they cached is evicted. O(blocks)."""
+        """Hold blocks that must be free, and evict those that are cached. O(blocks)."""
         for place in range(i64(len(blocks))):
             block = i64(blocks[place])
             if self.index.is_cached(block):
@@ -333,7 +339,7 @@ class BlockLedger:
         self.observer.acquired(blocks, 0, len(blocks))
 
     def move_last(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Those of the blocks that are free are the last to be taken, cached or not, the last block first. O(count)."""
+        """Move the free ones of these blocks to the end of the queue, last block first, cached or not. O(count)."""
         position = start + count - 1
         while position >= start:
             block = i64(blocks[position])
@@ -343,17 +349,17 @@ class BlockLedger:
             position -= 1
 
     def note_hits(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Tell the policy that a prompt hit these blocks; `share` follows."""
+        """Notify the policy that a prompt hit these blocks; `share` follows."""
         if self.stack.has_policy:
             for index in range(start, start + count):
                 self.note_hit(i64(blocks[index]))
 
     def note_hit(self, block: i64) -> None:
-        """Tell the policy that a prompt hit one block."""
+        """Notify the policy that a prompt hit one block."""
         self.stack.hit(block, self.index.chain_hash[block])
 
     def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Hold `blocks[start:start + count]` once more; idle ones are revived out of the queue."""
+        """Hold `blocks[start:start + count]` once more; idle ones leave the queue."""
         free = self.queue.num_free
         self.stack.remove_run(blocks, start, count)
         self.queue.remove_shared(self.ref_cnt, blocks, start, start + count)
@@ -362,9 +368,9 @@ class BlockLedger:
         self.observer.shared(blocks, start, count)
 
     def unshare(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Undo the latest `share`: every block is again where it was in the queue. O(count).
+        """Undo the latest `share`, so that every block is at its old position in the queue. O(count).
 
-        Nothing may have happened to the queue since but other calls of `share`, and these are undone already.
+        Since then the queue may only have changed by other calls of `share` that are undone already.
         """
         position = start + count - 1
         while position >= start:
@@ -393,9 +399,13 @@ class BlockLedger:
     ) -> None:
         """Release `blocks[start:start + count]`, last first. O(count).
 
-        num_before: how many blocks of their sequence stand right before them in `blocks`. num_cached: how many of the
-        first of them are known to be cached, so that it is not looked up, which takes most of the time in large pools.
-        is_flat: whether a policy is told that each is at depth 0.
+        Args:
+            blocks: block ids.
+            start: position of the first one.
+            count: number of blocks.
+            num_before: blocks of their sequence right before them in `blocks`.
+            num_cached: leading ones that are known to be cached. This saves a lookup, most of the time in large pools.
+            is_flat: whether the policy sees each at depth 0.
         """
         free = self.queue.num_free - self.num_retiring
         last = start + count
@@ -410,8 +420,10 @@ class BlockLedger:
         self.observer.released(blocks, start, count)
 
     def _release_run(self, blocks: vec[i32], start: i64, first: i64, last: i64, is_flat: bool) -> None:
-        """Count down first, then link what became idle: short loops, whose memory accesses overlap. The sequence begins
-        at `start`."""
+        """Release blocks `first` to `last` of a sequence that begins at `start`.
+
+        Decrementing all counts before linking the idle blocks keeps the loops short, so that memory accesses overlap.
+        """
         ref_cnt = self.ref_cnt
         identity = self.index.identity
         idle = self._idle_run
@@ -439,7 +451,7 @@ class BlockLedger:
         self.queue.append_run(idle, num_idle)
 
     def release_in_order(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Release `blocks[start:start + count]`, the first one first, each by itself. O(count)."""
+        """Release `blocks[start:start + count]` one by one, first to last. O(count)."""
         if count == 1:
             self.release(blocks, start, 1)
             return
@@ -454,7 +466,7 @@ class BlockLedger:
             done += taken
 
     def release_sources(self, blocks: list[int]) -> None:
-        """Release what a hit held to be copied or loaded, the first one first. It asks no memory."""
+        """Release the source blocks of copies or loads, first to last, without allocating memory."""
         run = self._ended_run
         if len(blocks) > len(run):
             for block in blocks:
@@ -470,7 +482,7 @@ class BlockLedger:
     def give_back(
         self, row: i64, blocks: vec[i32], start: i64, count: i64, num_before: i64, num_cached: i64 = 0
     ) -> None:
-        """`release` what the sequence in `row` held; while a step of it is in flight, when that has ended. O(count)."""
+        """Release blocks of the sequence in `row`, after its step in flight, if any, has ended. O(count)."""
         fence = self.fence
         if not fence.is_open(row):
             self.release(blocks, start, count, num_before, num_cached)
@@ -483,13 +495,13 @@ class BlockLedger:
             position -= 1
 
     def give_back_one(self, row: i64, block: i64) -> None:
-        """Do `give_back` for one block."""
+        """Release one block of the sequence in `row`, after its step in flight, if any, has ended."""
         fence = self.fence
         if not fence.is_open(row) or not fence.hold(block, fence.last_step_of(row)):
             self.release_one(block)
 
     def give_back_in_order(self, row: i64, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Do `give_back` for each of them by itself, the first one first. O(count)."""
+        """Release blocks of the sequence in `row` one by one, first to last, after its step in flight. O(count)."""
         if not self.fence.is_open(row):
             self.release_in_order(blocks, start, count)
             return
@@ -497,7 +509,7 @@ class BlockLedger:
             self.give_back_one(row, i64(blocks[place]))
 
     def end_steps(self, step: i64) -> None:
-        """Steps up to `step` have ended: release what waits for them, in the order in which it was released."""
+        """End the steps up to `step`: release the blocks that wait for them, in the order of their release."""
         fence = self.fence
         room = i64(len(self._ended_run))
         taken = fence.take(self._ended_run, step)
@@ -506,15 +518,12 @@ class BlockLedger:
             taken = fence.take(self._ended_run, step)
 
     def acquire_one(self) -> i64:
-        """Take one block, which must be free, from the head of the queue."""
+        """Take one block from the head of the queue; one must be free."""
         self.acquire(self._one, 0, 1)
         return i64(self._one[0])
 
     def share_hits(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Hold `blocks[start:start + count]`, which a prompt hit, once more; a policy is told block by block.
-
-        O(count).
-        """
+        """Hold `blocks[start:start + count]` once more for a hit, which the policy sees block by block. O(count)."""
         if not self.stack.needs_hits:
             self.share(blocks, start, count)
             return
@@ -523,7 +532,7 @@ class BlockLedger:
             self.share(blocks, index, 1)
 
     def give_back_flat(self, row: i64, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Do `give_back`, with every block at depth 0 for a policy. O(count)."""
+        """Release blocks of the sequence in `row` after its step in flight, for a policy all at depth 0. O(count)."""
         if not self.fence.is_open(row):
             self.release(blocks, start, count, 0, 0, True)
             return
@@ -538,7 +547,6 @@ class BlockLedger:
         self.share(self._one, 0, 1)
 
     def release_one(self, block: i64) -> None:
-        """Release one block."""
         self._one[0] = i32(block)
         self.release(self._one, 0, 1)
 
@@ -548,20 +556,23 @@ class BlockLedger:
             self.peak_used_blocks = used
 
     def counters(self) -> tuple[i64, i64, i64]:
-        """Return the counters of blocks taken and freed, for `restore_counters`."""
+        """Return the counters of used, allocated and freed blocks, for `restore_counters`."""
         return self.peak_used_blocks, self.num_allocated_blocks, self.num_freed_blocks
 
     def restore_counters(self, counters: tuple[i64, i64, i64]) -> None:
-        """Count as if nothing had been taken since `counters`."""
+        """Restore the counters of an earlier `counters`."""
         self.peak_used_blocks, self.num_allocated_blocks, self.num_freed_blocks = counters
 
     # The size.
 
     def make_room(self, num_blocks: i64, asked: i64 = 0) -> LedgerRoom | None:
-        """Arrays for a pool of `num_blocks` blocks, made and not put in place; None where there is room already.
+        """Return larger arrays for a pool of `num_blocks` blocks; None if there is room already.
 
-        asked: the number that the caller gave, where these blocks are the pages of a pool of that size.
-        O(num_blocks). Raises `NotEnoughMemory`; nothing has changed then.
+        O(num_blocks). Raises `NotEnoughMemory`, and changes nothing.
+
+        Args:
+            num_blocks: blocks of the larger pool.
+            asked: the caller's number for the error text, if these blocks are the pages of a pool of that size.
         """
         if num_blocks <= self.capacity:
             return None
@@ -575,14 +586,14 @@ class BlockLedger:
             )
             self.stack.grow(int(num_blocks))
             return room
-        except (MemoryError, SystemError) as error:  # the latter is what mypyc's conversions make of the former
+        except (MemoryError, SystemError) as error:  # mypyc's conversions turn the former into the latter
             size = num_blocks * self.index.bytes_a_block()
             raise not_enough_memory(
                 f"num_blocks is {asked or num_blocks}; the system has no memory for its arrays of {size} bytes", error
             )
 
     def make_index_room(self, num_blocks: int) -> IndexRoom:
-        """Those of the index."""
+        """Return larger arrays for the index."""
         return self.index.make_room_for(num_blocks)
 
     def resize(self, num_blocks: i64, room: LedgerRoom | None) -> Resize:
@@ -603,7 +614,7 @@ class BlockLedger:
         return DEFERRED if self.num_retiring > 0 else APPLIED
 
     def _bring_back(self, first: i64, last: i64) -> None:
-        """Blocks `first` to `last` are the pool's again: free ones are the next to be taken, lowest first."""
+        """Add blocks `first` to `last` to the pool; free ones become the next to be allocated, lowest first."""
         block = last - 1
         while block >= first:
             if self.ref_cnt[block] == 0:
@@ -622,13 +633,13 @@ class BlockLedger:
             self.evict(block)
 
     def _retire(self, block: i64) -> None:
-        """A block beyond the pool's end was freed: it is gone."""
+        """Drop a block beyond the end of the pool, which was just freed."""
         self.num_retiring -= 1
         if self.index.is_cached(block):
             self.evict(block)
 
     def act(self, call: str, holder: str = "") -> None:
-        """Say to the observers which call this is, and for which holder."""
+        """Notify the observers of the name and holder of the running call."""
         if self.is_watched:
             try:
                 self.observer.acting(f"{call} {holder}" if holder else call)
@@ -636,7 +647,6 @@ class BlockLedger:
                 self.observer.acting("")
 
     def watch(self, member: PoolObserver) -> None:
-        """Let one more observer be told what this pool does."""
         self.observer = self.observer.joined_by(member) if self.is_watched else member
         self.is_watched = True
 
@@ -649,7 +659,7 @@ class BlockLedger:
         self.stack.clear()
 
     def check(self) -> None:
-        """All that the pool alone can know: I1, I4 and the counts. O(num_blocks). Raises `InvariantError`."""
+        """Verify I1, I4 and the counts. O(num_blocks). Raises `InvariantError`."""
         self.queue.check()
         free = set(self.queue.block_ids())
         retiring = 0

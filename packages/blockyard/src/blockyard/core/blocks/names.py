@@ -1,4 +1,4 @@
-"""Names of blocks: bytes of a caller's own making (a hash of tokens, say) and a group, packed into words."""
+"""Names of blocks, packed into words: bytes chosen by the caller (such as a hash of tokens) and a group."""
 
 from struct import Struct
 from typing import Final
@@ -24,7 +24,7 @@ _FOUR_WORDS = Struct("<4q")
 
 
 def pack_name(words: vec[i64], place: i64, name: object, group: i64) -> None:
-    """Write one name into the five words from `place` on. Raises `InvalidArgument`, and writes nothing then."""
+    """Write one name into the five words from `place` on. Raises `InvalidArgument` and writes nothing."""
     if type(name) is not bytes or not 0 < len(name) <= MAX_NAME_BYTES:
         raise _refused("name", name)
     _pack(words, place, name, group)
@@ -39,7 +39,10 @@ def _pack(words: vec[i64], place: i64, name: bytes, group: i64) -> None:
 
 
 def _word(name: bytes, at: i64) -> i64:
-    """Eight bytes, little-endian and signed: a ninth of the time of `struct`, which makes an object of each word."""
+    """Return eight bytes as a signed little-endian integer.
+
+    It takes a ninth of the time of `struct`, which makes an object of each word.
+    """
     value = i64(name[at + 7])
     if value > 127:
         value -= 256
@@ -49,7 +52,7 @@ def _word(name: bytes, at: i64) -> i64:
 
 
 def listed(names: object) -> list[object]:
-    """Return the names of a run, read once. Raises `InvalidArgument` for what is no run of names."""
+    """Return a sequence of names as a list, read once. Raises `InvalidArgument` if it is not a sequence."""
     if isinstance(names, (bytes, bytearray, memoryview, str)):
         raise InvalidArgument(f"names is {shown(names)}; it must be a list of bytes")
     try:
@@ -60,7 +63,7 @@ def listed(names: object) -> list[object]:
 
 
 def pack_names(given: list[object], group: i64) -> vec[i64]:
-    """Return a run of names, five words each. O(names). Raises `InvalidArgument`, which says at which position."""
+    """Return names packed into five words each. O(names). Raises `InvalidArgument`, which names the position."""
     words = zeros_i64(len(given) * int(NAME_WORDS))
     for place in range(i64(len(given))):
         name = given[place]
@@ -84,7 +87,7 @@ def unpack_name(words: vec[i64], place: i64) -> tuple[bytes, int]:
 
 
 def group_numbers(groups: object) -> list[int]:
-    """Return those of a list, at least one. Raises `InvalidArgument`, which says at which position."""
+    """Return the group numbers of a list with at least one. Raises `InvalidArgument`, which names the position."""
     if not isinstance(groups, (list, tuple)) or len(groups) == 0:
         raise InvalidArgument("groups must be a list of group numbers, at least one")
     return [read_int(f"groups[{place}]", groups[place], 0, MAX_GROUP) for place in range(len(groups))]
@@ -99,7 +102,7 @@ KINDS: Final = ["stored", "removed", "cleared"]
 
 
 class NameLog:
-    """A ring of `max_events` rows: where they are not taken, the oldest are lost, and counted."""
+    """A ring of `max_events` events. When it is full, the oldest event is lost and counted."""
 
     def __init__(self, max_events: int) -> None:
         self._limit: i64 = max_events
@@ -109,7 +112,7 @@ class NameLog:
         self.num_lost: i64 = 0
 
     def add(self, kind: i64, block: i64, words: vec[i64], place: i64) -> None:
-        """Note one event; the name is in the five words from `place` on. O(1)."""
+        """Record one event; the name is in the five words from `place` on. O(1)."""
         if self._count == self._limit:
             self._first = (self._first + 1) % self._limit
             self._count -= 1
@@ -122,7 +125,7 @@ class NameLog:
         self._count += 1
 
     def take(self) -> list[NameEvent]:
-        """Return the events, oldest first; the log is empty then. O(events)."""
+        """Return the events, oldest first, and clear the log. O(events)."""
         events = [self._event((self._first + i64(place)) % self._limit * ROW_WORDS) for place in range(self._count)]
         self._count = 0
         return events

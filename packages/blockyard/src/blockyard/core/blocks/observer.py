@@ -1,4 +1,4 @@
-"""Observers are told what happens to blocks: the CPU tier, the history, residency, the causes of misses, listeners."""
+"""Observers of a pool: the CPU tier, the history, residency, the causes of misses, listeners."""
 
 import warnings
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from ..policies.stack import text_of
 
 
 class PoolObserver:
-    """Told by a pool of what it does, after it is done (`evicting`: before). It must not change the pool, nor raise."""
+    """Receives each change of a pool after it was made (`evicting`: before). It must not change the pool, nor raise."""
 
     def acting(self, actor: str) -> None:
-        """What follows is done by the call that `actor` names, and for whom."""
+        """The next changes are made by the call `actor`, which includes the name of the holder."""
 
     def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """`blocks[start:start + count]` were free and are held now."""
@@ -27,78 +27,74 @@ class PoolObserver:
         """`blocks[start:start + count]` are held once less."""
 
     def evicting(self, block: i64) -> None:
-        """`block` is cached, and about to be taken for something else."""
+        """A cached block is about to be evicted."""
 
     def dropping(self, block: i64) -> None:
-        """`block` is cached, and about to lose its content without an eviction."""
+        """A cached block is about to be uncached."""
 
     def unretained(self, block: i64, action: str) -> None:
-        """A wish keeps `block` no longer, for the reason that `action` names."""
+        """The retention of a block has ended, for the reason `action`."""
 
     def joined_by(self, other: "PoolObserver") -> "PoolObserver":
-        """Return an observer that tells this one and then `other`."""
+        """Return an observer that notifies this one and then `other`."""
         return Observers([self, other])
 
 
 class Observers(PoolObserver):
-    """Several observers, told in turn."""
+    """Several observers, notified in order."""
 
     def __init__(self, members: list[PoolObserver]) -> None:
         self.members = members
 
     def joined_by(self, other: PoolObserver) -> PoolObserver:
-        """Add one more."""
         self.members.append(other)
         return self
 
     def acting(self, actor: str) -> None:
-        """Tell all."""
         for member in self.members:
             member.acting(actor)
 
     def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Tell all."""
         for member in self.members:
             member.acquired(blocks, start, count)
 
     def shared(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Tell all."""
         for member in self.members:
             member.shared(blocks, start, count)
 
     def released(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Tell all."""
         for member in self.members:
             member.released(blocks, start, count)
 
     def evicting(self, block: i64) -> None:
-        """Tell all."""
         for member in self.members:
             member.evicting(block)
 
     def dropping(self, block: i64) -> None:
-        """Tell all."""
         for member in self.members:
             member.dropping(block)
 
     def unretained(self, block: i64, action: str) -> None:
-        """Tell all."""
         for member in self.members:
             member.unretained(block, action)
 
 
 class Clock:
-    """Logical time: whatever the caller says it is. The library reads no clock of its own."""
+    """Logical time, set by the caller. The library reads no clock."""
 
     def __init__(self) -> None:
         self.now: float = 0.0
 
 
 class Teller(Listener):
-    """Calls a callback of the caller's when the gate is open again; it may call the pool.
+    """Calls a user's callback after a call has ended, so that the callback may call the pool.
 
-    An exception of the callback becomes a RuntimeWarning, because the call that it follows is done; an interruption is
-    raised as one of a policy's is. name: of the attribute that holds the callback.
+    An exception of the callback becomes a RuntimeWarning, because the call itself has succeeded. An interruption is
+    raised like one in a policy.
+
+    Args:
+        gate: the gate of the pool.
+        name: name of the attribute that holds the callback.
     """
 
     def __init__(self, gate: Gate, name: str) -> None:
@@ -117,14 +113,14 @@ class Teller(Listener):
 
 
 class ChangeTeller(Teller):
-    """Calls `callback` after calls that changed what is cached though they are no step's."""
+    """Calls `callback` after calls outside of steps that changed which content is cached."""
 
     def __init__(self, gate: Gate) -> None:
         super().__init__(gate, "on_events")
         self.callback: Callable[[], object] | None = None
 
     def notify(self) -> bool:
-        """Call the callback if something has changed."""
+        """Call the callback if something has changed; return whether it had."""
         has_changed = self._gate.has_changed
         self._gate.has_changed = False
         callback = self.callback
@@ -137,7 +133,7 @@ class ChangeTeller(Teller):
 
 
 class LossTeller(Teller):
-    """Tells `callback` of lost blocks. What the callback evicts itself is told next."""
+    """Calls `callback` with the blocks that lost their content. Evictions by the callback itself are reported next."""
 
     def __init__(self, gate: Gate) -> None:
         super().__init__(gate, "on_evict")
@@ -145,13 +141,12 @@ class LossTeller(Teller):
         self._lost: list[int] = []
 
     def note(self, block: i64) -> None:
-        """This block is one of them."""
         if self.callback is not None:
             self._lost.append(int(block))
             self._gate.notify_later()
 
     def notify(self) -> bool:
-        """Call the callback with what was lost, until nothing more is."""
+        """Call the callback until no lost blocks are left; return whether there were any."""
         has_notified = False
         while self._lost:
             has_notified = True
@@ -167,15 +162,13 @@ class LossTeller(Teller):
 
 
 class LossListener(PoolObserver):
-    """Notes blocks that lose their content for a `LossTeller`."""
+    """Collects blocks that lose their content for a `LossTeller`."""
 
     def __init__(self, teller: LossTeller) -> None:
         self._teller = teller
 
     def evicting(self, block: i64) -> None:
-        """Note it."""
         self._teller.note(block)
 
     def dropping(self, block: i64) -> None:
-        """Note it."""
         self._teller.note(block)

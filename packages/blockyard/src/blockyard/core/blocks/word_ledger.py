@@ -1,4 +1,4 @@
-"""Ledgers whose blocks are known by words that stand for their contents: any words, or names, several a block."""
+"""Ledgers that find blocks by a few words per block: a content, or names, of which a block may have several."""
 
 from typing import Final
 
@@ -14,15 +14,14 @@ from ..index.room import IndexRoom, moved_up
 from .ledger import BlockLedger, LedgerRoom
 from .names import CAME, CLEARED, NAME_WORDS, WENT, NameLog, unpack_name
 
-#: Room for names beside the first one of each block is made for at least this many at once.
+#: Room for additional names is made for at least this many at once.
 FEWEST_MORE: Final[i64] = 16
 
 
 class WordLedger(BlockLedger):
-    """The exact index once more, over a few words that stand for a block's content: words → the blocks that have them.
+    """A ledger whose exact index maps a few words that identify a block's content to the blocks that have them.
 
-    The words of all blocks stand right behind one root. An *entry* of the index is a block, or a further one of a
-    subclass.
+    All words have the same root as parent. An *entry* of the index is a block, or an additional entry of a subclass.
     """
 
     def __init__(self, num_blocks: int, tokens_per_block: int, num_words: i64, hash_seed: int) -> None:
@@ -43,13 +42,12 @@ class WordLedger(BlockLedger):
         self.index.insert(entry, self.index.hash_words_at(words, place, self._root), self._root, NULL_BLOCK)
 
     def reset(self) -> None:
-        """Forget all words at once; blocks stay with their holders. O(num_blocks)."""
         super().reset()
         self._root = self.index.root(())
 
 
 class NamedRoom(LedgerRoom):
-    """The same as a `LedgerRoom` for blocks with names. next_entry, first_unused: of the larger ledger."""
+    """Larger arrays for a `NamedLedger`, not installed yet."""
 
     def __init__(self, room: LedgerRoom, next_entry: vec[i32], first_unused: i64) -> None:
         super().__init__(room.num_blocks, room.index, room.queue, room.ref_cnt, room.fence)
@@ -58,19 +56,19 @@ class NamedRoom(LedgerRoom):
 
 
 class NamedLedger(WordLedger):
-    """Reference counts, the free queue, and the exact index over (name, group) → the blocks that have it.
+    """Reference counts, the free queue, and an exact index from (name, group) to the blocks that have it.
 
-    The index holds an *entry* for each name of each block. Entry b is the first name of block b, so to all that reads
-    the index, a block is cached when its first entry is. Further names of a block have entries from `capacity` on;
-    `next_entry` leads from each entry of a block to its next one. Equal names of several blocks stand in a ring, the
-    oldest is found, as equal blocks do in a token index.
+    The index holds an *entry* for each name of each block. Entry b is the first name of block b, so readers of the
+    index see block b as cached when it has a name. Additional names of a block have entries from `capacity` on;
+    `next_entry` links the entries of a block. Equal names of several blocks form a ring, and the oldest is found, as
+    for equal blocks in a token index.
     """
 
     def __init__(self, num_blocks: int, hash_seed: int, max_events: int) -> None:
         super().__init__(num_blocks, 1, NAME_WORDS, hash_seed)
-        #: The next entry of the same block, 0 after the last; of an entry that is not in use, the next such one.
+        #: The next entry of the same block, 0 after the last; of an unused entry, the next unused one.
         self.next_entry = zeros_i32(num_blocks)
-        #: Whose name an entry from `capacity` on is: `owner_of[entry - capacity]`.
+        #: The block of an entry from `capacity` on: `owner_of[entry - capacity]`.
         self.owner_of = zeros_i32(0)
         self.num_more: i64 = 0
         self._first_unused: i64 = 0
@@ -86,13 +84,13 @@ class NamedLedger(WordLedger):
     # Looking up.
 
     def find(self, words: vec[i64], place: i64) -> i64:
-        """Return the block that has had this name the longest, or 0. O(1) expected."""
+        """Return the block that has had this name for the longest time, or 0. O(1) expected."""
         return self.block_of(self.entry_of(words, place))
 
     def find_all(self, words: vec[i64]) -> vec[i32]:
-        """Find each of these packed names: the block that has had it the longest, or 0. O(names) expected.
+        """Return, for each packed name, the block that has had it for the longest time, or 0. O(names) expected.
 
-        Names in a row mostly were given to blocks side by side. Behind two that are, the next one is compared first.
+        Consecutive names mostly belong to consecutive blocks, so after two such names the next block is compared first.
         """
         count = i64(len(words)) // NAME_WORDS
         found = zeros_i32(int(count))
@@ -111,19 +109,19 @@ class NamedLedger(WordLedger):
         return found
 
     def _is_alone(self, entry: i64, words: vec[i64], place: i64) -> bool:
-        """Return whether this entry has the name, and no other one has."""
+        """Return whether this entry has the name and no other entry does."""
         index = self.index
         if entry <= 0 or entry >= i64(len(index.chain_hash)) or index.identity[2 * entry + 1] != self._root:
             return False
         return index.is_cached(entry) and index.rings.is_alone(entry) and index.rows.equal(words, place, entry)
 
     def block_of(self, entry: i64) -> i64:
-        """Whose name an entry is."""
+        """Return the block whose name an entry is."""
         count = self.capacity
         return entry if entry < count else i64(self.owner_of[entry - count])
 
     def has(self, block: i64, words: vec[i64], place: i64) -> bool:
-        """Return whether the block has this very name. O(names of the block)."""
+        """Return whether the block has exactly this name. O(names of the block)."""
         entry = block if self.index.is_cached(block) else 0
         while entry != 0:
             if self.index.rows.equal(words, place, entry):
@@ -132,7 +130,7 @@ class NamedLedger(WordLedger):
         return False
 
     def names_of(self, block: i64) -> list[tuple[bytes, int]]:
-        """Return the names of a block with their groups, in the order in which it got them."""
+        """Return the names of a block with their groups, oldest first."""
         found: list[tuple[bytes, int]] = []
         entry = block if self.index.is_cached(block) else 0
         while entry != 0:
@@ -143,7 +141,7 @@ class NamedLedger(WordLedger):
     # The size.
 
     def make_room(self, num_blocks: i64, asked: i64 = 0) -> LedgerRoom | None:
-        """See `BlockLedger.make_room`. Entries of further names stand behind the blocks, so they move up."""
+        """Return larger arrays. Entries of additional names follow the blocks, so they move."""
         more = i64(len(self.owner_of))
         if num_blocks + more > MAX_BLOCKS:
             raise InvalidArgument(f"num_blocks is {num_blocks}; with {more} more names the limit is {MAX_BLOCKS}")
@@ -165,14 +163,13 @@ class NamedLedger(WordLedger):
         return NamedRoom(room, next_entry, self._first_unused + step if self._first_unused != 0 else 0)
 
     def make_index_room(self, num_blocks: int) -> IndexRoom:
-        """With the entries of further names behind the blocks."""
+        """Return larger arrays for the index, with the entries of additional names after the blocks."""
         more = i64(len(self.owner_of))
         room = self.index.make_room_for(num_blocks + int(more))
         room.move_up(self.capacity, self.capacity + more, num_blocks - self.capacity)
         return room
 
     def resize(self, num_blocks: i64, room: LedgerRoom | None) -> Resize:
-        """See `BlockLedger.resize`."""
         if isinstance(room, NamedRoom):
             self.next_entry = room.next_entry
             self._first_unused = room.first_unused
@@ -181,7 +178,7 @@ class NamedLedger(WordLedger):
     # Naming.
 
     def make_room_for_names(self, count: i64) -> None:
-        """Let `count` names be given to blocks that have one. All or nothing; amortised O(count)."""
+        """Make room for `count` additional names. All or nothing; amortised O(count)."""
         room = i64(len(self.owner_of))
         if self.num_more + count <= room:
             return
@@ -205,7 +202,7 @@ class NamedLedger(WordLedger):
             entry -= 1
 
     def name(self, block: i64, words: vec[i64], place: i64) -> None:
-        """Give a block a name that it does not have; `make_room_for_names` went before. O(names of the block)."""
+        """Give a block a name that it does not have; call `make_room_for_names` before. O(names of the block)."""
         entry = block
         is_first = not self.index.is_cached(block)
         if not is_first:
@@ -217,10 +214,10 @@ class NamedLedger(WordLedger):
         self.next_entry[entry] = 0
         self.index_entry(entry, words, place)
         if is_first and self.ref_cnt[block] == 0:
-            # It gets its name where it stands in the queue.
+            # It keeps its position in the queue.
             self.queue.last_empty = NULL_BLOCK
             if self.stack.has_policy:
-                # Blocks without a name must stand before it.
+                # Blocks without a name must come before it.
                 self.queue.remove(block)
                 self.queue.append(block)
                 self.stack.insert(block, self.index.chain_hash[block], 0)
@@ -234,7 +231,7 @@ class NamedLedger(WordLedger):
         return entry
 
     def move_names(self, source: i64, target: i64) -> i64:
-        """Take all names from `source`, and give them to `target`, which has none; how many. It cannot fail."""
+        """Move all names from `source` to `target`, which has none; return how many. It cannot fail."""
         names = self.names_as_words(source)
         self.uncache(source)
         for place in range(i64(len(names)) // NAME_WORDS):
@@ -258,21 +255,20 @@ class NamedLedger(WordLedger):
         return words
 
     def evict(self, block: i64) -> None:
-        """Take all names of a cached block away."""
         self._forget_more(block)
         super().evict(block)
 
     def uncache(self, block: i64, keeps_place: bool = False) -> None:
-        """Take all names of a cached block away, without an eviction. O(names).
+        """Remove all names of a cached block without an eviction. O(names).
 
-        An idle one stays where it is in the queue; under a policy it goes to the front, where blocks without a name
-        must stand: the policy is asked for as many victims as the head of the queue lacks.
+        An idle block keeps its position in the queue. With a policy it moves to the head, where all blocks without a
+        name must be: the policy is called for as many victims as blocks are missing there.
         """
         self._forget_more(block)
         super().uncache(block, keeps_place or not self.stack.has_policy)
 
     def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """See `BlockLedger.share`; a policy knows nothing of free blocks without a name."""
+        """Hold blocks once more; the policy does not know free blocks without a name."""
         if not self.stack.has_policy:
             super().share(blocks, start, count)
             return
@@ -288,7 +284,6 @@ class NamedLedger(WordLedger):
                 super().share(blocks, position, 1)
 
     def unshare(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """See `BlockLedger.unshare`."""
         if not self.stack.has_policy:
             super().unshare(blocks, start, count)
             return
@@ -305,7 +300,7 @@ class NamedLedger(WordLedger):
             position -= 1
 
     def note_named_hits(self, blocks: vec[i32]) -> None:
-        """Tell the policy of a hit of those that have a name."""
+        """Notify the policy of a hit of those blocks that have a name."""
         if self.stack.has_policy:
             for position in range(i64(len(blocks))):
                 if self.index.is_cached(i64(blocks[position])):
@@ -329,7 +324,6 @@ class NamedLedger(WordLedger):
             self.log.add(WENT, block, self.index.rows.words, self.index.rows.start_of(entry))
 
     def reset(self) -> None:
-        """Forget all names at once; blocks stay with their holders. O(num_blocks + names)."""
         super().reset()
         for block in range(self.capacity):
             self.next_entry[block] = 0
@@ -340,23 +334,23 @@ class NamedLedger(WordLedger):
             self.log.add(CLEARED, 0, self.index.rows.words, 0)
 
     def check(self) -> None:
-        """What `BlockLedger.check` verifies, and that every entry is of one block or unused. O(num_blocks + names)."""
+        """Verify the ledger, and that every entry belongs to one block or is unused. O(num_blocks + names)."""
         super().check()
         capacity = int(self.capacity)
         used = [0] * (capacity + len(self.owner_of))
         for block in range(1, capacity):
             if not self.index.is_cached(i64(block)) and self.next_entry[i64(block)] != 0:
-                raise InvariantError(f"names: block {block} has no name, but a second one")
+                raise InvariantError(f"names: block {block} has a second name, but no first one")
             self._check_entries(block, used)
         num_more = sum(used[capacity:])
         if num_more != self.num_more:
-            raise InvariantError(f"names: {num_more} names are second ones, the count says {self.num_more}")
+            raise InvariantError(f"names: {num_more} names are additional ones, the count says {self.num_more}")
         entry = int(self._first_unused)
         while entry != 0:
             used[entry] += 1
             entry = int(self.next_entry[i64(entry)])
         if used[capacity:] != [1] * len(self.owner_of):
-            raise InvariantError("names: an entry is of two blocks, or of none and not among the unused ones")
+            raise InvariantError("names: an entry belongs to two blocks, or to none and is not listed as unused")
 
     def _check_entries(self, block: int, used: list[int]) -> None:
         entry = int(self.next_entry[i64(block)])
