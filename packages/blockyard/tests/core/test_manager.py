@@ -143,7 +143,7 @@ def test_a_new_reservation_replaces_the_old_one() -> None:
     cache.commit([seq], 2)
     with pytest.raises(
         InvalidArgument,
-        match=r"from 0 to the 0 tokens reserved; nothing of it is reserved: a sequence that is not SCHEDULED",
+        match=r"from 0 to the 0 tokens reserved; it has no reserved tokens: pass 0 and -1 for a sequence",
     ):
         cache.commit([seq], 1)
 
@@ -154,7 +154,7 @@ def test_append_between_reserve_and_commit_says_what_to_do() -> None:
     seq = cache.allocate(prompt(1, 6))
     cache.reserve([seq], 6)
     cache.append([seq], [7])
-    with pytest.raises(InvalidArgument, match=r"whose reservation append or commit has ended must be reserved again"):
+    with pytest.raises(InvalidArgument, match=r"reserve again if append or commit has ended its reservation"):
         cache.commit([seq], 6)
     cache.commit([seq], cache.reserve([seq]).num_scheduled)
     assert cache.state(seq) == (7, 7)

@@ -188,7 +188,7 @@ def test_a_free_that_waits_is_not_taken_twice() -> None:
         with pytest.raises(UnknownSequence):
             site.cache.free(wrong)
     site.pool.free_blocks(site.lease)
-    with pytest.raises(DoubleFree, match="waits for a call to end"):
+    with pytest.raises(DoubleFree, match="takes effect when the running call ends"):
         site.pool.free_blocks(site.lease)
     with pytest.raises(ForeignBlock):
         site.pool.free_blocks(other.lease)

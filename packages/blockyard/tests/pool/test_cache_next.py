@@ -310,7 +310,9 @@ def test_a_position_is_required() -> None:
     lease = pool.get_new_blocks(2)
     with pytest.raises(TypeError, match="num_cached_blocks"):
         pool.cache_next_blocks(lease, TOKENS[:8])  # type: ignore[call-arg]
-    with refused(pool, InvalidArgument, match="^num_cached_blocks is 1; only the first 0 blocks of the lease are cached"):
+    with refused(
+        pool, InvalidArgument, match="^num_cached_blocks is 1; only the first 0 blocks of the lease are cached"
+    ):
         pool.cache_next_blocks(lease, TOKENS[4:8], 1)
 
 
@@ -320,7 +322,7 @@ def test_a_position_behind_a_lost_block_is_stale() -> None:
     pool.extend(lease, 1)
     pool.uncache([2])
     for start in (2, 3):
-        with refused(pool, StaleBlocks, match=r"go on from there \(num_cached_blocks=1\)") as error:
+        with refused(pool, StaleBlocks, match=r"continue from there \(num_cached_blocks=1\)") as error:
             pool.cache_next_blocks(lease, TOKENS[start * SIZE : 16], start)
         assert error.value.num_still_cached == 1
     assert pool.cache_next_blocks(lease, TOKENS[4:16], 1) == 4

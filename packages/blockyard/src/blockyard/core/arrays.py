@@ -1,4 +1,4 @@
-"""Fixed-length integer arrays, made once, and the read-only numpy views through which others see them."""
+"""Integer arrays of fixed length, and read-only numpy views of them."""
 
 from typing import Final
 
@@ -10,19 +10,19 @@ from mypy_extensions import i32, i64
 CACHE_LINE_BYTES: Final = 64
 
 
-#: Zeros are copied from pages that the operating system maps but never fills. The C library maps requests of this size
-#: on their own, whatever went before, so that making a large array leaves no hole of its size in the heap.
+#: Zeros are copied from pages that the operating system maps but never fills. The C library maps each request of this
+#: size separately, so that making a large array leaves no hole of its size in the heap.
 MAPPED_ITEMS: Final = 2**23
 SMALL_ITEMS: Final = 2**16
 
-#: A slice of a vec is a copy of its own, a tenth of the cost of a numpy array for a few items.
+#: A slice of a vec is a copy, and costs a tenth of a numpy array for a few items.
 FEW_ITEMS: Final = 1024
 _FEW_ZEROS_I64: Final = vec[i64]([0] * FEW_ITEMS)
 _FEW_ZEROS_I32: Final = vec[i32]([i32(0)] * FEW_ITEMS)
 
 
 def zeros_i64(length: int) -> vec[i64]:
-    """Return a vec of `length` zeros. The buffer of a numpy array is copied, which is 20 times faster than a list."""
+    """Return a vec of `length` zeros, copied from a numpy buffer, which is 20 times faster than from a list."""
     if length <= FEW_ITEMS:
         return _FEW_ZEROS_I64[:length]
     return vec[i64](np.zeros(_source_items(length), dtype=np.int64)[:length])
@@ -40,7 +40,7 @@ def _source_items(length: int) -> int:
 
 
 def filled_i64(value: i64, length: i64) -> vec[i64]:
-    """Return a vec of `length` times `value`."""
+    """Return a vec with `length` items of `value`."""
     items = zeros_i64(int(length))
     if value != 0:
         for index in range(length):
@@ -54,7 +54,7 @@ def zeros_float(length: int) -> vec[float]:
 
 
 def grown_float(items: vec[float], length: int) -> vec[float]:
-    """`items`, followed by zeros up to `length`, in a new vec; never shorter than `items`."""
+    """Return a new vec with `items`, padded with zeros to `length`; never shorter than `items`."""
     grown = zeros_float(max(length, len(items)))
     for index in range(i64(len(items))):
         grown[index] = items[index]
@@ -72,7 +72,7 @@ def view_i32(items: vec[i32]) -> npt.NDArray[np.int32]:
 
 
 def grown_i64(items: vec[i64], length: int) -> vec[i64]:
-    """`items`, followed by zeros up to `length`, in a new vec; never shorter than `items`."""
+    """Return a new vec with `items`, padded with zeros to `length`; never shorter than `items`."""
     grown = zeros_i64(max(length, len(items)))
     for index in range(i64(len(items))):
         grown[index] = items[index]
@@ -80,7 +80,7 @@ def grown_i64(items: vec[i64], length: int) -> vec[i64]:
 
 
 def grown_i32(items: vec[i32], length: int) -> vec[i32]:
-    """`items`, followed by zeros up to `length`, in a new vec; never shorter than `items`."""
+    """Return a new vec with `items`, padded with zeros to `length`; never shorter than `items`."""
     grown = zeros_i32(max(length, len(items)))
     for index in range(i64(len(items))):
         grown[index] = items[index]
@@ -100,7 +100,7 @@ def clear_i32(items: vec[i32]) -> None:
 
 
 def power_of_two(least: int) -> int:
-    """Return the smallest power of two that is not below `least`."""
+    """Return the smallest power of two that is at least `least`."""
     size = 1
     while size < least:
         size *= 2

@@ -73,7 +73,7 @@ class Gate:
         self.interruption = Interruption()
         self.deferred: list[Deferred] = []
         self.listeners: list[Listener] = []
-        #: Whether the running call changes what is cached though it is no step's: a listener resets it.
+        #: Whether a call outside of steps changed the cached contents; a listener resets it.
         self.has_changed = False
         self._is_notifying = False
 
@@ -134,7 +134,7 @@ class Gate:
         if not self._is_notifying:
             self._is_notifying = True
             try:
-                # What one listener does may be the next thing to tell another.
+                # A listener's call of the pool may be the next event for another listener.
                 while self._notify_all():
                     pass
             finally:
@@ -159,5 +159,5 @@ class Gate:
     def _refuse(self, call: str) -> None:
         raise ConcurrentCall(
             f"{call} was called while {self.running} runs on the same cache: by a policy, a finaliser, an argument, a "
-            f"signal handler or another thread; one call at a time is the limit (give threads a lock)"
+            f"signal handler or another thread; only one call may run at a time; use a lock between threads"
         )

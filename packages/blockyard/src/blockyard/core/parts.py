@@ -1,4 +1,4 @@
-"""`Parts`: the objects of a cache, which every call is made with."""
+"""The objects that make up a cache."""
 
 from mypy_extensions import i64
 
@@ -28,7 +28,7 @@ from .watch.residency import ResidencySampler
 
 
 class Parts:
-    """The pools, sequences, store and observers of a cache, as its config asks.
+    """The pools, sequences, store and observers of a cache, made from its config.
 
     Args:
         config: options of the cache.
@@ -46,7 +46,7 @@ class Parts:
         self.block_size: i64 = config.hash_block_size
         seed = hash_seed_or_drawn(config.hash_seed)
         size = config.hash_block_size
-        # Which kind of cache this is, asked here once; the calls ask the store.
+        # The kind of the cache is only read here; the calls ask the store.
         is_grouped = config.is_mapped
         blocks = num_token_blocks(config) if is_grouped else config.num_blocks
         self.token_blocks = BlockLedger(blocks, size, size, config.enable_prefix_caching, seed)
@@ -60,7 +60,7 @@ class Parts:
         elif is_grouped:
             self.grouped = GroupedStore(config, self.token_blocks, self.sequences, seed)
         self.store: Store = self.grouped or PlainStore(self.token_blocks, self.sequences, self.joins)
-        #: What only a cache with states does.
+        #: Checkpoints and working states; None in a cache without states.
         self.states = None if self.hybrid is None else self.hybrid.states
         self.kv_pool: BlockLedger = self.store.kv_pool
         if config.tenants:
@@ -71,7 +71,7 @@ class Parts:
             self.kv_pool.fence = StepFence(config.max_num_seqs, config.max_steps_in_flight, config.num_blocks)
             self.sequences.open_steps = OpenSteps(config.max_num_seqs, config.max_steps_in_flight)
         self.clock = Clock()
-        # Made by calls: a type checker takes what is assigned as None here for None in all that follows.
+        # Made by functions: a type checker would take an attribute assigned None here as always None.
         self.history = self._make_history()
         self.residency = self._make_residency()
         self.misses = self._make_misses()

@@ -64,7 +64,8 @@ class Fence:
         """Return copies of the arrays, enlarged for a pool of `num_blocks` blocks."""
         return FenceRoom(zeros_i64(0), zeros_i32(0))
 
-    def move_into(self, room: FenceRoom) -> None: ...
+    def move_into(self, room: FenceRoom) -> None:
+        """Install larger arrays."""
 
 
 class StepFence(Fence):

@@ -322,7 +322,7 @@ class LeaseBook(Deferred):
     def close_later(self, lease: BlockLease, goes_last: bool) -> None:
         """Free a live lease when the running call has ended. Raises `DoubleFree` if it waits already."""
         if lease in self._waiting:
-            raise DoubleFree(f"lease {lease._called()} was already freed; it waits for a call to end")
+            raise DoubleFree(f"lease {lease._called()} was already freed; that takes effect when the running call ends")
         lease._goes_last = goes_last
         self._waiting.append(lease)
 

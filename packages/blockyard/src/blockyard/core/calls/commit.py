@@ -1,4 +1,4 @@
-"""The second phase of a step: what was computed, and what was sampled."""
+"""The second phase of a step: counts computed tokens and appends sampled ones."""
 
 from typing import Final
 
@@ -14,17 +14,17 @@ from ..tokens import HIGH_HALF, LAST_TOKEN, LOW_HALF, TokenTable, store_token
 from .counting import PromptCounts
 from .in_flight import Steps, ended_with_owner
 
-#: Added to an error about a sequence without reserved tokens.
+#: Addition to errors about sequences without reserved tokens.
 NOT_SCHEDULED: Final = (
-    "; nothing of it is reserved: a sequence that is not SCHEDULED in plan.status gets 0 and -1, and one whose "
-    "reservation append or commit has ended must be reserved again"
+    "; it has no reserved tokens: pass 0 and -1 for a sequence that is not SCHEDULED in plan.status, and reserve again "
+    "if append or commit has ended its reservation"
 )
-#: What `commit` returns if it has taken everything.
+#: Result of a `commit` that skipped no sequence.
 _NONE: Final[tuple[int, ...]] = ()
 
 
 class CommitCalls:
-    """Counts tokens as computed, appends new ones, and makes blocks that became full shareable."""
+    """Counts tokens as computed, appends new ones, and publishes blocks that became full."""
 
     def __init__(self, parts: Parts, steps: Steps, counts: PromptCounts) -> None:
         self.parts = parts
@@ -38,19 +38,19 @@ class CommitCalls:
         self.block_size: i64 = parts.block_size
         self.max_model_len: i64 = parts.config.max_model_len
         sequences = parts.sequences
-        #: num_computed as it will be, for the rows of the batch.
+        #: By row of the batch, num_computed after the call.
         self._reached = zeros_i64(int(sequences.max_num_seqs))
-        #: Positions in the batch of sequences that need a second look before anything changes.
+        #: Batch positions of sequences to recheck before anything changes.
         self._late = zeros_i64(int(sequences.max_num_seqs))
-        #: Positions of those that have filled a block; the blocks, and those before them.
+        #: Batch positions of sequences that filled a block; the blocks, and their parents.
         self._filled = zeros_i64(int(sequences.max_num_seqs))
         self._filled_blocks = zeros_i64(int(sequences.max_num_seqs))
         self._filled_parents = zeros_i64(int(sequences.max_num_seqs))
 
     def commit(self, rows: vec[i64], counts: vec[i64], table: TokenTable, step: i64) -> tuple[int, ...]:
-        """Count `counts` tokens as computed in `step`, and append what `table` has for each sequence.
+        """Count `counts` tokens as computed in `step`, and append the tokens in `table`.
 
-        Return the sequences of which nothing was taken, because their reservation ended with that of another one.
+        Return the sequences that were skipped because their reservation ended with that of another sequence.
         """
         if self.sequences.num_ended > 0:
             places = self._ended(rows, counts, step)
@@ -60,7 +60,7 @@ class CommitCalls:
         return _NONE
 
     def _ended(self, rows: vec[i64], counts: vec[i64], step: i64) -> list[int]:
-        """Return the places in the batch whose reservation in this step ended with that of a freed sequence."""
+        """Return the batch positions whose reservation in this step ended with that of a freed sequence."""
         sequences = self.sequences
         places: list[int] = []
         for index in range(i64(len(rows))):
@@ -74,7 +74,7 @@ class CommitCalls:
     def _commit_others(
         self, rows: vec[i64], counts: vec[i64], table: TokenTable, step: i64, places: list[int]
     ) -> tuple[int, ...]:
-        """Commit with nothing computed and no tokens at these places; return the sequences there."""
+        """Commit the batch without computed or new tokens at `places`; return the sequences there."""
         left = counts[:]
         tokens = table.items[:]
         handles: list[int] = []
@@ -110,7 +110,7 @@ class CommitCalls:
         return filled_i64(NO_TOKEN, num_seqs)
 
     def _check(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64]) -> None:
-        """Refuse what cannot be, before anything changes: a decode step, with a token or none for each sequence."""
+        """Refuse invalid arguments of a decode step, with at most one token per sequence, before anything changes."""
         sequences = self.sequences
         num_tokens = sequences.num_tokens
         num_computed = sequences.num_computed
@@ -141,7 +141,7 @@ class CommitCalls:
             self._check_late(rows, counts, tokens, num_late)
 
     def _check_late(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64], num_late: i64) -> None:
-        """Look again at those that wait for others, or have no room, or a last block that others may hold."""
+        """Check the sequences that wait for others, have no room, or have a last block that others may hold."""
         sequences = self.sequences
         late = self._late
         for place in range(num_late):
@@ -167,13 +167,13 @@ class CommitCalls:
         )
 
     def _why_not_reserved(self, row: i64) -> str:
-        """Return what to add to an error about a sequence; "" if tokens of it are reserved."""
+        """Return the addition to an error about a sequence without reserved tokens; "" if it has some."""
         if self.sequences.num_reserved[row] > 0:
             return ""
         return ended_with_owner(self.sequences, row) or NOT_SCHEDULED
 
     def _check_many(self, rows: vec[i64], counts: vec[i64], appended: vec[i64]) -> None:
-        """The same, with any number of tokens for each sequence."""
+        """Refuse invalid arguments of a step with any number of tokens per sequence, before anything changes."""
         sequences = self.sequences
         self._note_reached(rows, counts)
         for index in range(i64(len(rows))):
@@ -206,22 +206,24 @@ class CommitCalls:
 
     def _refuse_token(self, index: i64, token: i64) -> None:
         if 0 <= token <= LAST_TOKEN:
-            raise InvalidArgument(f"next_tokens[{index}] has {token} after -1; -1 may stand only at the end")
-        raise InvalidArgument(f"next_tokens[{index}] holds {token}; a token is from 0 to {LAST_TOKEN}, -1 is none")
+            raise InvalidArgument(f"next_tokens[{index}] has {token} after -1; use -1 only at the end")
+        raise InvalidArgument(
+            f"next_tokens[{index}] has {token}; a token must be from 0 to {LAST_TOKEN}, or -1 for none"
+        )
 
     def _refuse_length(self, index: i64, row: i64, end: i64, known: i64) -> None:
         name = self.sequences.name(row)
         if end > known:
             raise InvalidArgument(
                 f"num_computed[{index}] makes {end} tokens of {name} computed, but only {known} are known: "
-                f"next_tokens must name those that were speculated"
+                f"pass the speculated ones in next_tokens"
             )
         raise InvalidArgument(
             f"next_tokens[{index}] makes {name} {known} tokens long; max_model_len is {self.max_model_len}"
         )
 
     def _check_prefix(self, row: i64, count: i64, index: i64) -> None:
-        """A joiner's step counts only if the blocks it joined are computed, earlier or in this very call."""
+        """Refuse a waiter's tokens unless the shared blocks are computed, before or in this call."""
         owner = self.sequences.waits_on[row]
         if count == 0 or owner == NO_ROW:
             return
@@ -229,13 +231,13 @@ class CommitCalls:
         if computed < self.sequences.waits_for[row]:
             needed = self.sequences.waits_for[row]
             raise SequenceNotReady(
-                f"num_computed[{index}] is {count} for {self.sequences.name(row)}, which joined {needed} tokens of "
-                f"{self.sequences.name(owner)}; only {computed} are computed: commit more of "
-                f"that one, before this one or together with it"
+                f"num_computed[{index}] is {count} for {self.sequences.name(row)}, which shares {needed} tokens of "
+                f"{self.sequences.name(owner)}; only {computed} of them are computed: commit more of "
+                f"the latter, before this sequence or together with it"
             )
 
     def _check_room(self, index: i64, row: i64, new: i64) -> None:
-        """All appended tokens need a writable place in a block, but for one, which may wait for its block."""
+        """Refuse more new tokens than have a writable position; one more may wait for its block."""
         sequences = self.sequences
         first = sequences.num_tokens[row]
         room = sequences.num_blocks[row] * self.block_size - first
@@ -271,8 +273,10 @@ class CommitCalls:
             sequences.raise_alert(row)
 
     def _advance(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64]) -> None:
-        """Store a new token for each sequence that got one, count tokens as computed, and share the blocks that this
-        makes full. One pass; a token without a writable place waits in its row."""
+        """Append one new token per sequence, count computed tokens, and publish blocks that became full.
+
+        One pass over the batch; a token without a writable position waits in its row.
+        """
         sequences = self.sequences
         if sequences.num_uncounted > 0:
             self.counts.count(rows, counts)
@@ -316,7 +320,7 @@ class CommitCalls:
         self.store.slide(rows)
 
     def _share(self, rows: vec[i64], counts: vec[i64], num_filled: i64) -> None:
-        """Publish what was filled: at once where each sequence filled one block, else one after another."""
+        """Publish the filled blocks: in one pass if each sequence filled exactly one, else by sequence."""
         if self._is_simple(rows, counts, num_filled):
             self._publish_at_once(rows, num_filled)
             return
@@ -328,7 +332,7 @@ class CommitCalls:
             self._publish(row, before // block_size, after // block_size)
 
     def _is_simple(self, rows: vec[i64], counts: vec[i64], num_filled: i64) -> bool:
-        """Whether each of them has one more full block than it has published, nothing more, and no span on the way."""
+        """Return whether each sequence filled exactly one block, all of which was unpublished, without spans."""
         sequences = self.sequences
         if not self.token_blocks.enable_prefix_caching:
             return False
@@ -346,7 +350,7 @@ class CommitCalls:
         return True
 
     def _publish_at_once(self, rows: vec[i64], num_filled: i64) -> None:
-        """Index the block that each sequence filled, in short passes whose iterations do not wait for one another."""
+        """Index the block that each sequence filled, in short passes whose iterations are independent."""
         sequences = self.sequences
         blocks = self._filled_blocks
         parents = self._filled_parents
@@ -355,7 +359,7 @@ class CommitCalls:
             published = sequences.num_published[row]
             first = row * sequences.width + published
             blocks[position] = i64(sequences.blocks[first])
-            # A block that comes first stands after its root, which is told from a block by its sign.
+            # The parent of a first block is its root, marked by a negative sign.
             parents[position] = i64(sequences.blocks[first - 1]) if published > 0 else -sequences.root[row]
             sequences.num_published[row] = published + 1
         self.index.insert_scattered(blocks, parents, num_filled)
@@ -363,7 +367,7 @@ class CommitCalls:
             self.store.publish_last(rows, self._filled, num_filled)
 
     def _publish(self, row: i64, first: i64, last: i64) -> None:
-        """Blocks `first` to `last` of a row are full and computed now: what waits in the index becomes real."""
+        """Publish blocks `first` to `last` of a row, which are full and computed, and mark pending ones as computed."""
         published = self.sequences.num_published[row]
         num_waiting = min(last, published) - first
         if num_waiting > 0:

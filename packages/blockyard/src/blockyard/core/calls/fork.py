@@ -1,4 +1,4 @@
-"""`fork`, and beam search's `regroup`: sequences that share all blocks of another."""
+"""Forks of sequences, also for beam search: new sequences that share all blocks of another."""
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -11,7 +11,7 @@ from .in_flight import require_settled
 
 
 class ForkCalls:
-    """Shares the blocks of a sequence with others; the first to write into a shared block copies it (`reserve`)."""
+    """Shares the blocks of a sequence with new ones. The first to write to a shared block copies it (`reserve`)."""
 
     def __init__(self, parts: Parts, free_calls: FreeCalls, counts: PromptCounts) -> None:
         self.parts = parts
@@ -26,7 +26,7 @@ class ForkCalls:
     def fork(self, row: i64, count: i64, holders: list[str]) -> list[int]:
         """Return the handles of `count` new sequences that share all blocks of the one in `row`.
 
-        holders: their names; none at all stands for that one's.
+        `holders` has their names; if empty, they have the name of the original.
         """
         sequences = self.sequences
         self._require_forkable(row, "fork")
@@ -45,12 +45,12 @@ class ForkCalls:
         if sequences.num_computed[row] < sequences.num_tokens[row] - 1:
             raise SequenceNotReady(
                 f"{action}: {sequences.name(row)} has computed {sequences.num_computed[row]} "
-                f"of {sequences.num_tokens[row]} tokens; all but the last are needed"
+                f"of {sequences.num_tokens[row]} tokens; compute all but the last first"
             )
 
     def _fork_once(self, row: i64, holder: str) -> int:
         sequences = self.sequences
-        self.counts.count_row(row)  # a prompt that was hit but for its last token may not have computed yet
+        self.counts.count_row(row)  # a prompt hit up to its last token may not have computed yet
         child = sequences.open(holder)
         self.parts.misses.clear(child)
         shared = min(sequences.num_blocks[row], self.store.num_token_blocks(sequences.num_tokens[row]))
@@ -74,7 +74,7 @@ class ForkCalls:
     # Beam search.
 
     def regroup(self, rows: vec[i64], chosen: vec[i64]) -> list[int]:
-        """Return handles of sequences that go on from those in `rows`, at the places `chosen`; the others are freed."""
+        """Return handles of sequences that continue those in `rows` at positions `chosen`; free the other sequences."""
         sequences = self.sequences
         num_children = self._count_children(len(rows), chosen)
         num_new = i64(len(chosen))
@@ -97,7 +97,7 @@ class ForkCalls:
         return children
 
     def _num_promised(self, row: i64, num_children: i64) -> i64:
-        """Of the rows set aside for forks of `row`, those that a regrouping with this many children frees or uses."""
+        """Return how many of the rows that are set aside for forks of `row` this regrouping frees or uses."""
         promised = self.sequences.num_promised[row]
         return promised if num_children == 0 else min(promised, num_children - 1)
 
@@ -112,7 +112,7 @@ class ForkCalls:
         return counts
 
     def _branch(self, rows: vec[i64], chosen: vec[i64], handles: list[int], children: list[int]) -> None:
-        """The first child of a sequence is the sequence itself, the others are forks of it."""
+        """Continue each parent as its own first child, and fork it for the others."""
         for index in range(i64(len(chosen))):
             parent = int(chosen[index])
             if handles[parent] != 0:

@@ -1,4 +1,4 @@
-"""The end of sequences: `free` begins here, now or when the call that runs has ended."""
+"""Frees sequences, at once or when the running call has ended."""
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -11,10 +11,10 @@ from ..sequences.table import UNDONE
 
 
 class FreeCalls(Deferred):
-    """Releases what sequences hold, their last block first, and closes their rows.
+    """Releases the blocks of sequences, last block first, and closes their rows.
 
-    A free that arrives inside another call waits here. Handles are checked when they arrive: one that is not live, or
-    waits already, is refused at once.
+    A free that arrives during another call is queued. Its handles are checked on arrival: one that is not live, or is
+    queued already, is refused at once.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -27,7 +27,6 @@ class FreeCalls(Deferred):
         self._waiting: list[int] = []
 
     def free(self, rows: vec[i64]) -> None:
-        """End the sequences in `rows`."""
         self.sequences.version += 1
         for index in range(i64(len(rows))):
             self._free_row(rows[index])
@@ -37,18 +36,20 @@ class FreeCalls(Deferred):
         self.end(row)
 
     def free_later(self, given: vec[i64]) -> None:
-        """Let `carry_out` free them when the running call has ended. O(handles * those that wait)."""
+        """Queue the handles, to be freed when the running call has ended. O(handles * queued handles)."""
         handles: list[int] = []
         for index in range(i64(len(given))):
             handle = int(given[index])
             self.sequences.live_row(handle)
             if handle in self._waiting or handle in handles:
-                raise UnknownSequence(f"sequence {handle} was freed already; it waits for a call to end")
+                raise UnknownSequence(
+                    f"sequence {handle} was freed already; that takes effect when the running call ends"
+                )
             handles.append(handle)
         self._waiting += handles
 
     def carry_out(self) -> None:
-        """End what waits, in the order in which it came. What the call that ran has ended itself is done."""
+        """Free the queued sequences in order, except those that the call itself has freed."""
         waiting = self._waiting
         self._waiting = []
         for handle in waiting:
@@ -59,12 +60,12 @@ class FreeCalls(Deferred):
                 self._free_row(row)
 
     def _is_apart(self, row: i64) -> bool:
-        """Return whether the call that runs has made a plan which stays true without this row, and so can be read."""
+        """Return whether the running call has made a plan that stays valid, and readable, without this row."""
         sequences = self.sequences
         return sequences.has_new_plan and not sequences.in_batch(row) and sequences.num_waiters[row] == 0
 
     def end(self, row: i64) -> None:
-        """Free a row and all it holds. O(blocks)."""
+        """Free a row and all of its blocks. O(blocks)."""
         sequences = self.sequences
         self.joins.leave(row)
         sessions = self.kv_pool.stack.sessions
@@ -80,7 +81,7 @@ class FreeCalls(Deferred):
         self.kv_pool.fence.forget_row(row)
 
     def _num_cached(self, row: i64) -> i64:
-        """Count the row's first blocks that are cached for sure: computed and published (I5), and no reset since."""
+        """Return how many leading blocks are surely cached: computed and published (I5), without a reset since."""
         sequences = self.sequences
         index = self.token_blocks.index
         if not self.token_blocks.enable_prefix_caching or sequences.generation[row] != index.num_generations:
@@ -88,7 +89,7 @@ class FreeCalls(Deferred):
         return min(sequences.num_published[row], sequences.num_computed[row] // self.parts.block_size)
 
     def _mark(self, row: i64, sessions: Sessions) -> None:
-        """Say of the cached blocks of a row whose they are. O(blocks)."""
+        """Record the session of the row's cached blocks. O(blocks)."""
         tag = self.sequences.session[row]
         if tag == UNDONE:
             return

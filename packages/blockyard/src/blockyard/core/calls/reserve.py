@@ -1,4 +1,4 @@
-"""The first phase of a step: blocks and slots for the tokens about to be computed."""
+"""The first phase of a step: blocks and slots for the tokens to compute."""
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -16,10 +16,10 @@ from .in_flight import Steps
 
 
 class ReserveCalls:
-    """Gives a whole batch its slots in one call; what does not fit is reported, and nothing changes for it.
+    """Reserves slots for a whole batch in one call. A sequence that does not fit is reported and stays unchanged.
 
-    Before a sequence writes, the block it writes to first is made its own (`store/base`): forks share their
-    last, partly filled block, and a truncated sequence may end inside a cached one. All blocks behind it are new.
+    The first block that a sequence writes to is made its own before (`store/base`): forks share their last, partly
+    filled block, and a truncated sequence may end inside a cached one. All blocks after it are new.
     """
 
     def __init__(self, parts: Parts, steps: Steps) -> None:
@@ -35,25 +35,25 @@ class ReserveCalls:
         self.tables = parts.store.tables
         self.block_size: i64 = parts.block_size
         self.max_model_len: i64 = parts.config.max_model_len
-        #: Blocks that one state takes.
+        #: Blocks per state.
         self.state_blocks: i64 = parts.config.state_blocks
         self._slot_room = zeros_i64(0)
         self._num_slots: i64 = 0
-        #: (position in the batch, first slot) of each sequence that takes a second look.
+        #: (batch position, first slot) of each sequence on the slow path.
         self._slow = zeros_i64(0)
         self._num_slow: i64 = 0
         self._served = zeros_i64(0)
-        #: By row, the tokens that are computed, or will be in this step as far as can be said before it begins.
+        #: By row, the tokens that are computed, or will be after this step as far as known before it begins.
         self._reached = zeros_i64(int(parts.sequences.max_num_seqs))
         self._transfers = Transfers()
         self._tokens = KnownTokens(parts.sequences, parts.token_blocks.index, parts.store.tables[0])
 
     def reserve_known(self, rows: vec[i64]) -> StepPlan:
-        """Reserve for all tokens that are known and not computed."""
+        """Reserve slots for all tokens that are known and not computed."""
         return self.reserve(rows, self._all_known(rows))
 
     def reserve(self, rows: vec[i64], counts: vec[i64]) -> StepPlan:
-        """Give the sequences in `rows` slots for their next `counts` tokens, as far as they can be served."""
+        """Reserve slots for the next `counts` tokens of the sequences in `rows`, for as many sequences as fit."""
         sequences = self.sequences
         self.steps.require_step()
         first = self.steps.starts(rows)
@@ -62,7 +62,7 @@ class ReserveCalls:
         starts = self._map_ready(rows, first, counts)
         if self._num_slow > 0 and self.kv_pool.stack.has_policy:
             self._evict_ahead(rows, starts, counts)
-        # The answer is made before the first change, because making something can fail.
+        # The plan is made before the first change, because allocating memory can fail.
         transfers = Transfers()
         statuses = self._all_served(len(rows)) if self._num_slow == 0 else zeros_i64(len(rows))
         batch = Batch(sequences, self._tokens, rows, starts, counts, statuses)
@@ -81,7 +81,7 @@ class ReserveCalls:
         return plan
 
     def _all_known(self, rows: vec[i64]) -> vec[i64]:
-        """Return all tokens of each sequence that are known, not computed and not in a step in flight."""
+        """Return, per sequence, how many tokens are known, not computed and not in a step in flight."""
         sequences = self.sequences
         counts = rows[:]
         for index in range(i64(len(rows))):
@@ -90,13 +90,13 @@ class ReserveCalls:
         return counts
 
     def _all_served(self, num_seqs: int) -> vec[i64]:
-        """Statuses of a batch in which every sequence has its slots; they are never written."""
+        """Return the statuses of a fully served batch, which nobody may write to."""
         if len(self._served) != num_seqs:
             self._served = zeros_i64(num_seqs)
         return self._served
 
     def can_append(self, rows: vec[i64], counts: vec[i64]) -> bool:
-        """Return whether `reserve` would serve all of them now."""
+        """Return whether `reserve` would serve all of these sequences now."""
         starts = self._map_ready(rows, self.steps.starts(rows), counts)
         if self.steps.is_full():
             return False
@@ -106,7 +106,7 @@ class ReserveCalls:
         return self._all_have_room(rows, starts, counts)
 
     def _all_have_room(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> bool:
-        """Return whether each tenant may take what its sequences lack. Those that are `ready` lack nothing."""
+        """Return whether each tenant may take the blocks that its sequences lack; `ready` ones lack none."""
         budget = self.budget
         left = self.kv_pool.queue.num_free
         fits = True
@@ -122,11 +122,11 @@ class ReserveCalls:
         return fits
 
     def _evict_ahead(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> None:
-        """Let an eviction policy name all victims before the first change, because it might fail.
+        """Evict what the step will need before its first change, because an eviction policy may fail.
 
-        Victims are for the sequences that can be served, in order; one that will get nothing evicts nothing, and those
-        that are `ready` take nothing. A copy on write may not be needed any more when its turn comes, so without it a
-        sequence counts as served. Blocks for states that are saved are taken after those of all sequences.
+        Only sequences that can be served evict, in order; those that are `ready` take no blocks. A copy on write may
+        turn out to be unnecessary, so a sequence counts as served if it fits without the copy. Blocks for checkpoints
+        are taken after those of all sequences.
         """
         if self.kv_pool.queue.knows_empty(self._num_most(counts)):
             return
@@ -135,7 +135,7 @@ class ReserveCalls:
         num_to_save = zeros_i64(int(self._num_slow))
         left = self.kv_pool.queue.num_free
         needed: i64 = 0
-        #: Blocks that cache nothing and become free on the way, before any other is taken.
+        #: Uncached blocks that become free during the step, and are taken before others.
         freed: i64 = 0
         num_copies: i64 = 0
         if self.store.shares_at_once:
@@ -170,9 +170,13 @@ class ReserveCalls:
         self.kv_pool.evict_ahead(min(needed, self.kv_pool.queue.num_free))
 
     def _expect_saves(self, rows: vec[i64], num_to_save: vec[i64], left: i64, freed: i64) -> i64:
-        """Expect the blocks of those states that there is room for. Return how many victims they need.
+        """Announce the blocks of checkpoints that there is room for. Return how many victims they need.
 
-        num_to_save: blocks to save, in the order of `_slow`. freed: blocks that become free and are not taken before.
+        Args:
+            rows: rows of the batch.
+            num_to_save: blocks to save, in the order of `_slow`.
+            left: free blocks.
+            freed: blocks that become free and are not taken before.
         """
         budget = self.budget
         needed: i64 = 0
@@ -190,14 +194,14 @@ class ReserveCalls:
         return needed
 
     def _num_most(self, counts: vec[i64]) -> i64:
-        """Return a number of blocks that those which take a second look need at most. O(those)."""
+        """Return an upper bound of the blocks that the sequences of the slow path need. O(these sequences)."""
         num_tokens: i64 = 0
         for position in range(self._num_slow):
             num_tokens += counts[self._slow[2 * position]]
         return self.store.num_most(self._num_slow, num_tokens)
 
     def _will_wait(self, row: i64) -> bool:
-        """Return whether it waits for blocks of a sequence that is not in this step, or not served before it."""
+        """Return whether the row waits for a sequence that is not in this step, or not served before it."""
         sequences = self.sequences
         if not sequences.is_waiting(row):
             return False
@@ -205,12 +209,15 @@ class ReserveCalls:
         return not sequences.in_batch(owner) or self._reached[owner] < sequences.waits_for[row]
 
     def _map_ready(self, rows: vec[i64], first: vec[i64], counts: vec[i64]) -> vec[i64]:
-        """Refuse bad counts before anything changes; returns where each sequence starts.
+        """Refuse invalid counts, and write the slots of all `ready` sequences. Return the start of each sequence.
 
-        first: by row, where its next tokens begin.
-        On the way the slots of all sequences that are `ready` are written to `_slot_room`, which is not visible yet;
-        the others (`_slow`) are left out, with room for theirs. A step of more tokens than there is room for has
-        prompts in it: all of its slots are made when the plan is asked for them.
+        The slots are written to `_slot_room`, which is not visible yet, with gaps for the other sequences (`_slow`). A
+        step with more tokens than it has room for contains prompts; its slots are made when the plan is read.
+
+        Args:
+            rows: rows of the batch.
+            first: by row, the position of its next token.
+            counts: tokens of each sequence.
         """
         self.store.require_swapped_in(rows, "reserve")
         sequences = self.sequences
@@ -235,7 +242,7 @@ class ReserveCalls:
                 self._refuse(index, row, count, start)
             starts[index] = start
             if count == 1 and start < ready[row] and total < len(slots):
-                # A decoded token goes to the last block: no division needed to find it.
+                # A decoded token is written to the last block, which is found without a division.
                 begin = tail_at[row]
                 if start >= begin:
                     slots[total] = tail[row] * block_size + start - begin
@@ -251,7 +258,7 @@ class ReserveCalls:
         return starts
 
     def _make_room(self, num_seqs: i64) -> None:
-        """Room for the slots of a step of decodes."""
+        """Make room for the slots of a decode step."""
         if 2 * num_seqs > len(self._slow):
             self._slow = zeros_i64(int(4 * num_seqs))
         if num_seqs > len(self._slot_room):
@@ -268,8 +275,10 @@ class ReserveCalls:
     def _serve_slow(
         self, rows: vec[i64], starts: vec[i64], counts: vec[i64], statuses: vec[i64], slots: vec[i64]
     ) -> i64:
-        """Blocks, and then slots, for each sequence that takes a second look, in order; 0 tokens for those that do not
-        fit. Returns how many slots there are now: all, or none where the plan makes them when asked."""
+        """Give the sequences of the slow path blocks and slots, in order; set the count of those that do not fit to 0.
+
+        Return how many slots are written: all, or 0 if the plan makes them on access.
+        """
         sequences = self.sequences
         table = self.tables[0]
         maps = self._num_slots == len(slots)
@@ -298,7 +307,7 @@ class ReserveCalls:
         return table.map_slots(rows, starts, counts, slots) if failed else self._num_slots
 
     def _grow(self, row: i64, start: i64, end: i64) -> i64:
-        """Give one sequence what it needs to write tokens `start` to `end`, or say why not."""
+        """Give a sequence the blocks to write tokens `start` to `end`. Return its status."""
         if end == start:
             return SCHEDULED
         if self._lacks_prefix(row):
@@ -315,7 +324,7 @@ class ReserveCalls:
         return SCHEDULED
 
     def _lacks_prefix(self, row: i64) -> bool:
-        """Return whether blocks it joined are neither computed nor being computed in this very step."""
+        """Return whether shared blocks of the row are neither computed nor computed in this step."""
         sequences = self.sequences
         owner = sequences.waits_on[row]
         if owner == NO_ROW:
@@ -326,14 +335,14 @@ class ReserveCalls:
         return self.steps.num_reached(owner) < sequences.waits_for[row]
 
     def _copy_beginning(self, row: i64, position: i64) -> None:
-        """The prompt's hit ended inside a block: its first tokens come from another block that begins alike."""
+        """Copy the first tokens of a block, because the hit ended inside it, from another block."""
         self._transfers.hold_sources(self.sequences.copy_from[row])
         for group, source in enumerate(self.sequences.copy_from[row]):
             self._transfers.copy(source, int(self.tables[group].block_at(row, position)), group)
         self.sequences.copy_from[row] = []
 
     def _store_pending(self, row: i64) -> None:
-        """Put the token that waits in the row into its block, if that is there now."""
+        """Move the token that waits in the row to its block, if the row has that block now."""
         token = self.sequences.pending_token[row]
         position = self.sequences.num_tokens[row] - 1
         logical = position // self.block_size

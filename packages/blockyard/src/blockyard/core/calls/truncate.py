@@ -1,4 +1,4 @@
-"""`truncate`: a sequence is cut, for speculation that was rejected or a conversation that goes on from earlier."""
+"""Truncates sequences, after rejected speculation or to continue a conversation from an earlier turn."""
 
 from mypy_extensions import i64
 
@@ -11,7 +11,7 @@ from .in_flight import require_settled
 
 
 class TruncateCalls:
-    """Releases the blocks behind the cut; a block that is cut in the middle is copied or claimed by the next step."""
+    """Releases the blocks after the cut. The next step copies or uncaches a block that is cut in the middle."""
 
     def __init__(self, parts: Parts, counts: PromptCounts) -> None:
         self.parts = parts
@@ -22,7 +22,7 @@ class TruncateCalls:
         self.store = parts.store
 
     def truncate(self, row: i64, length: i64) -> None:
-        """Keep the first `length` tokens of the sequence in `row`; it has at least as many."""
+        """Keep the first `length` tokens of the sequence in `row`, which has at least as many."""
         sequences = self.sequences
         require_settled(self.parts, row, "truncate")
         spans = sequences.spans[row]
@@ -47,7 +47,7 @@ class TruncateCalls:
         sequences.raise_alert(row)
 
     def _require_window(self, row: i64, num_computed: i64) -> None:
-        """The tokens that a cut leaves must still have their windows."""
+        """Refuse a cut after which the remaining tokens would lack part of a window."""
         shortest = self.store.shortest_cut(row)
         if num_computed < shortest:
             raise InvalidArgument(

@@ -1,1 +1,1 @@
-"""Policies that learn which contents come back."""
+"""Policies that learn which contents are used again."""

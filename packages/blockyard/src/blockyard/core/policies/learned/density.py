@@ -1,4 +1,4 @@
-"""Hit density: what is expected to be hit least for the time that it takes up a block goes first."""
+"""The hit density policy: evicts the block with the fewest expected hits for the time it takes up space."""
 
 from typing import Final
 
@@ -28,32 +28,34 @@ from .return_rates import (
 )
 
 NUM_CELLS: Final[i64] = NUM_CLASSES * NUM_AGES
-#: The list of the blocks whose chain is still being let go.
+#: The list of blocks whose chain is still being freed.
 ARRIVING: Final[i64] = NUM_CELLS
-#: One content in this many is followed after its eviction, at most; small pools follow more.
+#: At least one content in this many is tracked after its eviction; small pools track more.
 MOST_SAMPLED_ONE_IN: Final = 16
-#: The memory has two entries a block, and in small pools this many.
+#: The ring has two entries per block, but at least this many.
 FEWEST_ENTRIES: Final = 16384
 
 
 class Density(EvictionPolicy):
-    """Each block is worth its expected hits divided by the time it would wait for them; the least worth goes first.
+    """Evicts the block with the lowest worth: its expected hits divided by the time it would wait for them.
 
     After Beckmann, Chen and Cidon, "LHD: improving cache hit rate by maximizing hit density" (NSDI 2018): contents are
-    sorted into classes, and how often a class is hit at which age is learned while it runs. Three things are different:
+    sorted into classes, and the policy learns how often each class is hit at each age. There are three differences:
 
-    - The classes are made for prefixes (`content_class`). What one request leaves behind, a chain, shares a fate: it is
-      new, or it continues a chain, for the first time or the tenth; it added little or much. What several chains have
-      in common is known by how many they are.
-    - Ages beyond the pool's own reach are learned too, from a sample of contents that are followed after their
-      eviction (`tracked`). So the rates describe the load and not what this policy did with it.
-    - The worth is Gittins' index (1979), the best ratio over all times one might keep a block, as a conversation's next
-      turn does not come at once: its chance grows before it falls.
+    - The classes are made for prefixes (`chain_class`). The blocks that one request leaves, a chain, are used again
+      together: the chain is new, or continues another for the first or the tenth time, and added few or many blocks.
+      Blocks that several chains share are classified by the number of chains.
+    - Ages that blocks do not reach in the pool are learned too, from a sample of contents that are tracked after their
+      eviction (`_tracked`). So the rates describe the load, and not the effect of this policy on it.
+    - The worth is Gittins' index (1979), the best ratio over all times for which a block could be kept. The next turn
+      of a conversation takes a while, so its chance first rises and then falls.
 
-    Nothing is known at first, and then the order is that of least recent use, as it is wherever classes and ages do not
-    differ clearly. About 100 bytes a block. O(1) amortised an operation, with up to 20 moves between lists a block.
+    At first, and as long as classes and ages do not differ clearly, the order is least recently used. About 100 bytes a
+    block. O(1) amortised per operation, with up to 20 moves between lists per block.
 
-    update_every: blocks freed before the worths are computed anew; 0: an eighth of the pool, at least 1024.
+    Args:
+        num_blocks: blocks of the pool.
+        update_every: blocks freed between two updates of the worths; 0 for an eighth of the pool, at least 1024.
     """
 
     def __init__(self, num_blocks: int, update_every: int = 0) -> None:
@@ -62,9 +64,9 @@ class Density(EvictionPolicy):
         self._lists = BlockLists(int(ARRIVING) + 1, num_blocks)
         #: 1 + the key of each block's content; 0 for none.
         self._key = zeros_i64(num_blocks)
-        #: What is known of it (`content_class`); -1 for a new one.
+        #: The packed state of the content (`pack`); -1 for a new one.
         self._state = zeros_i64(num_blocks)
-        #: Hits since it was last let go.
+        #: Hits since the content was last freed.
         self._hits = zeros_i64(num_blocks)
         self._now: i64 = 0
         self._last_depth: i64 = -1
@@ -84,7 +86,7 @@ class Density(EvictionPolicy):
         self._sample_mask: i64 = sampled_one_in - 1
         self._tracked = KeyRing(max(2 * num_blocks // 4 * 4, FEWEST_ENTRIES))
         self._rates = ReturnRates(num_blocks, sampled_one_in)
-        #: Which entry of the memory is the first that is younger than each age.
+        #: By age, the first entry of the ring that is younger.
         self._next_entry = zeros_i64(int(NUM_AGES))
         self._age_period: i64 = self._update_every or max(num_blocks // 32, 64)
         self._worth_period: i64 = self._update_every or max(num_blocks // 8, 1024)
@@ -92,10 +94,10 @@ class Density(EvictionPolicy):
         self._next_worths = self._now + self._worth_period
         self._sort(self._rates.worths())
 
-    # Told by the pool.
+    # Calls of the pool.
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
-        """`block` became idle. A chain is let go from its last block to its first."""
+        """Insert an idle block. The blocks of a chain are freed from last to first."""
         if depth >= self._last_depth >= 0:
             self._settle()
         self._meet(block, key)
@@ -112,23 +114,21 @@ class Density(EvictionPolicy):
             self._state[block] = self._tracked.state(place) if place >= 0 else -1
 
     def hit(self, block: i64, key: i64) -> None:
-        """One hit more."""
         self._settle_with(block)
         self._meet(block, key)
         self._hits[block] = min(self._hits[block] + 1, MOST_SHARED)
 
     def remove(self, block: i64) -> None:
-        """The idle `block` was revived."""
         self._settle_with(block)
         self._lists.remove(block)
 
     def _settle_with(self, block: i64) -> None:
-        """If `block` is in the chain that is being let go, that chain is complete."""
+        """Complete the chain that is being freed if `block` is in it."""
         if self._lists.list_of(block) == ARRIVING:
             self._settle()
 
     def evict(self) -> i64:
-        """Return the head of the first list in the order of worth that is not empty."""
+        """Evict the head of the first list that is not empty, in order of worth."""
         self._settle()
         while self._lists.length[self._order[self._first_rank]] == 0:
             self._first_rank += 1
@@ -146,7 +146,7 @@ class Density(EvictionPolicy):
         self._last_depth = -1
         added, known = self._first_known(length)
         turn: i64 = 0
-        # A request that goes on where another ended continues it. To have only the first block in common is not enough.
+        # A request that begins with all of another one continues it. A common first block is not enough.
         if known >= 0 and is_end_of(known) and (added < length - 1 or (not reaches_root and length > 1)):
             turn = min(turn_of(known) + 1, MOST_TURNS)
         self._place_chain(length, turn, chain_class(turn, added), reaches_root)
@@ -154,7 +154,7 @@ class Density(EvictionPolicy):
             self._grow_older()
 
     def _first_known(self, length: i64) -> tuple[i64, i64]:
-        """Return how many blocks at the chain's end are new, and the state of the one before them, or -1."""
+        """Return how many blocks at the end of the chain are new, and the state of the block before them, or -1."""
         block = self._lists.head(ARRIVING)
         for added in range(length):
             if self._state[block] >= 0:
@@ -167,7 +167,7 @@ class Density(EvictionPolicy):
         for place in range(length):
             block = self._lists.pop(ARRIVING)
             is_root = reaches_root and place == length - 1
-            # What a block is shared by shares all its parents.
+            # Requests that share a block share all of its parents too.
             shared = max(self._shared(block, turn > 0 and not is_root), shared)
             kind = chain
             if shared > 0:
@@ -179,7 +179,7 @@ class Density(EvictionPolicy):
         self._now += length
 
     def _shared(self, block: i64, is_continued: bool) -> i64:
-        """By how many requests a block is shared now; the one request that continues its chain is none of them."""
+        """Return how many requests share a block now, without the one that continues its chain."""
         known = self._state[block] >= 0
         before = shared_of(self._state[block]) if known else i64(0)
         uses = max(self._hits[block], i64(1) if known else i64(0))
@@ -201,10 +201,10 @@ class Density(EvictionPolicy):
         self._lists.append(cell, block)
         self._first_rank = min(self._first_rank, self._rank[cell])
 
-    # What is learned.
+    # Learning.
 
     def _follow(self, key: i64, old: i64, state: i64, sampled: bool, is_end: bool) -> None:
-        """Count the return of a content that was followed, and follow it from now on."""
+        """Count the return of a tracked content, and track it from now on."""
         place = self._tracked.find(key)
         if place >= 0:
             if sampled and old >= 0:
@@ -216,7 +216,7 @@ class Density(EvictionPolicy):
             self._rates.entered(class_of(state) * NUM_AGES)
 
     def _age_of_entry(self, number: i64) -> i64:
-        """Return the age up to which the entry was counted."""
+        """Return the last age at which the entry was counted."""
         age: i64 = 0
         while age < NUM_AGES - 1 and self._next_entry[age + 1] > number:
             age += 1
@@ -234,7 +234,7 @@ class Density(EvictionPolicy):
             self._sort(self._rates.worths())
 
     def _age_entries(self, age: i64) -> None:
-        """Count the followed contents that have reached this age since the last time."""
+        """Count the tracked contents that have reached this age since the last call."""
         tracked = self._tracked
         latest = self._now - self._rates.begins[age]
         number = max(self._next_entry[age], tracked.num_put - tracked.capacity)
@@ -250,7 +250,7 @@ class Density(EvictionPolicy):
         self._next_entry[age] = number
 
     def _age_blocks(self, age: i64) -> None:
-        """Move the idle blocks that have outgrown this age to the lists of the next."""
+        """Move the idle blocks that are older than this age to the lists of the next age."""
         latest = self._now - self._rates.begins[age + 1]
         for cell in range(age, NUM_CELLS, NUM_AGES):
             while self._lists.length[cell] > 0:
@@ -261,7 +261,7 @@ class Density(EvictionPolicy):
                 self._append(cell + 1, block)
 
     def _sort(self, worths: vec[i64]) -> None:
-        """The lists in order of worth; among equals the older age first, then the lower class."""
+        """Sort the lists by worth; of equal ones the older age comes first, then the lower class."""
         order = sorted((int(worths[cell]), -int(cell % NUM_AGES), int(cell)) for cell in range(NUM_CELLS))
         for rank in range(NUM_CELLS):
             cell = i64(order[rank][2])
@@ -271,14 +271,13 @@ class Density(EvictionPolicy):
         self.num_sorts += 1
 
     def clear(self) -> None:
-        """No block is idle any more, and nothing is known."""
         self._lists.clear()
         self._key = zeros_i64(len(self._key))
         self._last_depth = -1
         self._start_learning()
 
     def grow(self, num_blocks: int) -> None:
-        """Ids now go up to num_blocks - 1. Ages are measured by the size of the pool, so learning starts again."""
+        """Make room for ids up to num_blocks - 1. Ages are measured in pool sizes, so learning starts again."""
         self._settle()
         key = grown_i64(self._key, num_blocks)
         state = grown_i64(self._state, num_blocks)
@@ -291,11 +290,11 @@ class Density(EvictionPolicy):
         self._start_learning()
 
     def check(self) -> None:
-        """The lists are sound, and none that comes before the first rank has a block. O(num_blocks)."""
+        """Check the lists, and that those before the first rank are empty. O(num_blocks)."""
         self._lists.check()
         for rank in range(NUM_CELLS):
             cell = self._order[rank]
             if self._rank[cell] != rank:
-                raise InvariantError(f"density: list {cell} is rank {rank} and says {self._rank[cell]}")
+                raise InvariantError(f"density: list {cell} has rank {rank}, its own entry says {self._rank[cell]}")
             if rank < self._first_rank and self._lists.length[cell] > 0:
                 raise InvariantError(f"density: list {cell} of rank {rank} has blocks, before rank {self._first_rank}")

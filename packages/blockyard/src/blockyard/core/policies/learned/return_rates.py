@@ -1,4 +1,4 @@
-"""How soon contents of a class come back, learned from those that did, and what keeping one is worth."""
+"""Rates at which contents of each class are used again, by age, and the resulting worth of a block."""
 
 from typing import Final
 
@@ -7,14 +7,14 @@ from mypy_extensions import i64
 
 from ...arrays import zeros_i64
 
-#: Classes of contents that are likely to be used again at the same rate. A chain is what one request leaves behind.
+#: Classes of contents that are likely to be used again at the same rate. A chain is the blocks that a request leaves.
 #: New chains, by the blocks they added: up to 1, up to 4, fewer than 32, more.
 NEW: Final[i64] = 0
 #: Chains that continue a chain, by how often that happened (once, twice, more) and by the blocks added (up to 4, more).
 CONTINUED: Final[i64] = 4
 #: The last block of a new chain and of a continued one: often a block that the next request will cut differently.
 END: Final[i64] = 10
-#: Contents below which chains have parted, by the number of requests that did so: 1, 2 or 3, up to 7, ... 128 and more.
+#: Contents after which chains diverge, by the number of requests that did so: 1, 2 or 3, up to 7, ... 128 and more.
 SHARED: Final[i64] = 12
 NUM_CLASSES: Final[i64] = 20
 
@@ -24,32 +24,40 @@ MOST_SHARED: Final[i64] = 255
 
 
 def pack(time: i64, kind: i64, turn: i64, is_end: bool, shared: i64) -> i64:
-    """time: below 2**46. kind: the class. turn: 0 to 3. is_end: one of the last two of its chain. shared: 0 to 255."""
+    """Pack the state of a content into an integer.
+
+    Args:
+        time: below 2**46.
+        kind: the class.
+        turn: 0 to 3.
+        is_end: whether it is one of the last two of its chain.
+        shared: 0 to 255.
+    """
     return (((time * 32 + kind) * 4 + turn) * 2 + (i64(1) if is_end else i64(0))) * 256 + shared
 
 
 def time_of(state: i64) -> i64:
-    """Return when the content was last let go, in blocks let go before it."""
+    """Return when the content was last freed, as the number of blocks freed before it."""
     return state >> 16
 
 
 def class_of(state: i64) -> i64:
-    """Return one of `NUM_CLASSES`."""
+    """Return the class, below `NUM_CLASSES`."""
     return (state >> 11) & 31
 
 
 def turn_of(state: i64) -> i64:
-    """Return how often its chain had been continued, at most 3."""
+    """Return how often the chain had been continued, at most 3."""
     return (state >> 9) & 3
 
 
 def is_end_of(state: i64) -> bool:
-    """Return whether it was one of the last two of its chain."""
+    """Return whether the content was one of the last two of its chain."""
     return (state & 256) != 0
 
 
 def shared_of(state: i64) -> i64:
-    """Return how many requests used it and went another way below it, at most 255."""
+    """Return how many requests used the content and then diverged, at most 255."""
     return state & 255
 
 
@@ -65,7 +73,7 @@ def chain_class(turn: i64, added: i64) -> i64:
 
 
 def shared_class(shared: i64) -> i64:
-    """Return the class of a content that `shared` requests, at least 1, have in common."""
+    """Return the class of a content that `shared` requests (at least 1) have in common."""
     kind = SHARED
     while shared > 1:
         shared >>= 1
@@ -73,27 +81,29 @@ def shared_class(shared: i64) -> i64:
     return kind
 
 
-#: Ages from num_blocks / 16 to 16 num_blocks, five for each factor of 4. An age counts blocks let go since.
+#: Ages from num_blocks / 16 to 16 num_blocks, five for each factor of 4. An age is the number of blocks freed since.
 NUM_AGES: Final[i64] = 20
-#: The ages of smaller pools are those of this one: differences shorter than a request mean nothing.
+#: Smaller pools have the ages of this one: differences shorter than a request are meaningless.
 SMALLEST_POOL: Final = 1024
 #: 128 times 4 ** (1 / 5), 4 ** (2 / 5), ...
 FIFTHS: Final = (128, 169, 223, 294, 388)
 #: Probabilities are integers, so that every machine computes the same ones.
 ONE: Final[i64] = 2**20
-#: One content counts for so much, so that counts can fade by a 256th.
+#: The count of one content, large enough to fade by a 256th.
 UNIT: Final[i64] = 256
-#: What is assumed, until this many contents were observed: a class is like its group, and an age like the one before.
+#: Weights of the priors in contents: a class is like its group, and an age like the one before.
 CLASS_PRIOR: Final = 2000
 AGE_PRIOR: Final = 1000
-#: Worths of an octave that are told apart.
+#: Distinct worths per octave.
 STEPS: Final[i64] = 2
 
 
 class ReturnRates:
-    """Counts by class and age: how many contents grew this old, and how many came back at this age.
+    """Counts by class and age: contents that reached the age, and contents that were used again at it.
 
-    num_blocks: of the pool, the unit of ages. sampled_one_in: one content in this many is counted.
+    Args:
+        num_blocks: blocks of the pool, the unit of ages.
+        sampled_one_in: one content in this many is counted.
     """
 
     def __init__(self, num_blocks: int, sampled_one_in: int) -> None:
@@ -109,24 +119,24 @@ class ReturnRates:
         self._worth = zeros_i64(int(NUM_CLASSES * NUM_AGES))
 
     def entered(self, cell: i64) -> None:
-        """A content of this class reached this age; the cell is class * NUM_AGES + age."""
+        """Count a content that reached an age; the cell is class * NUM_AGES + age."""
         self._entered[cell] += UNIT
 
     def returned(self, cell: i64) -> None:
-        """A content of this class came back at this age."""
+        """Count a content that was used again at an age."""
         self._returned[cell] += UNIT
 
     def fade(self) -> None:
-        """All counts lose a 256th."""
+        """Reduce all counts by a 256th."""
         for cell in range(NUM_CLASSES * NUM_AGES):
             self._entered[cell] -= self._entered[cell] >> 8
             self._returned[cell] -= self._returned[cell] >> 8
 
     def worths(self) -> vec[i64]:
-        """Return what a block of each cell is worth, in steps of about 40 %, or 20 %. O(NUM_CLASSES * NUM_AGES**2).
+        """Return the worth of a block of each cell, in steps of about 40 % or 20 %. O(NUM_CLASSES * NUM_AGES**2).
 
-        It is the best ratio of hits to block time that one can get by keeping the block up to some age and no longer,
-        which is Gittins' index. A child is never worth more than its parents in the same chain.
+        The worth is Gittins' index: the best ratio of hits to block time over all ages up to which the block could be
+        kept. A child is never worth more than its parents in the same chain.
         """
         self._group_worths(NEW, END)
         self._group_worths(END, SHARED)
@@ -147,7 +157,7 @@ class ReturnRates:
             self._class_worths(kind * NUM_AGES, assumed)
 
     def _group_chance(self, first: i64, end: i64, age: i64, younger: i64) -> i64:
-        """Return the chance that a content of the group comes back at this age. It begins as that of the age before."""
+        """Return the chance that a content of the group is used again at this age, with the age before as prior."""
         entered: i64 = 0
         returned: i64 = 0
         for kind in range(first, end):
@@ -160,12 +170,15 @@ class ReturnRates:
         for age in range(NUM_AGES):
             returned = self._returned[cell + age] * ONE + prior * assumed[age]
             self._worth[cell + age] = min(returned // (self._entered[cell + age] + prior), ONE)
-        # A worth needs the chances of its age and of the later ones, so it can take the place of its own.
+        # A worth needs only the chances of its age and later ones, so it can overwrite the chance of its age.
         for age in range(NUM_AGES):
             self._worth[cell + age] = self._best_ratio(cell, age)
 
     def _best_ratio(self, cell: i64, first: i64) -> i64:
-        """Hits by block time, the best over all ages up to which one could keep the block; it is halfway through."""
+        """Return the best ratio of hits to block time over all ages up to which the block could be kept.
+
+        The block is halfway through the first age.
+        """
         there = ONE
         hits: i64 = 0
         time: i64 = 0
@@ -198,7 +211,7 @@ class ReturnRates:
 
 
 def rounded(worth: i64, steps: i64) -> i64:
-    """Two or four steps an octave: small differences are noise, and among equals the older block goes."""
+    """Round to two or four steps per octave: small differences are noise, and of equal blocks the older is evicted."""
     octave: i64 = 0
     while worth >= 2 * steps:
         worth >>= 1

@@ -1,1 +1,1 @@
-"""What policies are made of: lists and heaps of blocks, memories of keys."""
+"""Data structures of policies: lists and heaps of blocks, memories of keys."""

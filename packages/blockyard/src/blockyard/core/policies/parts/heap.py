@@ -1,4 +1,4 @@
-"""A binary heap of block ids that any of them can leave."""
+"""A binary heap of block ids, from which any block can be removed."""
 
 from struct import pack, unpack
 from typing import Final
@@ -14,22 +14,21 @@ MAGNITUDE: Final = 2**63 - 1
 
 
 class BlockHeap:
-    """The block with the lowest (priority, tie) first; each operation O(log n), membership O(1).
+    """Blocks ordered by (priority, tie). Operations are O(log n), membership is O(1).
 
-    `tie` is given by the heap, a counter: among equal priorities the one inserted first comes first.
+    The heap assigns `tie`, a counter, so of equal priorities the one inserted first comes first.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_items: i64 = 0
         self._heap = zeros_i64(num_blocks)
-        #: 1 + the place of each block in the heap; 0 for those that are not in it.
+        #: 1 + the position of each block in the heap; 0 if it is not in it.
         self._place = zeros_i64(num_blocks)
         self._priority = zeros_i64(num_blocks)
         self._tie = zeros_i64(num_blocks)
         self._num_inserted: i64 = 0
 
     def holds(self, block: i64) -> bool:
-        """Whether `block` is in the heap."""
         return self._place[block] != 0
 
     def insert(self, block: i64, priority: i64) -> None:
@@ -42,7 +41,7 @@ class BlockHeap:
         self._sift_up(self.num_items - 1)
 
     def remove(self, block: i64) -> None:
-        """Take a block that is in the heap out of it."""
+        """Remove a block, which must be in the heap."""
         hole = self._place[block] - 1
         self._place[block] = 0
         self.num_items -= 1
@@ -54,21 +53,21 @@ class BlockHeap:
             self._sift_down(self._place[last] - 1)
 
     def first(self) -> i64:
-        """The first block of a heap that is not empty."""
+        """Return the first block; the heap must not be empty."""
         return self._heap[0]
 
     def lowest(self) -> i64:
-        """The priority of the first block."""
+        """Return the priority of the first block."""
         return self._priority[self._heap[0]]
 
     def pop(self) -> i64:
-        """Take the first block out."""
+        """Remove and return the first block."""
         block = self._heap[0]
         self.remove(block)
         return block
 
     def is_before(self, block: i64, other: i64) -> bool:
-        """Return whether `block`, of two that are in the heap, comes first."""
+        """Return whether `block` comes before `other`. Both must be in the heap."""
         if self._priority[block] != self._priority[other]:
             return self._priority[block] < self._priority[other]
         return self._tie[block] < self._tie[other]
@@ -101,7 +100,7 @@ class BlockHeap:
         self._place[block] = place + 1
 
     def clear(self) -> None:
-        """Take all blocks out. O(num_blocks)."""
+        """Remove all blocks. O(num_blocks)."""
         clear_i64(self._place)
         self.num_items = 0
 
@@ -117,23 +116,23 @@ class BlockHeap:
         self._tie = tie
 
     def blocks(self) -> vec[i64]:
-        """All blocks in the heap, in no order, a copy."""
+        """Return a copy of all blocks, in no particular order."""
         return self._heap[: self.num_items]
 
     def check(self) -> None:
-        """Every block is in its place and none before the one above it. O(num_blocks)."""
+        """Check that every block is at its position and none comes before its parent. O(num_blocks)."""
         for place in range(self.num_items):
             block = self._heap[place]
             if self._place[block] != place + 1:
-                raise InvariantError(f"heap: block {block} is at place {place}, not {self._place[block] - 1}")
+                raise InvariantError(f"heap: block {block} is at position {place}, not {self._place[block] - 1}")
             if place > 0 and self.is_before(block, self._heap[(place - 1) >> 1]):
-                raise InvariantError(f"heap: block {block} at place {place} comes before the one above it")
+                raise InvariantError(f"heap: block {block} at position {place} comes before its parent")
         inside = sum(1 for place in self._place if place != 0)
         if inside != self.num_items:
-            raise InvariantError(f"heap: {inside} blocks have a place, {self.num_items} are counted")
+            raise InvariantError(f"heap: {inside} blocks have a position, {self.num_items} are counted")
 
 
 def order_of(time: float) -> i64:
-    """A time as an integer, in the same order."""
+    """Return an integer for a time that sorts like the time."""
     bits = int(unpack("<q", pack("<d", time + 0.0))[0])
     return bits if bits >= 0 else -(bits & MAGNITUDE)

@@ -1,4 +1,4 @@
-"""Bounded memories of contents by their keys: of those that are gone, and of a sample in the order of last use."""
+"""Bounded memories of content keys: of evicted contents, and of a sample in the order of last use."""
 
 from typing import Final
 
@@ -7,28 +7,28 @@ from mypy_extensions import i32, i64
 
 from ...arrays import grown_i32, grown_i64, zeros_i32, zeros_i64
 
-#: Rows at first; there are twice as many whenever all are taken.
+#: Rows at first; they double when all are taken.
 FEWEST_ROWS: Final = 64
-#: The number of a row that is free, and of a key that is not remembered.
+#: The number of a free row, and of a key that is not remembered.
 NOT_THERE: Final[i64] = -1
-#: Contents whose keys fall together share a row of this many entries.
+#: Entries per row; keys with the same hash share a row.
 WAYS: Final[i64] = 4
 LOW_31: Final[i64] = 2**31 - 1
 MULTIPLIER: Final[i64] = 0x2545F491
 
 
 def mix(key: i64) -> i64:
-    """A number below 2**31 that looks random, the same for the same key."""
+    """Return a pseudo-random number below 2**31 that depends only on the key."""
     mixed = (((key & LOW_31) ^ (key >> 31)) * MULTIPLIER) & (2**62 - 1)
     mixed = ((mixed ^ (mixed >> 29)) & LOW_31) * MULTIPLIER
     return (mixed >> 24) & LOW_31
 
 
 class Ghosts:
-    """The keys of the latest evicted contents, each with a number, the oldest forgotten first.
+    """Keys of the latest evicted contents, each with a number. The oldest is forgotten first.
 
-    A hash table in arrays: contents are rows, chained in buckets and linked in order of memory. 36 bytes a row, for as
-    many rows as were needed, and up to twice that. O(1) expected and amortised an operation.
+    A hash table in arrays, with a row per content, chained in buckets and linked in the order of insertion. It takes 36
+    bytes a row and doubles its rows when they are full. O(1) expected and amortised per operation.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -37,7 +37,7 @@ class Ghosts:
 
     def _start(self) -> None:
         self._num_keys: i64 = 0
-        #: Row 0 is none, and the end of the order: after it the oldest.
+        #: Row 0 is no row but the end of the list: the oldest row follows it.
         self._key = zeros_i64(FEWEST_ROWS)
         self._number = zeros_i64(FEWEST_ROWS)
         self._after = zeros_i32(FEWEST_ROWS)
@@ -50,7 +50,7 @@ class Ghosts:
         self._num_made: i64 = 0
 
     def remember(self, key: i64, number: i64) -> None:
-        """Note `key` as the latest."""
+        """Store a key with its number, as the latest."""
         row = self._find(key)
         if row != 0 and self._num_keys <= self.capacity:
             self._number[row] = number
@@ -65,8 +65,10 @@ class Ghosts:
             self._put(key, number)
 
     def touch_last_first(self, keys: vec[i64], places: vec[i64], count: i64) -> None:
-        """Note the keys at `places[:count]` of `keys`, which are remembered, as the latest, the last one first. Each is
-        looked for in the row before that of the one before it. O(count) expected."""
+        """Make the keys at `places[:count]` the latest, last one first. All must be remembered. O(count) expected.
+
+        Each is first expected in the row before that of the previous one.
+        """
         own = self._key
         number = self._number
         after = self._after
@@ -93,11 +95,10 @@ class Ghosts:
         before[0] = i32(last)
 
     def holds(self, key: i64) -> bool:
-        """Whether `key` is remembered."""
         return self._find(key) != 0
 
     def take(self, key: i64) -> i64:
-        """Forget a key, and return its number; `NOT_THERE` if it was not remembered."""
+        """Forget a key and return its number; `NOT_THERE` if it is not remembered."""
         row = self._find(key)
         if row == 0:
             return NOT_THERE
@@ -151,7 +152,7 @@ class Ghosts:
         return self._num_made
 
     def _double(self) -> None:
-        """Twice the rows. All of them are taken."""
+        """Double the rows, when all are taken."""
         num_rows = 2 * len(self._key)
         key = grown_i64(self._key, num_rows)
         number = grown_i64(self._number, num_rows)
@@ -193,37 +194,38 @@ class Ghosts:
                 other = i64(self._chain[other])
             self._chain[other] = self._chain[row]
         self._unlink(row)
-        self._number[row] = NOT_THERE  # the key stays: a guess must not take the row for that key's
+        self._number[row] = NOT_THERE  # the key stays: `touch_last_first` must not take this row for the key's
         self._chain[row] = i32(self._free)
         self._free = row
         self._num_keys -= 1
 
 
 class KeyRing:
-    """A ring of (key, state), the oldest overwritten first, and a table of rows with four entries to find a key.
+    """A ring of (key, state) in which the oldest entry is overwritten, and a table of rows with four entries each.
 
-    Where a fifth content falls into a row, the one of the five that was used longest ago is forgotten before its time.
-    24 bytes an entry. O(1) an operation.
+    The table finds a key. If five keys share a row, the least recently used one is forgotten early. 24 bytes an entry.
+    O(1) per operation.
 
-    num_entries: a multiple of 4.
+    Args:
+        num_entries: entries of the ring, a multiple of 4.
     """
 
     def __init__(self, num_entries: int) -> None:
         self.capacity: i64 = num_entries
-        #: How many were ever put; entry number s is in place s % capacity as long as it is among the latest.
+        #: Entries inserted so far; entry number s is at position s % capacity while it is among the latest.
         self.num_put: i64 = 0
         self._num_rows: i64 = num_entries // 4
-        #: 1 + the key in each place; 0 for none.
+        #: 1 + the key at each position; 0 for none.
         self._key = zeros_i64(num_entries)
         self._state = zeros_i64(num_entries)
-        #: Places, four to a row, and perhaps out of date: the key in the place tells.
+        #: Positions, four per row. A position may be out of date: the key at it decides.
         self._table = zeros_i64(num_entries)
 
     def _row(self, key: i64) -> i64:
         return WAYS * ((mix(key) >> 5) % self._num_rows)
 
     def find(self, key: i64) -> i64:
-        """The place of a key, or -1."""
+        """Return the position of a key, or -1."""
         row = self._row(key)
         for way in range(row, row + WAYS):
             place = self._table[way]
@@ -232,28 +234,28 @@ class KeyRing:
         return -1
 
     def state(self, place: i64) -> i64:
-        """The state that was put for the key in this place."""
+        """Return the state of the key at a position."""
         return self._state[place]
 
     def key(self, place: i64) -> i64:
-        """The key in a place, or -1."""
+        """Return the key at a position, or -1."""
         return self._key[place] - 1
 
     def place(self, number: i64) -> i64:
-        """The place of the entry that was put as number `number`, one of the latest `capacity`."""
+        """Return the position of entry number `number`, which must be one of the latest `capacity`."""
         return number % self.capacity
 
     def number(self, place: i64) -> i64:
-        """When the entry in this place was put: how many were put before."""
+        """Return the number of the entry at a position: how many were inserted before it."""
         number = self.num_put - self.num_put % self.capacity + place
         return number if number < self.num_put else number - self.capacity
 
     def forget(self, place: i64) -> None:
-        """Forget the content in a place."""
+        """Forget the content at a position."""
         self._key[place] = 0
 
     def put(self, key: i64, state: i64) -> None:
-        """Note a content that is not in the memory as the one used last."""
+        """Insert a content, which must not be in the ring, as the most recently used."""
         place = self.num_put % self.capacity
         self.num_put += 1
         self._key[place] = 0
@@ -263,7 +265,7 @@ class KeyRing:
         self._table[way] = place
 
     def _free_way(self, row: i64) -> i64:
-        """An entry of the row whose content is gone; if there is none, the one used longest ago goes."""
+        """Return an unused entry of the row; if there is none, forget the least recently used content."""
         oldest = row
         oldest_number = self.num_put
         for way in range(row, row + WAYS):
@@ -279,9 +281,9 @@ class KeyRing:
         return oldest
 
     def _is_named_before(self, way: i64, row: i64) -> bool:
-        """Whether the row names the place of this entry once already, so that the entry holds no content of its own.
+        """Return whether an earlier entry of the row has the same position, so that this one is unused.
 
-        An entry that is out of date names a place that the next content may take, and at first all name place 0.
+        An outdated entry has a position that another content may take later, and at first all have position 0.
         """
         for other in range(row, way):
             if self._table[other] == self._table[way]:

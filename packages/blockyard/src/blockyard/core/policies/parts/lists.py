@@ -1,4 +1,4 @@
-"""Doubly linked lists over block ids, several in the same two arrays: a block is in one of them at most."""
+"""Doubly linked lists of block ids in two shared arrays. A block is in at most one of them."""
 
 from typing import Final
 
@@ -11,11 +11,11 @@ NONE: Final[i64] = -1
 
 
 class BlockLists:
-    """`num_lists` lists, numbered from 0; the head of each is what was appended first. 12 bytes a block, 16 a list.
+    """`num_lists` lists, numbered from 0; the head of each was appended first. 12 bytes a block, 16 a list.
 
-    All operations are O(1), but for `splice`: O(1) for each block that it moves.
+    All operations are O(1), except `splice`: O(1) per block moved.
 
-    Entry b of the arrays is block b; the entries behind those of all blocks are the ends of the lists, which are rings.
+    Entry b of the arrays is block b. The lists are rings, and their ends are the entries after those of all blocks.
     """
 
     def __init__(self, num_lists: int, num_blocks: int) -> None:
@@ -30,11 +30,11 @@ class BlockLists:
             self._empty(number)
 
     def list_of(self, block: i64) -> i64:
-        """The list that `block` is in; -1 for none."""
+        """Return the list that has `block`; -1 for none."""
         return i64(self._list[block]) - 1
 
     def append(self, number: i64, block: i64) -> None:
-        """Put a block that is in no list at the end of one."""
+        """Append a block, which is in no list, to a list."""
         end = self._num_blocks + number
         last = self._prev[end]
         self._next[i64(last)] = i32(block)
@@ -45,7 +45,7 @@ class BlockLists:
         self.length[number] += 1
 
     def remove(self, block: i64) -> None:
-        """Take a block out of its list."""
+        """Remove a block from its list."""
         following = self._next[block]
         previous = self._prev[block]
         self._next[i64(previous)] = following
@@ -54,22 +54,22 @@ class BlockLists:
         self._list[block] = 0
 
     def head(self, number: i64) -> i64:
-        """The first block of a list; -1 if it is empty."""
+        """Return the first block of a list; -1 if it is empty."""
         return self.after(self._num_blocks + number)
 
     def after(self, block: i64) -> i64:
-        """The block that follows `block` in its list; -1 after the last."""
+        """Return the block after `block` in its list; -1 after the last."""
         following = i64(self._next[block])
         return following if following < self._num_blocks else NONE
 
     def pop(self, number: i64) -> i64:
-        """Take the first block out of a list that is not empty."""
+        """Remove and return the first block of a list, which must not be empty."""
         block = i64(self._next[self._num_blocks + number])
         self.remove(block)
         return block
 
     def splice(self, number: i64, target: i64) -> None:
-        """Put the blocks of a list behind those of another one. O(blocks moved)."""
+        """Move the blocks of a list to the end of another. O(blocks moved)."""
         end = self._num_blocks + target
         block = self.head(number)
         if block == NONE:
@@ -100,7 +100,7 @@ class BlockLists:
             self._empty(number)
 
     def blocks(self, number: i64) -> list[int]:
-        """The blocks of a list, first to last. O(length)."""
+        """Return the blocks of a list, first to last. O(length)."""
         found: list[int] = []
         block = self.head(number)
         while block != NONE and len(found) <= self.length[number]:
@@ -109,7 +109,7 @@ class BlockLists:
         return found
 
     def grow(self, num_blocks: int) -> None:
-        """Make room for ids up to num_blocks - 1 at least. O(num_blocks). MemoryError changes nothing."""
+        """Make room for ids up to num_blocks - 1. O(num_blocks). MemoryError changes nothing."""
         old = self._num_blocks
         if num_blocks <= old:
             return
@@ -118,7 +118,7 @@ class BlockLists:
         lists = grown_i32(self._list, num_blocks)
         more = num_blocks - old
         for entry in range(old + self._num_lists):
-            # The ends stand behind all blocks.
+            # The ends come after all blocks.
             place = entry if entry < old else entry + more
             after = i64(self._next[entry])
             before = i64(self._prev[entry])
@@ -132,7 +132,7 @@ class BlockLists:
         self._num_blocks = num_blocks
 
     def grow_lists(self, num_lists: int) -> None:
-        """Have lists up to number num_lists - 1, new ones empty. MemoryError changes nothing."""
+        """Make empty lists up to number num_lists - 1. MemoryError changes nothing."""
         following = grown_i32(self._next, int(self._num_blocks) + num_lists)
         previous = grown_i32(self._prev, int(self._num_blocks) + num_lists)
         length = grown_i64(self.length, num_lists)
@@ -145,7 +145,7 @@ class BlockLists:
             self._empty(number)
 
     def check(self) -> None:
-        """Lengths and memberships agree with the links. O(num_blocks). Raises `InvariantError`."""
+        """Check that lengths and memberships agree with the links. O(num_blocks). Raises `InvariantError`."""
         inside = 0
         for number in range(self._num_lists):
             blocks = self.blocks(number)
@@ -153,12 +153,12 @@ class BlockLists:
             if len(blocks) != self.length[number] or any(self.list_of(i64(block)) != number for block in blocks):
                 raise InvariantError(f"list {number}: {len(blocks)} blocks are linked, {self.length[number]} counted")
             if blocks != self._backwards(number):
-                raise InvariantError(f"list {number}: its blocks from last to first are others than from first to last")
+                raise InvariantError(f"list {number}: its blocks differ between both directions")
         if inside != sum(1 for number in self._list if number != 0):
-            raise InvariantError("lists: a block says it is in a list that does not have it")
+            raise InvariantError("lists: a block has the number of a list that does not contain it")
 
     def _backwards(self, number: i64) -> list[int]:
-        """The blocks of a list, first to last, found from its end."""
+        """Return the blocks of a list, first to last, read from its end."""
         found: list[int] = []
         entry = i64(self._prev[self._num_blocks + number])
         while entry < self._num_blocks and len(found) <= self.length[number]:

@@ -1,4 +1,4 @@
-"""ARC: recency and frequency side by side, and a balance that learns from what it evicted too early."""
+"""The ARC policy: two lists, by recency and frequency, with a balance that adapts to evictions made too early."""
 
 from typing import Final
 
@@ -14,15 +14,15 @@ OFTEN: Final[i64] = 1
 
 
 class ARC(EvictionPolicy):
-    """After Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache" (FAST 2003).
+    """Adaptive replacement cache: two lists of idle blocks, with a balance that learns.
 
-    Idle blocks asked for once and those asked for more often stand in two lists, each in order of last use, and the
-    keys of what was evicted from either in two memories. A content that comes back from the memory of the first makes
-    the first list's target longer, one from the second makes it shorter.
+    After Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache" (FAST 2003). Idle blocks requested
+    once and idle blocks requested more often are in two lists, each in order of last use. The keys of blocks evicted
+    from either list are remembered. If a content evicted from the first list returns, the target length of that list
+    grows; if it was evicted from the second, the target shrinks.
 
-    It differs from the paper where a block manager must: blocks in use are in neither list and cannot be evicted, so
-    the lists are balanced among idle blocks alone, and a block joins its list when it becomes idle, not when it is
-    asked for. O(1) an operation.
+    Two things differ from the paper, because blocks in use cannot be evicted and are in neither list: only idle blocks
+    are balanced, and a block joins its list when it becomes idle, not when it is requested. O(1) per operation.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -32,22 +32,21 @@ class ARC(EvictionPolicy):
         self._ghosts_often = Ghosts(num_blocks)
         self._key = zeros_i64(num_blocks)
         self._is_often = zeros_i64(num_blocks)
-        #: How many idle blocks asked for once are to stay.
+        #: Target number of idle blocks requested once.
         self._target: i64 = 0
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:  # noqa: ARG002
-        """`block` became idle."""
         self._meet(block, key)
         self._lists.append(self._is_often[block], block)
 
     def _meet(self, block: i64, key: i64) -> None:
-        """A content is new when it becomes idle or is hit for the first time, whichever comes first."""
+        """Set the list of a block that has new content, when it becomes idle or is hit for the first time."""
         if self._key[block] != key + 1:
             self._key[block] = key + 1
             self._is_often[block] = self._learn(key)
 
     def _learn(self, key: i64) -> i64:
-        """Move the target if the content was evicted before; whether it was."""
+        """Adjust the target if the content was evicted before. Return its list."""
         once = i64(len(self._ghosts_once))
         often = i64(len(self._ghosts_often))
         if self._ghosts_once.take(key) >= 0:
@@ -59,16 +58,14 @@ class ARC(EvictionPolicy):
         return ONCE
 
     def hit(self, block: i64, key: i64) -> None:
-        """Asked for again."""
         self._meet(block, key)
         self._is_often[block] = OFTEN
 
     def remove(self, block: i64) -> None:
-        """The idle `block` was revived."""
         self._lists.remove(block)
 
     def evict(self) -> i64:
-        """From the list that is longer than it should be, what was used longest ago."""
+        """Evict the least recently used block of the list that is longer than its target."""
         once = self._lists.length[ONCE]
         from_once = once > 0 and (once > self._target or self._lists.length[OFTEN] == 0)
         block = self._lists.pop(ONCE if from_once else OFTEN)
@@ -78,7 +75,6 @@ class ARC(EvictionPolicy):
         return block
 
     def clear(self) -> None:
-        """No block is idle any more."""
         self._lists.clear()
         self._ghosts_once.clear()
         self._ghosts_often.clear()
@@ -86,7 +82,6 @@ class ARC(EvictionPolicy):
         self._target = 0
 
     def grow(self, num_blocks: int) -> None:
-        """Ids now go up to num_blocks - 1."""
         key = grown_i64(self._key, num_blocks)
         is_often = grown_i64(self._is_often, num_blocks)
         self._lists.grow(num_blocks)
@@ -97,5 +92,4 @@ class ARC(EvictionPolicy):
         self._ghosts_often.capacity = num_blocks
 
     def check(self) -> None:
-        """The lists are sound. O(num_blocks)."""
         self._lists.check()

@@ -1,4 +1,4 @@
-"""Policies that give each idle block a number and evict the lowest: FIFO, LFU, and a score of both and recency."""
+"""Policies that evict the idle block with the lowest number: FIFO, LFU, and a score of frequency and recency."""
 
 from typing import Final
 
@@ -16,10 +16,10 @@ MAX_CREDIT: Final[i64] = 64
 
 
 class HeapPolicy(EvictionPolicy):
-    """Keeps idle blocks in a heap by `priority`; among equals the one idle longest goes first. O(log n).
+    """Idle blocks in a heap by `priority`. Of equal blocks, the one that was idle longest is evicted. O(log n).
 
-    A subclass says what a block's priority is when it becomes idle. A block whose key differs from the last one it was
-    inserted with holds a new content (`is_new`).
+    A subclass computes the priority of a block that becomes idle. A block whose key differs from that of its last
+    insertion has new content (`is_new`).
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -29,49 +29,43 @@ class HeapPolicy(EvictionPolicy):
         self.last_key = zeros_i64(num_blocks)
 
     def priority(self, block: i64, key: i64, depth: i64) -> i64:
-        """The priority of a block that becomes idle; the lowest goes first."""
+        """Return the priority of a block that becomes idle. The lowest is evicted first."""
         raise NotImplementedError
 
     def is_new(self, block: i64, key: i64) -> bool:
-        """Whether the block's content became idle for the first time."""
+        """Return whether the content of the block became idle for the first time."""
         return self.last_key[block] != key + 1
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
-        """`block` became idle."""
         self.heap.insert(block, self.priority(block, key, depth))
         self.last_key[block] = key + 1
 
     def remove(self, block: i64) -> None:
-        """The idle `block` was revived."""
         self.heap.remove(block)
 
     def evict(self) -> i64:
-        """The idle block of the lowest priority."""
         block = self.heap.pop()
         self.last_key[block] = 0
         return block
 
     def clear(self) -> None:
-        """No block is idle any more."""
         self.heap.clear()
         clear_i64(self.last_key)
 
     def grow(self, num_blocks: int) -> None:
-        """Ids now go up to num_blocks - 1."""
         last_key = grown_i64(self.last_key, num_blocks)
         self.heap.grow(num_blocks)
         super().grow(num_blocks)
         self.last_key = last_key
 
     def check(self) -> None:
-        """The heap is sound. O(num_blocks)."""
         self.heap.check()
 
 
 class FIFO(HeapPolicy):
-    """The content cached first goes first, however often it was hit since. O(log n) an operation.
+    """Evicts the content that was cached first, however often it was hit. O(log n) per operation.
 
-    Blocks in use are not in line; when they are idle again they come back to their old place, hence a heap.
+    Blocks in use are not in the queue and return to their old position when they are idle again, hence the heap.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -80,25 +74,24 @@ class FIFO(HeapPolicy):
         self._num_contents: i64 = 0
 
     def priority(self, block: i64, key: i64, depth: i64) -> i64:  # noqa: ARG002
-        """The number of the content, counted as contents became idle for the first time."""
+        """Return the number of the content, counted when contents first became idle."""
         if self.is_new(block, key):
             self._num_contents += 1
             self._number[block] = self._num_contents
         return self._number[block]
 
     def grow(self, num_blocks: int) -> None:
-        """Ids now go up to num_blocks - 1."""
         number = grown_i64(self._number, num_blocks)
         super().grow(num_blocks)
         self._number = number
 
 
 class LFU(HeapPolicy):
-    """The content asked for least often goes first, among equals the one idle longest. O(log n) an operation.
+    """Evicts the content with the fewest requests, and of equal ones the one idle longest. O(log n) per operation.
 
-    One count a content, kept across its eviction, for the latest 2**20 contents: a content that comes back has not
-    lost its past. It counts a request that caches the content and each request that hits it. A block has the count of
-    the moment it became idle: where two hold the same content, requests that the other one serves do not save this one.
+    Counts are kept for the latest 2**20 contents, evicted ones included. A count has the request that cached the
+    content and each request that hit it. A block has the count of the moment it became idle, so of two blocks with the
+    same content one does not gain by hits of the other.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -106,11 +99,10 @@ class LFU(HeapPolicy):
         self._counts = Ghosts(MAX_COUNTED)
 
     def hit(self, block: i64, key: i64) -> None:  # noqa: ARG002
-        """One request more."""
         self._count(key)
 
     def priority(self, block: i64, key: i64, depth: i64) -> i64:  # noqa: ARG002
-        """The number of requests."""
+        """Return the number of requests."""
         if self.is_new(block, key):
             self._count(key)
         return self._counts.number(key)
@@ -119,22 +111,26 @@ class LFU(HeapPolicy):
         self._counts.remember(key, max(self._counts.number(key), 0) + 1)
 
     def clear(self) -> None:
-        """No block is idle any more, and no content is known."""
         super().clear()
         self._counts.clear()
 
 
 class Score(HeapPolicy):
-    """Recency, plus a credit for each hit, less a cost for each block before it in its sequence.
+    """Recency, plus a credit for each hit, minus a cost for each block before it in its sequence.
 
-    The score of a block that becomes idle is the number of events so far, plus `hit_credit` events for each of its
-    hits (at most 64), minus `depth_cost` events for each block before it in its sequence. It never changes while
-    the block is idle: all scores would lose the same with time, so their order stays, as in GreedyDual (Young,
-    1994), and a heap holds them. O(log n) an operation.
+    The score of a block that becomes idle is the number of events so far, plus `hit_credit` events for each of its hits
+    (at most 64), minus `depth_cost` events for each block before it in its sequence. It is constant while the block is
+    idle: time would lower all scores alike, so their order stays, as in GreedyDual (Young, 1994), and a heap holds
+    them. O(log n) per operation.
 
-    hit_credit: events that a hit is worth, 0 to 2**31 - 1; None for a quarter of the pool. depth_cost: -2**31 to
-    2**31 - 1; 0, the default, leaves the prefix's length out; above 0 the beginning of a long prefix is kept longer,
-    below 0 its end is. Raises `InvalidArgument` for values outside these limits.
+    Args:
+        num_blocks: blocks of the pool.
+        hit_credit: events per hit, 0 to 2**31 - 1; None for a quarter of the pool.
+        depth_cost: events per block before it, -2**31 to 2**31 - 1. Above 0 the beginning of a long prefix stays
+            longer, below 0 its end does.
+
+    Raises:
+        InvalidArgument: a value is outside its limits.
     """
 
     def __init__(self, num_blocks: int, hit_credit: object = None, depth_cost: object = 0) -> None:
@@ -146,7 +142,7 @@ class Score(HeapPolicy):
         self._num_events: i64 = 0
 
     def hit(self, block: i64, key: i64) -> None:
-        """One hit more; it may come before the content was idle for the first time."""
+        """Count a hit, which may come before the content became idle for the first time."""
         self._num_events += 1
         if self.is_new(block, key):
             self.last_key[block] = key + 1
@@ -154,14 +150,13 @@ class Score(HeapPolicy):
         self._hits[block] = min(self._hits[block] + 1, MAX_CREDIT)
 
     def priority(self, block: i64, key: i64, depth: i64) -> i64:
-        """The score at this moment."""
+        """Return the score at this moment."""
         self._num_events += 1
         if self.is_new(block, key):
             self._hits[block] = 0
         return self._num_events + self._hits[block] * self._hit_credit - depth * self._depth_cost
 
     def grow(self, num_blocks: int) -> None:
-        """Ids now go up to num_blocks - 1."""
         hits = grown_i64(self._hits, num_blocks)
         super().grow(num_blocks)
         self._hits = hits

@@ -1,4 +1,4 @@
-"""S3-FIFO: a small queue that newcomers have to survive, a main queue, and a memory of those that did not."""
+"""The S3-FIFO policy: a small queue for new contents, a main queue, and the keys of evicted new contents."""
 
 from typing import Final
 
@@ -16,14 +16,16 @@ MOST_HITS: Final[i64] = 3
 
 
 class S3FIFO(EvictionPolicy):
-    """Yang, Zhang, Qiu, Yue and Vinayak, "FIFO queues are all you need for cache eviction" (SOSP 2023).
+    """S3-FIFO, after Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023).
 
-    A new content enters the small queue. At its head, a block that was hit meanwhile moves to the main queue, another
-    one is evicted and its key remembered; a content that comes back while it is remembered enters the main queue at
-    once. At the head of the main queue a block that was hit goes to the end with one hit less. Blocks in use are in no
-    queue: one that becomes idle again goes to the end of the queue it was in, with its hits. O(1) amortised.
+    A new content enters the small queue. At the head of this queue, a block that was hit since moves to the main queue;
+    another is evicted and its key remembered. A content that returns while its key is remembered enters the main queue
+    directly. At the head of the main queue, a block with hits moves to the end and loses one hit. Blocks in use are in
+    no queue: when a block becomes idle again, it is appended to its queue with its hits. O(1) amortised.
 
-    small_percent: share of the idle blocks that the small queue may have before it is the one to give.
+    Args:
+        num_blocks: blocks of the pool.
+        small_percent: percentage of the idle blocks above which the small queue evicts.
     """
 
     def __init__(self, num_blocks: int, small_percent: i64 = 30) -> None:
@@ -37,28 +39,25 @@ class S3FIFO(EvictionPolicy):
         self._home = zeros_i64(num_blocks)
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:  # noqa: ARG002
-        """`block` became idle."""
         self._meet(block, key)
         self._queues.append(self._home[block], block)
 
     def _meet(self, block: i64, key: i64) -> None:
-        """A content is new when it becomes idle or is hit for the first time, whichever comes first."""
+        """Set the queue of a block that has new content, when it becomes idle or is hit for the first time."""
         if self._key[block] != key + 1:
             self._key[block] = key + 1
             self._hits[block] = 0
             self._home[block] = MAIN if self._ghosts.take(key) >= 0 else SMALL
 
     def hit(self, block: i64, key: i64) -> None:
-        """One hit more."""
         self._meet(block, key)
         self._hits[block] = min(self._hits[block] + 1, MOST_HITS)
 
     def remove(self, block: i64) -> None:
-        """The idle `block` was revived."""
         self._queues.remove(block)
 
     def evict(self) -> i64:
-        """The first block of the small queue, while that is large, or of the main queue, that was not hit."""
+        """Evict the first block without hits, of the small queue if it is too long, else of the main queue."""
         while True:
             small = self._queues.length[SMALL]
             main = self._queues.length[MAIN]
@@ -82,13 +81,11 @@ class S3FIFO(EvictionPolicy):
         return block
 
     def clear(self) -> None:
-        """No block is idle any more."""
         self._queues.clear()
         self._ghosts.clear()
         self._key = zeros_i64(len(self._key))
 
     def grow(self, num_blocks: int) -> None:
-        """Ids now go up to num_blocks - 1."""
         key = grown_i64(self._key, num_blocks)
         hits = grown_i64(self._hits, num_blocks)
         home = grown_i64(self._home, num_blocks)
@@ -100,5 +97,4 @@ class S3FIFO(EvictionPolicy):
         self._ghosts.capacity = num_blocks
 
     def check(self) -> None:
-        """The queues are sound. O(num_blocks)."""
         self._queues.check()
