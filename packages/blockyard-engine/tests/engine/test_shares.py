@@ -122,7 +122,7 @@ def test_a_tenant_by_name_and_a_salt_of_a_client_make_one_salt() -> None:
     for name, message in (
         ("nobody", "tenant is 'nobody'; none of the 4 tenants has that name"),
         ("x" * 10**6, r"tenant is 'x{199}\.\.\.; none of the 4 tenants"),
-        ("fr", "tenant is 'fr', who has adapters alone; its keys need a CacheSalt"),
+        ("fr", "tenant is 'fr', which only has adapters; add a CacheSalt to its keys"),
         (7, "tenant is 7; it must be a string"),
     ):
         with pytest.raises(InvalidArgument, match=message):

@@ -1,6 +1,6 @@
-"""A tenant has a share of a pool: what it is sure of, what it may take at most, its part of what is left.
+"""Tenants of a shared pool: their guarantees, limits and weights.
 
-`CacheConfig(tenants=...)` takes them; docs/tenants.md says what follows from each number.
+`CacheConfig(tenants=...)` takes them; docs/tenants.md explains each number.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from .keys import CacheSalt, ExtraKey, LoRA, plain_keys
 MAX_TENANTS = 10_000
 MAX_WEIGHT = 10_000
 MAX_SHARE = 2**27
-#: The name of all who have none: prompts whose extra keys are no tenant's, and leases without a prompt.
+#: The tenant of prompts with no other tenant's keys, and of leases without a prompt.
 OTHERS = "*"
-#: Stands in a salt between a tenant's own and that of its client, who so shares blocks with no other tenant.
+#: Separates a tenant's salt from that of its client in one salt, so that tenants share no blocks.
 SEPARATOR = "\x1f"
 
 
 def _check_share(share: Tenant | TenantGroup) -> None:
-    """Check what a tenant and a group both have, and store numbers as plain integers: compiled code takes no others."""
+    """Check the fields that tenants and groups have in common, and store numbers as plain ints for compiled code."""
     name = share.name
     require_unicode("name", require_str("name", name))
     if not 1 <= len(name) <= 200:
@@ -33,7 +33,7 @@ def _check_share(share: Tenant | TenantGroup) -> None:
 
 
 def _store_int(share: Tenant | TenantGroup, field: str, low: int, high: int) -> None:
-    """Check a number and store it as a plain integer; None stays None where it is the default."""
+    """Check a number and store it as a plain int. None is allowed if it is the default."""
     value = getattr(share, field)
     if value is not None or field in ("weight", "min_blocks"):
         object.__setattr__(share, field, require_int(f"{field} of {share.name!r}", value, low, high))
@@ -41,18 +41,20 @@ def _store_int(share: Tenant | TenantGroup, field: str, low: int, high: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Requests with certain extra keys are one tenant's, who has a share of the pool, in blocks.
+    """A tenant of a shared pool: the requests with certain extra keys, with their guarantee and limits in blocks.
 
-    name: for errors and figures, 1 to 200 characters; "*" is everybody who is no other tenant.
-    weight: what is lent is divided in proportion to it, 1 to 10,000.
-    min_blocks: the floor: these blocks can always be held, and stay cached, whatever the others do.
-    max_held: most blocks that its sequences and leases hold at a time; None for no limit.
-    max_idle: idle blocks beyond this number go before all others'; None for no limit.
-    max_retained: most blocks that `retain` keeps for it; None for no limit of its own.
-    keys: the extra keys that are the tenant's, `CacheSalt` or `LoRA` (of whatever path); () stands for
-        `CacheSalt(name)`. Of a prompt with a salt and an adapter the salt decides, if it is a tenant's.
+    Args:
+        name: for errors and metrics, 1 to 200 characters; "*" is the tenant of all other requests.
+        weight: blocks beyond the guarantees are divided in proportion to it, 1 to 10,000.
+        min_blocks: the guarantee: the tenant can always hold these blocks, and others cannot evict them.
+        max_held: most blocks that its sequences and leases hold at a time; None for no limit.
+        max_idle: idle blocks beyond this number are evicted before all others; None for no limit.
+        max_retained: most blocks that `retain` may retain for it; None for no limit.
+        keys: its extra keys, `CacheSalt` or `LoRA` (of any path); () stands for `CacheSalt(name)`. For a prompt with a
+            salt and an adapter, the salt decides if it belongs to a tenant.
 
-    Raises `InvalidArgument` for a value outside its limits.
+    Raises:
+        InvalidArgument: a value is outside its limits.
     """
 
     name: str
@@ -70,13 +72,15 @@ class Tenant:
         if not isinstance(self.keys, tuple) or not all(type(key) in (CacheSalt, LoRA) for key in self.keys):
             raise InvalidArgument(f"keys of {self.name!r} is {shown(self.keys)}; it must be a tuple of CacheSalt, LoRA")
         if any(SEPARATOR in value for kind, value in self.marks if kind == "salt"):
-            raise InvalidArgument(f"a salt of {self.name!r} contains U+001F, behind which stands that of a client")
+            raise InvalidArgument(
+                f"a salt of {self.name!r} contains U+001F, the separator of a client's salt: remove it"
+            )
         if self.name == OTHERS and self.keys:
-            raise InvalidArgument(f"keys of '*' is {shown(self.keys)}; it must be (): it is who has no other tenant's")
+            raise InvalidArgument(f"keys of '*' is {shown(self.keys)}; it must be (): '*' has all other keys")
 
     @property
     def marks(self) -> tuple[tuple[str, str], ...]:
-        """Return what its prompts are known by: ("salt", value) or ("lora", name)."""
+        """Return the keys that identify its prompts: ("salt", value) or ("lora", name)."""
         if self.name == OTHERS:
             return ()
         keys = self.keys or (CacheSalt(self.name),)
@@ -85,11 +89,17 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class TenantGroup:
-    """It is tenants that have a share together, which they divide: a floor, a limit and a weight beside others'.
+    """Tenants that share a guarantee, a limit and a weight.
 
-    members: at least one. min_blocks: at least the sum of theirs; less stands for that sum. max_held: at least that.
+    Args:
+        name: for errors and metrics, 1 to 200 characters.
+        members: at least one tenant.
+        weight: blocks beyond the guarantees are divided in proportion to it, 1 to 10,000.
+        min_blocks: the guarantee of the group; the sum of its members' guarantees if that is more.
+        max_held: most blocks that the members hold together, at least their guarantees; None for no limit.
 
-    Raises `InvalidArgument` for a value outside its limits.
+    Raises:
+        InvalidArgument: a value is outside its limits.
     """
 
     name: str
@@ -107,20 +117,20 @@ class TenantGroup:
                 raise InvalidArgument(f"members of {self.name!r} holds {shown(member)}; its items must be Tenant")
         if self.max_held is not None and self.floor > self.max_held:
             raise InvalidArgument(
-                f"max_held of {self.name!r} is {self.max_held}; the floors of its members are {self.floor} blocks"
+                f"max_held of {self.name!r} is {self.max_held}; the guarantees of its members are {self.floor} blocks"
             )
 
     @property
     def floor(self) -> int:
-        """Return the blocks that its members are sure of together."""
+        """Return the blocks guaranteed to the members together."""
         return max(self.min_blocks, sum(member.min_blocks for member in self.members))
 
 
 def tenant_groups(tenants: object) -> tuple[TenantGroup, ...]:
-    """Return tenants as groups: first "*", then each group, a tenant alone being a group of its own. O(tenants).
+    """Return tenants as groups, "*" first. A tenant outside of groups forms a group. O(tenants).
 
-    Raises `InvalidArgument` for what is no tuple of `Tenant` and `TenantGroup`, for a name or a key that two have, and
-    for more than 10,000 tenants.
+    Raises `InvalidArgument` unless `tenants` is a tuple of `Tenant` and `TenantGroup`, if two have the same name or
+    key, and for more than 10,000 tenants.
     """
     if not isinstance(tenants, tuple) or not all(type(each) in (Tenant, TenantGroup) for each in tenants):
         raise InvalidArgument(f"tenants is {shown(tenants)}; it must be a tuple of Tenant and TenantGroup")
@@ -132,7 +142,7 @@ def tenant_groups(tenants: object) -> tuple[TenantGroup, ...]:
     if len(members) > MAX_TENANTS:
         raise InvalidArgument(f"tenants has {len(members)} tenants, '*' included; the limit is {MAX_TENANTS}")
     if members[0].name != OTHERS or len(groups[0].members) > 1:
-        raise InvalidArgument("tenants has a group '*'; that name is a Tenant's, who is in no group")
+        raise InvalidArgument("tenants has '*' as a group or in one; it must be a Tenant outside of groups")
     _require_different([member.name for member in members] + [g.name for g in tenants if isinstance(g, TenantGroup)])
     owners: dict[tuple[str, str], str] = {}
     for member in members:
@@ -151,14 +161,15 @@ def _require_different(names: list[str]) -> None:
     seen = set()
     for name in names:
         if name in seen:
-            raise InvalidArgument(f"tenants has the name {name!r} twice; each may stand there once")
+            raise InvalidArgument(f"tenants has the name {name!r} twice; names must be unique")
         seen.add(name)
 
 
 def shares_of(groups: Sequence[TenantGroup], usable: int) -> list[int]:
-    """Return each tenant's share of `usable` blocks, by number: its floor, and its part of what all floors leave.
+    """Return each tenant's quota of `usable` blocks, by number: its guarantee and its part of the rest. O(tenants).
 
-    groups: what `tenant_groups` returned. That part goes by weight, first to groups, then to their members. O(tenants).
+    The rest, after all guarantees, is divided by weight, first among groups, then among their members. `groups` is the
+    result of `tenant_groups`.
     """
     rest = usable - sum(group.floor for group in groups)
     weights = sum(group.weight for group in groups)
@@ -171,9 +182,13 @@ def shares_of(groups: Sequence[TenantGroup], usable: int) -> list[int]:
 
 
 class Roster:
-    """It knows tenants by number, in the order of `tenant_groups`, "*" being 0: by their names and by their keys.
+    """Maps names and extra keys to tenant numbers, in the order of `tenant_groups`; "*" is 0.
 
-    groups: what that returned. names, members, group_of: of each tenant, by number.
+    Attributes:
+        groups: the result of `tenant_groups`.
+        names: names, by tenant number.
+        members: tenants, by number.
+        group_of: groups, by tenant number.
     """
 
     def __init__(self, groups: Sequence[TenantGroup]) -> None:
@@ -187,7 +202,7 @@ class Roster:
         self._floors, self._all_floors = floors, sum(floor for floor, _ in floors.values())
 
     def number_of(self, keys: tuple[object, ...]) -> int:
-        """Return the number of the tenant that a prompt with these plain keys (`plain_keys`) is of. O(keys)."""
+        """Return the number of the tenant of a prompt with these plain keys (`plain_keys`). O(keys)."""
         for key in keys:
             if isinstance(key, tuple):
                 number = self._by_mark.get((key[0], key[1]))
@@ -199,10 +214,10 @@ class Roster:
         return 0
 
     def keys_of(self, name: object, extra_keys: tuple[ExtraKey, ...] | list[ExtraKey]) -> tuple[ExtraKey, ...]:
-        """Return the extra keys of a prompt of the tenant called `name`; None for what `extra_keys` say themselves.
+        """Return the extra keys for a prompt of the tenant called `name`; `extra_keys` unchanged if `name` is None.
 
-        A salt among them stands behind the tenant's own, so that no client speaks for another tenant. O(keys).
-        Raises `InvalidArgument` for an unknown tenant, and for one that is known by adapters alone.
+        A salt among them is appended to the tenant's own, so that no client can act for another tenant. O(keys). Raises
+        `InvalidArgument` for an unknown tenant, and for one that only has adapters.
         """
         keys = tuple(extra_keys)
         if name is None:
@@ -212,7 +227,7 @@ class Roster:
             raise InvalidArgument(f"tenant is {shown(name)}; none of the {len(self.names)} tenants has that name")
         own = "" if number == 0 else next((text for kind, text in self.members[number].marks if kind == "salt"), None)
         if own is None:
-            raise InvalidArgument(f"tenant is {shown(name)}, who has adapters alone; its keys need a CacheSalt")
+            raise InvalidArgument(f"tenant is {shown(name)}, which only has adapters; add a CacheSalt to its keys")
         salts = [key.value for key in keys if isinstance(key, CacheSalt)][:1]
         if number == 0 and not salts and self.number_of(plain_keys(keys)) == 0:
             return keys

@@ -422,7 +422,9 @@ def test_a_token_for_a_sequence_that_was_not_scheduled_says_what_to_give_it() ->
     plan = cache.reserve([first, second], 1)
     assert plan.status.tolist() == [SeqStatus.NO_BLOCKS, SeqStatus.NO_BLOCKS]
     for counts, tokens in (([1, 0], [-1, -1]), ([0, 0], [9, -1])):
-        with pytest.raises(InvalidArgument, match=r"pass 0 and -1 for a sequence that is not SCHEDULED in plan\.status"):
+        with pytest.raises(
+            InvalidArgument, match=r"pass 0 and -1 for a sequence that is not SCHEDULED in plan\.status"
+        ):
             cache.commit([first, second], counts, tokens)
     cache.commit([first, second], plan.num_scheduled, -1)
     cache.check()

@@ -95,7 +95,7 @@ def test_nothing_is_computed_from_a_state_that_has_not_come() -> None:
     cache, memory = left_without_states(list(range(200)))
     prompt = list(range(150))
     seq = cache.allocate(prompt, states=StateHints(external_state_tokens=145))
-    waits = "the state of .* is not supplied yet"
+    waits = "still waits for its external state"
     for _ in range(2):
         before = snapshot(cache)
         with pytest.raises(SequenceNotReady, match=waits):

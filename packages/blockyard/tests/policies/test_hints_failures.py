@@ -78,7 +78,9 @@ def test_a_policy_that_takes_a_block_out_and_then_raises_is_named_and_the_pool_i
     cache.check()
     assert cache.stats() == before
     for _ in range(2):
-        with pytest.raises(PolicyError, match="it raised ValueError when it was told of an eviction; put another in"):
+        with pytest.raises(
+            PolicyError, match=r"it raised ValueError in remove\(\), for an evicted block; set another policy"
+        ):
             cache.allocate(range(900, 917), session="d")
         cache.check()
     cache.set_eviction_policy("lru")

@@ -62,7 +62,7 @@ class Budget:
         """Count `count` blocks as taken by the sequence in `row`, until `undo_plans`."""
 
     def undo_plans(self, rows: vec[i64]) -> None:
-        """Take back what was planned for these rows. O(rows)."""
+        """Undo `plan` for these rows. O(rows)."""
 
     # Who takes blocks.
 
@@ -82,10 +82,10 @@ class Budget:
 class SharedBudget(Budget):
     """The budget of a pool that tenants share. All operations are O(1) unless they say otherwise.
 
-    A block is charged to one tenant: the one whose sequence took it, until it is free again or another tenant takes
-    it. A tenant's *shortfall* is what it lacks of its guarantee, `max(0, min_blocks - held)`; a group's is that of its
-    own guarantee or the sum of its members', whichever is more. A tenant may take free blocks only beyond the
-    shortfalls of all others, so the free blocks, idle ones included, are never fewer than all shortfalls together.
+    A block is charged to one tenant: the one whose sequence took it, until it is free again or another tenant takes it.
+    A tenant's *shortfall* is the part of its guarantee that it does not hold, `max(0, min_blocks - held)`; a group's is
+    that of its own guarantee or the sum of its members', whichever is more. A tenant may take free blocks only beyond
+    the shortfalls of all others, so the free blocks, idle ones included, are never fewer than all shortfalls together.
     """
 
     def __init__(self, groups: Sequence[TenantGroup], num_blocks: int, max_num_seqs: int) -> None:
@@ -247,7 +247,7 @@ class SharedBudget(Budget):
             self._first_expected += 1
 
     def requester(self) -> i64:
-        """Return the tenant that the next victim is for; -1 when no more are expected."""
+        """Return the tenant that the next victim is for; -1 after the last expected one."""
         if self._num_expected < 0:
             return self.acting
         return self._expected_tenant[self._first_expected] if self._first_expected < self._num_expected else -1
@@ -291,7 +291,7 @@ class SharedBudget(Budget):
         self.is_held = is_held
 
     def check(self) -> None:
-        """Raise `InvariantError` unless the sums agree with what is held. O(num_blocks + tenants)."""
+        """Raise `InvariantError` unless the sums agree with the blocks held. O(num_blocks + tenants)."""
         held = [0] * int(self.num_tenants)
         for block in range(len(self.is_held)):
             if self.is_held[i64(block)] != 0:

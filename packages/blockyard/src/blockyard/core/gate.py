@@ -61,10 +61,9 @@ class Gate:
         try: ...
         finally: gate.leave()      # carries out queued frees and notifies listeners
 
-    Listeners run the caller's code, so the gate is open while they are notified. An interruption is raised by the call
-    in which it occurred, once that call is finished or undone. If that would lose the call's result
-    (`leave_with_result`), the next call raises it before it does anything. Entering and leaving cost a compare each
-    (docs/benchmarks.md).
+    Listeners run the caller's code, so the gate is open while they are notified. A call that is interrupted raises the
+    interruption when it is finished or undone. If that would lose the call's result (`leave_with_result`), the next
+    call raises it before it does anything. Entering and leaving cost a compare each (docs/benchmarks.md).
     """
 
     def __init__(self) -> None:

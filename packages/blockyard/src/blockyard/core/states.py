@@ -137,7 +137,9 @@ class CacheStates:
             require_nothing_reserved(self._sequences, row, "states.slot")
             name = self._sequences.name(row)
             if states.positions.is_missing(row):
-                raise SequenceNotReady(f"states.slot: the state of {name} is not supplied yet (external_state_tokens)")
+                raise SequenceNotReady(
+                    f"states.slot: {name} still waits for its external state; supply it first (external_state_tokens)"
+                )
             if states.working.is_filled[row] == 0:
                 raise SequenceNotReady(f"states.slot: {name} has no state in a slot yet; its next step puts one there")
             return int(states.working.slot_of(row))

@@ -210,7 +210,7 @@ def decode_batch(payload: Payload) -> Batch:
 
 
 def _require_few(packed: bytes) -> None:
-    """Limit the events that are decoded one by one: each takes 80 bytes, and may be 1 byte in the payload."""
+    """Refuse too many events of older forms: an event of 1 byte in the payload takes 80 bytes when decoded."""
     size = {0xDC: 2, 0xDD: 4}.get(packed[0], 0)
     number = int.from_bytes(packed[1 : 1 + size], "big")
     if number > MOST_EVENTS:

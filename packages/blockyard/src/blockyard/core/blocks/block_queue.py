@@ -1,4 +1,4 @@
-"""vLLM's free queue of blocks as a class of its own, with checked arguments."""
+"""vLLM's class for a free queue, with checked arguments."""
 
 from mypy_extensions import i64
 
@@ -12,7 +12,7 @@ from .free_queue import FreeQueue
 
 
 class FreeKVCacheBlockQueue:
-    """Free blocks in eviction order, any of which can leave the middle in O(1). vLLM's class of this name.
+    """Free blocks in eviction order; removal from the middle is O(1). vLLM's class of this name.
 
     A block in the queue cannot be appended, and one outside it cannot be removed; each error names the block.
 

@@ -104,7 +104,7 @@ def require_found(ledger: BlockLedger, found: FoundBlocks, count: i64) -> None:
 
 
 def cache_prompt(ledger: BlockLedger, lease: BlockLease, prompt: Prompt, first: i64, num_full: i64) -> None:
-    """Cache the blocks of a lease as `num_full` blocks of a prompt, the first `first` of which are cached already."""
+    """Cache the blocks of a lease as `num_full` blocks of a prompt; the first `first` are cached already."""
     if lease._first_block > 0:
         raise InvalidArgument(f"lease begins with block {lease._first_block} of its prompt; use cache_next_blocks")
     _check_cacheable(ledger, lease, first, num_full)

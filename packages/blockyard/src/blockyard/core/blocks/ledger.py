@@ -198,9 +198,9 @@ class BlockLedger:
         return idle
 
     def evict_ahead(self, count: i64) -> None:
-        """Evict now what the next `count` allocations will need, so that they do not call the policy.
+        """Evict enough blocks now that the next `count` allocations need no policy.
 
-        The blocks must be free. Raises `PolicyError`, and changes nothing, if the policy breaks its contract.
+        As many blocks must be free. Raises `PolicyError`, and changes nothing, if the policy breaks its contract.
         """
         stack = self.stack
         if not stack.has_policy or count <= 0:

@@ -1,4 +1,4 @@
-"""Ledgers that find blocks by a few words per block: a content, or names, of which a block may have several."""
+"""Ledgers that find blocks by a few words: those of a content, or names, several per block."""
 
 from typing import Final
 

@@ -16,10 +16,14 @@ OK: Final = Admission.OK
 
 
 class Demand:
-    """What a prompt, or a batch of prompts, needs of the pool.
+    """The rows and blocks that a prompt, or a batch of prompts, needs.
 
-    num_seqs: rows. longest: tokens of the longest prompt. least: blocks that an empty cache would need; with fewer,
-    waiting is in vain. missing: blocks that the free ones, less the watermark, fall short by; 0 or less if they do not.
+    Attributes:
+        tenant: the tenant that the blocks are charged to.
+        num_seqs: rows.
+        longest: tokens of the longest prompt.
+        least: blocks needed in an empty cache; if the pool has fewer, waiting is useless.
+        missing: blocks needed beyond the free ones and the watermark; 0 or less if they suffice.
     """
 
     def __init__(self, tenant: i64, num_seqs: i64, longest: i64, least: i64, missing: i64) -> None:
@@ -31,7 +35,7 @@ class Demand:
 
 
 class AdmissionControl:
-    """Looks prompts up, and compares what they need with the free blocks and rows. Nothing here changes the cache."""
+    """Looks prompts up, and compares their demand with the free blocks and rows. It never changes the cache."""
 
     def __init__(self, parts: Parts) -> None:
         self.token_blocks = parts.token_blocks
@@ -94,7 +98,7 @@ class AdmissionControl:
         self.store.fit(hit, prompt.num_tokens, -1)
 
     def demand(self, prompt: Prompt, hit: Hit, num_seqs: i64) -> Demand:
-        """Return what a prompt needs for `num_seqs` sequences."""
+        """Return the demand of a prompt for `num_seqs` sequences."""
         num_tokens = prompt.num_tokens
         # Copies on write: one of each partly filled block for each further sequence.
         copies = (num_seqs - 1) * self.store.num_partial(num_tokens) if num_seqs > 1 else i64(0)
@@ -104,7 +108,7 @@ class AdmissionControl:
         return Demand(tenant, num_seqs, num_tokens, self.store.num_least(num_tokens) + copies, missing)
 
     def demand_together(self, prompts: list[Prompt], hits: list[Hit]) -> Demand:
-        """Return what the prompts of a batch need together."""
+        """Return the joint demand of a batch of prompts."""
         tenant = self.tenant_of(prompts[0])
         room = self.kv_pool.room(tenant, self.watermark)
         longest: i64 = 0

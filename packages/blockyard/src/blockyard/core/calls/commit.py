@@ -332,7 +332,7 @@ class CommitCalls:
             self._publish(row, before // block_size, after // block_size)
 
     def _is_simple(self, rows: vec[i64], counts: vec[i64], num_filled: i64) -> bool:
-        """Return whether each sequence filled exactly one block, all of which was unpublished, without spans."""
+        """Return whether each sequence filled exactly one block, which was unpublished, without spans."""
         sequences = self.sequences
         if not self.token_blocks.enable_prefix_caching:
             return False

@@ -31,7 +31,7 @@ class PromptCounts:
                 self.count_row(rows[index])
 
     def count_row(self, row: i64) -> None:
-        """Count the prompt of a sequence, unless it was counted. What is computed now is its hit. O(1)."""
+        """Count the prompt of a sequence, unless it was counted; its computed tokens are its hit. O(1)."""
         sequences = self.sequences
         num_tokens = sequences.uncounted[row]
         if num_tokens == 0:

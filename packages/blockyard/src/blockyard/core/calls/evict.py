@@ -1,4 +1,4 @@
-"""The pool as a whole: its eviction policy, retention, the clock that ends it, forgetting everything, and its size."""
+"""Calls on the whole pool: eviction policy, retention, the clock, reset and resize."""
 
 from mypy_extensions import i64
 
@@ -10,7 +10,7 @@ from .admission import AdmissionControl
 
 
 class EvictCalls:
-    """The wishes of the caller, for the pool that holds keys and values."""
+    """Eviction policy, retention, time and reset of the pool that holds keys and values."""
 
     def __init__(self, parts: Parts) -> None:
         self.token_blocks = parts.token_blocks
@@ -26,15 +26,15 @@ class EvictCalls:
         self.order.install(wished_policy(parts.config.eviction_policy, parts.kv_pool))
 
     def retain(self, prompt: Prompt, level: int, until: float | None) -> int:
-        """Give the cached blocks that a prompt begins with this priority. Returns how many they are."""
+        """Give the cached blocks of a prompt's prefix this priority. Return their number."""
         return self.order.retain(self._cached_blocks(prompt), level, until)
 
     def num_retained_of(self, prompt: Prompt) -> int:
-        """Return how many of the cached blocks that a prompt begins with are retained now."""
+        """Return how many cached blocks of a prompt's prefix are retained now."""
         return self.order.num_retained_of(self._cached_blocks(prompt))
 
     def _cached_blocks(self, prompt: Prompt) -> list[int]:
-        """Return the blocks of the pool that hold the longest cached beginning of a prompt, all layer groups'."""
+        """Return the blocks of all layer groups that hold the longest cached prefix of a prompt."""
         found = self.token_blocks.index.find_prompt(prompt, prompt.num_tokens // i64(self.token_blocks.block_size))
         blocks: list[int] = []
         for position in range(i64(len(found))):
@@ -42,20 +42,20 @@ class EvictCalls:
         return blocks
 
     def reset_prefix_cache(self) -> None:
-        """Let no cached block hit any more."""
+        """Remove all blocks from the index, so that none can be hit."""
         self.sequences.version += 1
         self.store.reset()
 
 
 class ResizeCalls:
-    """All arrays are made first and then put in place, so that a lack of memory changes nothing."""
+    """Changes the size of the pool. All arrays are made before the first change, in case memory is short."""
 
     def __init__(self, parts: Parts, admission: AdmissionControl) -> None:
         self.parts = parts
         self.admission = admission
 
     def resize(self, size: int) -> Resize:
-        """Let the pool have `size` blocks."""
+        """Change the size of the pool to `size` blocks."""
         parts = self.parts
         parts.config.require_floors(size)
         token_blocks = None if parts.grouped is None else parts.grouped.make_room(size)

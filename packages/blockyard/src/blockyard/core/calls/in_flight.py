@@ -1,4 +1,4 @@
-"""What of a sequence is in flight: the step numbers of `reserve`, `commit` and `end_step`, and what others wait for."""
+"""Steps in flight: the step numbers of `reserve`, `commit` and `end_step`, and their open reservations."""
 
 from typing import Final
 
@@ -83,15 +83,15 @@ class Steps:
         """Refuse what does not belong to `step`, before anything changes. O(batch * open reservations)."""
 
     def settle(self, rows: vec[i64], counts: vec[i64], step: i64) -> None:
-        """End the reservations of these sequences in `step`, in which `counts` tokens of each were computed."""
+        """End the reservations of these sequences in `step`, which computed `counts` tokens of each."""
 
 
 class InFlight(Steps):
-    """Numbers the steps, and keeps for each sequence the reservations of the steps that are not committed.
+    """Numbers the steps, and stores the open reservations of each sequence.
 
-    A new reservation begins behind those that are open. `commit` settles one step of each sequence, the oldest first;
-    if it computed less than was reserved, the later reservations of that sequence end: they begin behind tokens that
-    are not there.
+    A new reservation begins after the open ones. `commit` settles one step of each sequence, the oldest first. If the
+    step computed less than was reserved, the later reservations of that sequence end, because their tokens would follow
+    tokens that do not exist.
     """
 
     def __init__(self, parts: Parts, fence: StepFence, open_steps: OpenSteps) -> None:

@@ -372,7 +372,7 @@ class States:
         return len(idle)
 
     def share(self, pool: ContentLedger) -> None:
-        """Hold the blocks, once for each row."""
+        """Hold each block once per row that has it."""
         for parts in self._parts.values():
             for block in parts:
                 pool.share_one(block)

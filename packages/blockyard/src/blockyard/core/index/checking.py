@@ -47,11 +47,11 @@ def _check_log(index: PrefixIndex, log: ContentLog, standing: list[int]) -> None
         computed = {block for block in index.rings.members(oldest) if index.owner[i64(block)] == 0}
         if len(computed & told) != min(len(computed), 1):
             raise InvariantError(
-                f"index: of the equal blocks {sorted(computed)}, {sorted(computed & told)} are told of"
+                f"index: of the equal blocks {sorted(computed)}, {sorted(computed & told)} are logged; one must be"
             )
         told -= computed
     if told:
-        raise InvariantError(f"index: blocks {sorted(told)} are told of, but have no content that is computed")
+        raise InvariantError(f"index: blocks {sorted(told)} are logged, but have no computed content")
     for place in range(int(log.num_entries)):
         entry = log.entries[i64(place)]
         if entry > 0 and log.told[entry] != place + 1:

@@ -20,7 +20,7 @@ SHARE: Final[i64] = 16
 
 
 class TableTarget(Target):
-    """An array (rows, columns) for block tables, and what stands in it. Row i is of the i-th sequence of a step."""
+    """The caller's array for block tables (rows, columns). Row i is that of the i-th sequence of a step."""
 
     def __init__(self, value: object) -> None:
         super().__init__("block_tables", value, 2)
@@ -49,7 +49,7 @@ class TableTarget(Target):
             raise InvalidArgument(f"block_tables has {self.num_columns} columns; this step needs {widest}")
 
     def write(self, step: FilledStep) -> None:
-        """Write the rows of the step's sequences, and null blocks into the padded rows; only what has changed."""
+        """Write the rows of the step's sequences, and null blocks into padded rows, as far as they have changed."""
         table, rows, padded = step.table, step.batch.rows, step.padded_seqs
         if self._table is not table:
             self._seen.forget()
@@ -188,4 +188,4 @@ class StepBuffers:
         for index, target in enumerate(self.targets):
             for other in self.targets[:index]:
                 if np.may_share_memory(target.array, other.array):
-                    raise InvalidArgument(f"{target.name} overlaps {other.name}; each needs memory of its own")
+                    raise InvalidArgument(f"{target.name} overlaps {other.name}; each needs separate memory")

@@ -25,9 +25,9 @@ def writable_array(name: str, value: object, num_dimensions: int) -> npt.NDArray
     if array.ndim != num_dimensions:
         raise InvalidArgument(f"{name} has shape {array.shape}; {num_dimensions} dimensions are needed")
     if not array.flags.c_contiguous:
-        raise InvalidArgument(f"{name} has strides {array.strides}; it must be contiguous, row after row")
+        raise InvalidArgument(f"{name} has strides {array.strides}; it must be C-contiguous")
     if not array.flags.writeable:
-        raise InvalidArgument(f"{name} is read-only; a plan is to be written into it")
+        raise InvalidArgument(f"{name} is read-only; pass a writable array")
     return array
 
 
@@ -52,14 +52,17 @@ def _of_tensor(name: str, tensor: Any) -> npt.NDArray[Any]:
     """Return a tensor's `numpy()` if that is the tensor's own memory."""
     array = tensor.numpy()
     if not isinstance(array, np.ndarray):
-        raise InvalidArgument(f"{name} has a numpy() that gives {shown(array)}; an array is needed")
+        raise InvalidArgument(f"{name} has a numpy() that returns {shown(array)}; it must return an array")
     if array.size > 0 and not np.shares_memory(array, tensor.numpy()):
-        raise InvalidArgument(f"{name} has a numpy() that copies; its own memory is needed")
+        raise InvalidArgument(f"{name} has a numpy() that returns a copy; it must share the tensor's memory")
     return array
 
 
 class FilledStep:
-    """A step, and what it is padded to. slots: of all tokens, or empty if they are to be made."""
+    """A step with its padded size.
+
+    `slots` has the slots of all tokens; it is empty if they are to be made.
+    """
 
     def __init__(self, batch: Batch, table: BlockTable, slots: vec[i64], padded_seqs: i64, padded_tokens: i64) -> None:
         self.batch = batch
@@ -92,7 +95,7 @@ class Target:
         """Rely on nothing that an earlier step wrote."""
 
     def is_of_group(self) -> bool:
-        """Return whether each layer group has contents of its own."""
+        """Return whether each layer group has a separate array."""
         return False
 
 

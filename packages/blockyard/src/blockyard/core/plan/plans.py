@@ -39,7 +39,7 @@ class SwapPlan:
         raise refuse_copy("a plan", "copy its arrays")
 
     def __reduce__(self) -> str:
-        raise refuse_pickle("a plan", "send it by a PlanSender")
+        raise refuse_pickle("a plan", "send it with a PlanSender")
 
     @property
     def swap_outs(self) -> npt.NDArray[np.int32]:
@@ -80,7 +80,7 @@ class GroupPlan:
         raise refuse_copy("a plan", "copy its arrays")
 
     def __reduce__(self) -> str:
-        raise refuse_pickle("a plan", "send the whole plan by a PlanSender")
+        raise refuse_pickle("a plan", "send the whole plan with a PlanSender")
 
     @property
     def block_size(self) -> int:

@@ -1,4 +1,4 @@
-"""Eviction policies: which idle cached block goes next. `base` is the contract, `stack` what a pool asks."""
+"""Eviction policies: `base` is the interface, `stack` combines a policy with its layers."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class EvictionPolicy:
         raise NotImplementedError("an EvictionPolicy must have clear()")
 
     def needs_hits(self) -> bool:
-        """Return whether `hit` is to be called, which costs the pool time. It is asked once."""
+        """Return whether the pool must call `hit`, which costs time. Called once."""
         return True
 
     def uncache(self, block: i64) -> None:
@@ -78,26 +78,26 @@ class EvictionPolicy:
 
 
 class Layer(EvictionPolicy):
-    """A policy around another one, `policy`, to which it passes on what it does not decide itself.
+    """A policy around another one, `policy`, which gets all calls that the layer does not handle.
 
-    The defaults here are those of a layer without states, tenants, retention or sessions, so that an `EvictionStack`
-    asks all its layers the same questions.
+    The defaults are those of a layer without states, tenants, retention or sessions, so an `EvictionStack` can call the
+    same methods of all layers.
 
-    A layer changes its own state before it calls the policy, which may raise. A policy that raises when a block that it
-    did not choose is removed may know that block still, and could name it later: it is asked no more.
+    A layer changes its own state before it calls the policy, which may raise. If a policy raises when a block that it
+    did not choose is removed, it may still know the block and could choose it later, so it is not called again.
     """
 
     def __init__(self, policy: EvictionPolicy, num_blocks: int) -> None:
         super().__init__(num_blocks)
         self.policy = policy
-        #: What the policy raised when a block was evicted that it did not choose; "" if nothing.
+        #: The exception of the policy when a block was evicted that it did not choose; "" for none.
         self._failure = ""
 
     def as_layer(self) -> "Layer | None":
         return self
 
     def put_around(self, policy: EvictionPolicy) -> None:
-        """Take another policy inside, which knows the same idle blocks."""
+        """Replace the inner policy by one that knows the same idle blocks."""
         self.policy = policy
 
     # What the policy inside answers.
@@ -126,13 +126,13 @@ class Layer(EvictionPolicy):
         return True
 
     def spared(self, block: i64) -> None:
-        """Note that `block`, which `evict` named, was revived before it was evicted."""
+        """Record that `block`, which `evict` returned, was revived before it was evicted."""
         inside = self.policy.as_layer()
         if inside is not None:
             inside.spared(block)
 
     def remove_unchosen(self, block: i64) -> None:
-        """Remove a block that is evicted and that the policy did not choose."""
+        """Remove an evicted block that the policy did not choose."""
         try:
             self.policy.remove(block)
         except BaseException as error:
@@ -142,20 +142,20 @@ class Layer(EvictionPolicy):
     def require_sound(self) -> None:
         """Raise `PolicyError` if the policy failed to remove a block that it did not choose."""
         if self._failure:
-            raise PolicyError(f"it {self._failure} when it was told of an eviction; put another in its place")
+            raise PolicyError(f"it {self._failure} in remove(), for an evicted block; set another policy")
 
     # Runs of blocks. idle: 1 + the depth of each idle block and 0 for others, by block; a layer that takes note of a
     # block writes it there.
 
     def insert_run(self, blocks: vec[i64], count: i64, keys: vec[i64], idle: vec[i64]) -> i64:  # noqa: ARG002
-        """Insert those of the first `count` of `blocks` that the policy need not know. Return how many they are.
+        """Insert those of the first `count` of `blocks` that the policy need not know. Return their number.
 
-        keys: of all blocks, by block.
+        `keys` has the keys of all blocks, by block.
         """
         return 0
 
     def remove_run(self, blocks: vec[i32], start: i64, count: i64, idle: vec[i64]) -> i64:  # noqa: ARG002
-        """Remove those of `blocks[start:start + count]` that the policy does not know. Return how many they are."""
+        """Remove those of `blocks[start:start + count]` that the policy does not know. Return their number."""
         return 0
 
     def move_state(
@@ -170,7 +170,7 @@ class Layer(EvictionPolicy):
     ) -> bool:
         """Make the blocks of state `number` idle, or held again; return False, and change nothing, if it cannot.
 
-        key: of the first block; the others keep theirs.
+        `key` is that of the first block; the others keep theirs.
         """
         return False
 
@@ -203,25 +203,25 @@ class Layer(EvictionPolicy):
         return False
 
     def retain(self, block: i64, priority: int, expires_at: float | None) -> None:
-        """Give a cached block a priority; 0 takes it back."""
+        """Set the priority of a cached block; 0 ends its retention."""
 
     # Sessions.
 
     def hears_sessions(self) -> bool:
-        """Return whether this layer evicts by what is said of sessions."""
+        """Return whether hints about sessions affect which block this layer evicts."""
         return False
 
     def make_session_room(self, num_slots: i64) -> None:
         """Make room for `num_slots` sessions. Raises MemoryError."""
 
     def session_changed(self, sessions: Sessions, slot: i64) -> None:
-        """Note that a session is over, or is no longer said to be."""
+        """Record that a session is over, or is no longer over."""
 
     def session_begins(self, slot: i64) -> None:
-        """Note that a new sequence of a session begins: the blocks of earlier ones are old."""
+        """Record that a session begins a new sequence: its earlier blocks are old."""
 
     def session_ends(self, slot: i64) -> None:
-        """Forget a session, of which nothing is said. O(its idle blocks)."""
+        """Forget a session, which is not marked as over. O(its idle blocks)."""
 
     def num_hinted(self) -> i64:
         """Return how many blocks were evicted because their session was over."""
@@ -230,7 +230,7 @@ class Layer(EvictionPolicy):
     # The size, and checks.
 
     def grow_policy(self, num_blocks: int) -> BaseException | None:
-        """Let the policy grow. Return what it raises, so that the layer can grow too; MemoryError is raised."""
+        """Grow the policy. Return an exception of it, so that the layer can grow too, but raise MemoryError."""
         try:
             self.policy.grow(num_blocks)
         except MemoryError:
@@ -240,7 +240,7 @@ class Layer(EvictionPolicy):
         return None
 
     def check_sessions(self, sessions: Sessions) -> None:
-        """Raise `InvariantError` unless this layer knows what is said of sessions."""
+        """Raise `InvariantError` unless this layer agrees with `sessions`."""
 
     def check_retained(self) -> None:
         """Verify the retained blocks, which stay sound when the policy has failed. Raises `InvariantError`."""

@@ -1,4 +1,4 @@
-"""What a pool asks for victims: an eviction policy with its layers, or nothing but the order of its free queue."""
+"""The eviction order of a pool: a policy with its layers, or the free queue."""
 
 from operator import index as index_of
 from typing import Final
@@ -16,7 +16,7 @@ NONE: Final[i64] = 0
 
 
 class QueueOrder:
-    """Eviction in the order of the free queue, least recently used: nothing is told, and no victims are named.
+    """Eviction in the order of the free queue, least recently used. It ignores all calls and chooses no victims.
 
     Also the interface of `EvictionStack`.
     """
@@ -24,11 +24,11 @@ class QueueOrder:
     def __init__(self) -> None:
         #: Whether a policy names the victims.
         self.has_policy = False
-        #: How many idle blocks the policy can name.
+        #: Idle blocks that the policy can choose.
         self.num_idle: i64 = 0
-        #: Whether the policy asks for hits.
+        #: Whether the policy needs `hit`.
         self.needs_hits = False
-        #: What the policy raised first when it was told something; "" if nothing.
+        #: The first exception in a notification of the policy; "" for none.
         self.failure = ""
         self.layers: list[Layer] = []
         #: Which session used each block; none until `follow`.
@@ -37,16 +37,19 @@ class QueueOrder:
     # Blocks.
 
     def insert(self, block: i64, key: i64, depth: i64) -> None:
-        """Note that `block` became idle."""
+        """Record that `block` became idle."""
 
     def hit(self, block: i64, key: i64) -> None:
-        """Note that a prompt hit `block`."""
+        """Record that a prompt hit `block`."""
 
     def remove(self, block: i64) -> None:
-        """Note that `block` is idle no longer."""
+        """Record that `block` is no longer idle."""
 
     def insert_run(self, blocks: vec[i64], count: i64, keys: vec[i64]) -> None:
-        """Insert the first `count` of `blocks`, each at depth 0. keys: of all blocks, by block. O(count) calls."""
+        """Insert the first `count` of `blocks`, each at depth 0. O(count) calls.
+
+        `keys` has the keys of all blocks, by block.
+        """
 
     def remove_run(self, blocks: vec[i32], start: i64, count: i64) -> None:
         """Remove those of `blocks[start:start + count]` that are idle. O(count) calls."""
@@ -64,16 +67,16 @@ class QueueOrder:
         return False
 
     def judge_again(self, block: i64, key: i64) -> None:
-        """Insert an idle block anew, because what the layers know of it has changed."""
+        """Remove and insert an idle block, because the layers have new information about it."""
 
     def uncache(self, block: i64) -> None:
-        """Note that the content of `block` has left the cache, whether the policy chose it or not."""
+        """Record that the content of `block` left the cache, whether the policy chose it or not."""
 
     def clear(self) -> None:
         """Forget all idle blocks: the cache was reset."""
 
     def grow(self, num_blocks: int) -> None:
-        """Make room for ids up to num_blocks - 1. After a MemoryError it may have grown or not; both are sound."""
+        """Make room for ids up to num_blocks - 1. After a MemoryError it has grown or not; both are valid."""
 
     # Victims.
 
@@ -82,9 +85,9 @@ class QueueOrder:
         return PolicyError(self.failure)
 
     def choose(self, count: i64, keys: vec[i64]) -> list[int]:  # noqa: ARG002
-        """Return `count` idle blocks to evict, fewer if tenants' guarantees leave fewer. keys: of all blocks.
+        """Return `count` idle blocks to evict; fewer if tenants' guarantees leave fewer.
 
-        Raises `PolicyError`; nothing has changed then.
+        `keys` has the keys of all blocks. Raises `PolicyError` and changes nothing.
         """
         return []
 
@@ -114,7 +117,7 @@ class QueueOrder:
         return False
 
     def retain(self, block: i64, priority: int, expires_at: float | None) -> None:
-        """Give a cached block a priority, if blocks can be retained here."""
+        """Set the priority of a cached block, if the pool retains blocks."""
 
     def advance(self, now: float) -> None:
         """Set the time, which ends retentions. O(log n) for each that ends."""
@@ -122,28 +125,28 @@ class QueueOrder:
     # Sessions. O(log sessions) a call.
 
     def hears_sessions(self) -> bool:
-        """Return whether hints about sessions decide what is evicted."""
+        """Return whether hints about sessions affect evictions."""
         for layer in self.layers:
             if layer.hears_sessions():
                 return True
         return False
 
     def make_session_room(self) -> bool:
-        """Have a free slot for a session. Return False if none can be had. Raises MemoryError."""
+        """Make a free slot for a session. Return False at the limit of sessions. Raises MemoryError."""
         has_room = self.sessions.make_room()
         for layer in self.layers:
             layer.make_session_room(self.sessions.num_slots)
         return has_room
 
     def say(self, slot: i64, is_over: bool) -> None:
-        """Say that a session is over, or that nothing is known of it."""
+        """Mark a session as over, or as no longer over."""
         if self.sessions.is_over(slot) != is_over:
             self.sessions.say(slot, is_over)
             for layer in self.layers:
                 layer.session_changed(self.sessions, slot)
 
     def begin_sequence(self, slot: i64) -> i64:
-        """Begin a new sequence of a session, whose blocks so far are old. Return the sequence's tag."""
+        """Begin a new sequence of a session, and mark its earlier blocks as old. Return the sequence's tag."""
         self.sessions.hear(slot)
         self.say(slot, False)
         for layer in self.layers:
@@ -151,7 +154,7 @@ class QueueOrder:
         return self.sessions.begin(slot)
 
     def forget_session(self, slot: i64) -> None:
-        """Forget a session; its slot is free."""
+        """Forget a session and free its slot."""
         self.say(slot, False)
         for layer in self.layers:
             layer.session_ends(slot)
@@ -162,21 +165,21 @@ class QueueOrder:
         return sum([int(layer.num_hinted()) for layer in self.layers])
 
     def check(self, idle: set[int]) -> None:
-        """Verify that the policy knows exactly the idle blocks, and is sound unless it has failed. O(num_blocks)."""
+        """Verify that the policy knows exactly the idle blocks; run its own check unless it failed. O(num_blocks)."""
 
 
 class EvictionStack(QueueOrder):
-    """An eviction policy with its layers: from outside, retention, tenants, states, hints about sessions.
+    """An eviction policy with its layers: from the outermost, retention, tenants, states, hints about sessions.
 
-    Each layer has the interface of a policy and stands around the next one. The stack calls `top`; each layer takes
-    note of a call and passes it on, or decides itself.
+    Each layer has the interface of a policy and contains the next one. The stack calls `top`; each layer handles a call
+    or passes it on.
 
-    The stack catches what the policy raises, so that the pool's change is finished. An ordinary exception in a callback
-    marks the policy as failed: the next question raises `PolicyError`. A KeyboardInterrupt, SystemExit or the like
-    marks it too, because the policy may have missed a change, and goes to `interruption`: the call that runs is
-    finished or undone, and then it is raised. What `evict` raises fails the call that asked, before it changed
-    anything. Every answer is checked: a policy that names a block which is not idle fails that call, not the pool.
-    After `set_eviction_policy` everything works again.
+    The stack catches exceptions of the policy, so that the change of the pool is finished. After an ordinary exception
+    the policy has failed: the next `choose` raises `PolicyError`. After a KeyboardInterrupt, SystemExit or the like it
+    has failed too, because it may have missed a change; the exception is raised by the running call after it is
+    finished or undone (`interruption`). If `evict` raises, the call that needs a victim fails before it changes
+    anything. Every answer is checked: a policy that returns a block which is not idle fails that call, not the pool.
+    `set_eviction_policy` replaces a failed policy.
     """
 
     def __init__(self, policy: EvictionPolicy, num_blocks: int, interruption: Interruption) -> None:
@@ -191,12 +194,12 @@ class EvictionStack(QueueOrder):
         self.needs_hits = self._asks("needs_hits")
 
     def add_layer(self, layer: Layer) -> None:
-        """Put a layer, made around `top`, around all others."""
+        """Add a layer made around `top` as the outermost."""
         self.layers.insert(0, layer)
         self.top = layer
 
     def add_inside(self, layer: Layer) -> None:
-        """Put a layer, made around `innermost`, inside all others."""
+        """Add a layer made around `innermost` as the innermost."""
         if self.layers:
             self.layers[-1].put_around(layer)
         else:
@@ -219,7 +222,7 @@ class EvictionStack(QueueOrder):
         return idle
 
     def takes_hints(self) -> bool:
-        """Ask whether hints about sessions may decide before the policy. Raises `PolicyError`."""
+        """Return whether hints about sessions may decide before the policy. Raises `PolicyError`."""
         return self._asks("takes_hints")
 
     def _asks(self, method: str) -> bool:
@@ -322,7 +325,7 @@ class EvictionStack(QueueOrder):
     # Victims.
 
     def error(self) -> PolicyError:
-        return PolicyError(f"eviction policy {self.name}: {self.failure}; put another in its place")
+        return PolicyError(f"eviction policy {self.name}: {self.failure}; set another policy")
 
     def choose(self, count: i64, keys: vec[i64]) -> list[int]:
         if count > 0 and self.failure:
@@ -346,7 +349,7 @@ class EvictionStack(QueueOrder):
         return True
 
     def _choose_one(self, victims: list[int], keys: vec[i64]) -> str:
-        """Ask for one more victim. Return what is wrong with the answer."""
+        """Choose one more victim. Return the error in the policy's answer, or ""."""
         try:
             block = index_of(self.top.evict())
         except Exception as error:
@@ -386,7 +389,7 @@ class EvictionStack(QueueOrder):
     def check(self, idle: set[int]) -> None:
         told = {block for block in range(len(self._idle)) if self._idle[i64(block)] != 0}
         if told != idle:
-            raise InvariantError(f"policy: it was told that {sorted(told)} are idle; {sorted(idle)} are")
+            raise InvariantError(f"policy: blocks {sorted(told)} were inserted as idle, but {sorted(idle)} are idle")
         if self.num_idle != len(told):
             raise InvariantError(f"policy: {len(told)} blocks are idle, the count says {self.num_idle}")
         for layer in self.layers:
@@ -399,7 +402,7 @@ class EvictionStack(QueueOrder):
 
 
 def text_of(error: BaseException, interruption: Interruption) -> str:
-    """What an exception says, or that it cannot: its `__str__` is the user's code too."""
+    """Return the text of an exception. Its `__str__` is the user's code and may raise."""
     try:
         return str(error)
     except BaseException as second:

@@ -418,4 +418,4 @@ def is_batch(seqs: object) -> bool:
 
 
 def _refuse_bool(handle: object) -> None:
-    raise InvalidArgument(f"seq is {handle}; a sequence is named by the integer that allocate returned")
+    raise InvalidArgument(f"seq is {handle}; pass the integer that allocate returned")

@@ -23,7 +23,7 @@ class Store:
 
     Prompts are hashed and compared in token blocks. In a `PlainStore` these hold the keys and values themselves, and
     `groups` is empty. In a `GroupedStore` each layer group has its own blocks, in the pool or on the CPU; a
-    `HybridStore` has states too. Each call is all or nothing, because the `num_...` methods are asked first.
+    `HybridStore` has states too. Each call is all or nothing, because the `num_...` methods are called first.
 
     Attributes:
         token_blocks: the blocks that the rows of `sequences` hold.

@@ -17,10 +17,10 @@ from .transfers import Transfers
 
 
 class CheckpointPositions:
-    """The wanted positions of each row: those that the rules chose in its prompt, then each one in its output.
+    """Checkpoint positions of each row: those that the rules choose in its prompt, then those in its output.
 
-    A position that the order of states refuses is skipped: its checkpoint would be the next one to drop. Lists of a row
-    hold pairs (position, kind), and are replaced, never changed.
+    A position is skipped if the order of states refuses it, because its checkpoint would be the next to be dropped. The
+    lists of a row hold pairs (position, kind); they are replaced, never changed.
 
     Attributes:
         alignment: checkpoint positions are multiples of this many tokens.

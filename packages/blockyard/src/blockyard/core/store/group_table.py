@@ -335,7 +335,7 @@ class GroupTable(BlockTable):
             self.cut_row(row, keep)
 
     def _drop_cpu_block(self, row: i64, place: i64) -> bool:
-        """Release the CPU block at a place. Returns whether there was one."""
+        """Release the CPU block at a position, if any. Return whether there was one."""
         if self.cpu is None or self.cpu_block_at(row, place) == NULL_BLOCK:
             return False
         self.cpu.release_one(self.cpu_block_at(row, place))
@@ -345,7 +345,7 @@ class GroupTable(BlockTable):
     # The CPU pool.
 
     def cpu_block_at(self, row: i64, place: i64) -> i64:
-        """Return the CPU block at a place; 0 for none."""
+        """Return the CPU block at a position; 0 for none."""
         return i64(self.cpu_blocks[row * self.width + place])
 
     def _set_cpu_block(self, row: i64, place: i64, block: i64) -> None:

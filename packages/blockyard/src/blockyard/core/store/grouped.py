@@ -30,8 +30,8 @@ from .transfers import Transfers
 def num_token_blocks(config: CacheConfig) -> int:
     """Return the token blocks of a grouped store: for all that sequences can hold, and for cached content.
 
-    A token block that a sequence holds is backed by a block of a group without a window; with windows only, by nothing.
-    Duplicates, idle token blocks and copies on write take no more than as much again, twice.
+    A token block of a sequence needs a block of a group without a window; with only windows, it needs none. Duplicates,
+    idle token blocks and copies on write need at most as many again, twice.
     """
     per_block = max(group.block_size for group in config.layer_groups) // config.hash_block_size
     stored = (config.num_blocks + config.cpu.num_blocks) * per_block

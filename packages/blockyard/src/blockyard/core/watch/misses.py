@@ -36,10 +36,15 @@ class Misses(PoolObserver):
         hit: i64,  # noqa: ARG002
         resumed: bool,  # noqa: ARG002
     ) -> list[int]:
-        """Return tokens by cause, in the order of `MissCauses.FIELDS`, of a prompt whose first `hit` tokens were taken.
+        """Return the tokens of a prompt by cause, in the order of `MissCauses.FIELDS`.
 
-        hittable: leading blocks that could hit. found: what the index knows; blocks of it that were not taken are
-        evicted from the pool below them, but for the first `num_served`, which lack nothing but a state.
+        Args:
+            prompt: the prompt.
+            found: its lookup in the index. Blocks found but not used are evicted from the pool below the index, except
+                the first `num_served`, which only lack a state.
+            hittable: leading blocks that could hit.
+            hit: leading tokens that were hit.
+            resumed: whether the request ran before and was preempted.
         """
         return []
 
@@ -50,7 +55,7 @@ class Misses(PoolObserver):
         """Record that a prompt which begins with these tokens is cached under `root`."""
 
     def clear(self, row: i64) -> None:
-        """Record that a row has no prompt of its own, because it was forked."""
+        """Record that a row was forked, so that it has no separate prompt."""
 
     def count(self, row: i64, num_hit: i64, resumed: bool) -> None:
         """Add a prompt's causes to the totals; a request that only finds what it left behind is no hit.

@@ -1,4 +1,4 @@
-"""An open-addressing hash table from (holder, name) to a node, a row from 1 on."""
+"""An open-addressing hash table from (holder, name) to a node, which is a row number from 1."""
 
 from typing import Final
 

@@ -258,7 +258,7 @@ class TenantRetention(Retention):
         self.tenants.remove_retained(block)
 
     def _retained_choice(self) -> i64:
-        """Return the retained block to evict next; 0 if the policy chooses. O(what a tenant retains)."""
+        """Return the retained block to evict next; 0 if the policy chooses. O(the tenant's retained blocks)."""
         tenant = self.tenants.choose()
         if self.tenants.has_plain(tenant):
             return NONE

@@ -175,7 +175,7 @@ class ReturnRates:
             self._worth[cell + age] = self._best_ratio(cell, age)
 
     def _best_ratio(self, cell: i64, first: i64) -> i64:
-        """Return the best ratio of hits to block time over all ages up to which the block could be kept.
+        """Return the best ratio of hits to block time over all ages until which the block could be kept.
 
         The block is halfway through the first age.
         """

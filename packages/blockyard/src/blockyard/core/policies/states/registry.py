@@ -101,7 +101,7 @@ class CheckpointRegistry:
         return group + (NOT_OVER if self.order.learns or not checkpoint.is_over else i64(0))
 
     def _find_hit(self, request: RequestRecord, reached: i64) -> None:
-        """Find the deepest cached checkpoint on the path. A dropped one that is deeper teaches its class of a hit."""
+        """Find the deepest cached checkpoint on the path. A deeper dropped one counts as a hit of its class."""
         is_deepest = True
         request.hit = max(reached, 0)
         place = request.known // self.block_size
