@@ -53,7 +53,7 @@ def test_a_shared_last_block_counts_its_copy(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("settings", CONFIGS[:2])
-def test_no_block_for_the_copy(settings: dict[str, Any]) -> None:
+def test_append_is_refused_without_a_block_for_the_copy(settings: dict[str, Any]) -> None:
     """Both blocks are in use and the second is shared: nothing new is needed but the copy, and that is not there."""
     cache = Checked(3, **settings)
     first = cache.prefilled(prompt(1, 6))

@@ -207,7 +207,9 @@ def test_who_cannot_be_forked_yet() -> None:
             cache.fork(seq)
     cache.commit([seq], 4)
     cache.commit([seq], 0, [[1, 2]])
-    with pytest.raises(SequenceNotReady, match=rf"^fork: sequence {seq} has computed 9 of 11 tokens; all but the last"):
+    with pytest.raises(
+        SequenceNotReady, match=rf"^fork: sequence {seq} has computed 9 of 11 tokens; compute all but the last"
+    ):
         cache.fork(seq)
 
 

@@ -322,14 +322,14 @@ def test_a_pool_is_not_made_smaller_than_its_floors() -> None:
         (lambda: TenantGroup("g", (1,)), "members of 'g' holds 1; its items must be Tenant"),  # type: ignore[arg-type]
         (
             lambda: TenantGroup("g", (Tenant("a", 1, 9),), 1, 0, 8),
-            "max_held of 'g' is 8; the floors of .* are 9 blocks",
+            "max_held of 'g' is 8; the guarantees of .* are 9 blocks",
         ),
         (lambda: shares(7), "tenants is 7; it must be a tuple of Tenant and TenantGroup"),
         (lambda: shares((1,)), r"tenants is \(1,\); it must be a tuple"),
         (lambda: shares((Tenant("a"), Tenant("a"))), "tenants has the name 'a' twice"),
         (lambda: shares((Tenant("a"), TenantGroup("a", (Tenant("b"),)))), "tenants has the name 'a' twice"),
         (lambda: shares((Tenant("a"), Tenant("b", keys=(CacheSalt("a"),)))), "has a salt that is a key of 'a' and 'b'"),
-        (lambda: shares((TenantGroup("*", (Tenant("b"),)),)), r"tenants has a group '\*'"),
+        (lambda: shares((TenantGroup("*", (Tenant("b"),)),)), r"tenants has '\*' as a group"),
         (lambda: shares((TenantGroup("g", (Tenant("*"),)),)), r"tenants has the name '\*' twice"),
         (
             lambda: shares((TenantGroup("g", (Tenant("a", 1, 9), Tenant("b")), 1, 15), Tenant("c", 1, 5))),

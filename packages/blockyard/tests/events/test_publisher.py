@@ -109,7 +109,7 @@ def test_a_restart_is_noticed(publishing: Publishing) -> None:
         assert until(subscriber, lambda: tokens_of(mirror) == 4 and mirror.trust("worker") is Trust.LIVE)
 
 
-def test_a_port_in_use_is_one_sentence(publishing: Publishing) -> None:
+def test_error_for_a_port_in_use_is_one_sentence(publishing: Publishing) -> None:
     publisher = publishing(make_cache())
     with pytest.raises(PublisherError, match=r"endpoint is 'tcp://.*'; it cannot be bound: Address already in use"):
         publishing(make_cache(), endpoint=publisher.endpoint)

@@ -49,7 +49,7 @@ def test_a_tenant_takes_a_place_when_it_has_twice_the_tokens_of_the_smallest() -
     assert tenants.tokens() == {"large": (100, 50), "new": (7, 7), "other": (24, 6)}
 
 
-def test_made_up_names_push_nobody_out() -> None:
+def test_invented_tenant_names_do_not_replace_large_tenants() -> None:
     """A thousand tenants that come once, among two that come often: those two are shown, and few places changed."""
     random.seed(run_seed())
     tenants, names, seen = TenantTokens(4), ["one", "two"], set()

@@ -12,7 +12,7 @@ from blockyard.observe import GroupTokens, PoolSnapshot, draw_pool, picture, sna
 from ..support.checked import Checked, prompt
 
 
-def test_each_block_is_drawn_by_what_it_does() -> None:
+def test_each_block_is_drawn_by_its_state() -> None:
     cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=2))
     first = cache.allocate([1, 2, 3, 4, 5])
     cache.reserve([first], [5])
