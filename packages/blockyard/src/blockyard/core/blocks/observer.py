@@ -15,25 +15,25 @@ class PoolObserver:
     """Receives each change of a pool after it was made (`evicting`: before). It must not change the pool, nor raise."""
 
     def acting(self, actor: str) -> None:
-        """The next changes are made by the call `actor`, which includes the name of the holder."""
+        """Attribute the next changes to the call `actor`, which includes the name of the holder."""
 
     def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """`blocks[start:start + count]` were free and are held now."""
+        """Note that `blocks[start:start + count]` were free and are held now."""
 
     def shared(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """`blocks[start:start + count]` are held once more; some were idle before."""
+        """Note that `blocks[start:start + count]` are held once more; some were idle before."""
 
     def released(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """`blocks[start:start + count]` are held once less."""
+        """Note that `blocks[start:start + count]` are held once less."""
 
     def evicting(self, block: i64) -> None:
-        """A cached block is about to be evicted."""
+        """Note that a cached block is about to be evicted."""
 
     def dropping(self, block: i64) -> None:
-        """A cached block is about to be uncached."""
+        """Note that a cached block is about to be uncached."""
 
     def unretained(self, block: i64, action: str) -> None:
-        """The retention of a block has ended, for the reason `action`."""
+        """Note that the retention of a block has ended, for the reason `action`."""
 
     def joined_by(self, other: "PoolObserver") -> "PoolObserver":
         """Return an observer that notifies this one and then `other`."""

@@ -153,7 +153,7 @@ class InFlight(Steps):
         return self.fence.num_ended
 
     def num_reached(self, row: i64) -> i64:
-        """Return the same; tokens of this step do not count while an earlier step of the sequence is open."""
+        """Return the tokens computed after this step; if an earlier step of the sequence is open, without this step."""
         computed = self.sequences.num_computed[row]
         if self.open_steps.oldest[row] != self.fence.num_begun:
             return computed
@@ -175,8 +175,10 @@ class InFlight(Steps):
             self._check_outside(index, row, counts[index], table, step)
 
     def _check_outside(self, index: i64, row: i64, count: i64, table: TokenTable, step: i64) -> None:
-        """A sequence that has nothing reserved in the step: nothing of it is computed, and it may only be appended to
-        while it has nothing reserved at all."""
+        """Refuse computed tokens of a sequence without a reservation in the step.
+
+        Tokens may be appended to it only if it has no reservation at all.
+        """
         name = self.sequences.name(row)
         if count != 0:
             why = ended_with_owner(self.sequences, row) if step == self.sequences.ended_at[row] else ""

@@ -1,1 +1,1 @@
-"""Which checkpoint positions a prompt has, and which checkpoints are dropped first."""
+"""Choice of checkpoint positions in prompts, and of the checkpoints to drop first."""
