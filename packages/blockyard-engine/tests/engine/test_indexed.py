@@ -188,7 +188,7 @@ def test_ranks_and_hand_over_are_refused() -> None:
         load_engine(model, tensor_parallel=ThreadPeers(2))
     with pytest.raises(InvalidArgument, match="has index keys, which cannot be handed over"):
         peer_info(load_engine(model), "a", 1)
-    with pytest.raises(InvalidArgument, match="attention without indices, latent"):
+    with pytest.raises(InvalidArgument, match="does not support indices, latent"):
         load_engine(model, attention_backend="flash_attention_3")
 
 
