@@ -100,7 +100,7 @@ class StateConfig:
             raise InvalidArgument(f"state_order is {shown(self.order)}; it must be one of {', '.join(STATE_ORDERS)}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CPUPoolConfig:
     """A pool of blocks in CPU memory, below the GPU's.
 

@@ -147,7 +147,7 @@ class CacheConfig:
         check_fields(self)
         for name, kind in _PARTS.items():
             if not isinstance(getattr(self, name), kind):
-                raise InvalidArgument(f"{name} is {shown(getattr(self, name))}; it must be a {kind.__name__}")
+                raise InvalidArgument(f"{name} is {shown(getattr(self, name))}; it must be of class {kind.__name__}")
         if isinstance(self.eviction_policy, str) and self.eviction_policy not in POLICY_NAMES:
             raise InvalidArgument(
                 f"eviction_policy is {shown(self.eviction_policy)}; it must be one of {', '.join(POLICY_NAMES)}, "
@@ -200,7 +200,7 @@ class CacheConfig:
         return number
 
     def require_floors(self, num_blocks: int) -> None:
-        """Raise `InvalidArgument` unless the floors of all tenants fit `num_blocks` blocks. O(tenants)."""
+        """Raise `InvalidArgument` unless the guarantees of all tenants fit `num_blocks` blocks. O(tenants)."""
         floors = sum(group.floor for group in tenant_groups(self.tenants))
         usable = num_blocks - 1 - int(self.watermark * num_blocks)
         if floors > usable:

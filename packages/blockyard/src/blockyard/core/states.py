@@ -17,7 +17,8 @@ class CacheStates:
     """Finds the states of a cache, for callers that copy them out (tiers, hand-overs) or supply them.
 
     A running sequence has its state in a slot, outside the pool. A checkpoint is a copy of a state in blocks of the
-    pool, from which later prompts continue. Without a `StateSpec` in `groups` every call raises `InvalidArgument`.
+    pool, from which later prompts continue. Without a `StateSpec` in `groups` there are no states, and calls raise
+    `InvalidArgument` (or `UnknownSequence`, which is checked first).
     """
 
     def __init__(self, parts: Parts) -> None:

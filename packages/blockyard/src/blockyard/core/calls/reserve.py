@@ -57,17 +57,22 @@ class ReserveCalls:
         sequences = self.sequences
         self.steps.require_step()
         first = self.steps.starts(rows)
-        if self.states is not None:
-            self.states.cut(rows, first, counts)
-        starts = self._map_ready(rows, first, counts)
-        if self._num_slow > 0 and self.kv_pool.stack.has_policy:
-            self._evict_ahead(rows, starts, counts)
-        # The plan is made before the first change, because allocating memory can fail.
-        transfers = Transfers()
-        statuses = self._all_served(len(rows)) if self._num_slow == 0 else zeros_i64(len(rows))
-        batch = Batch(sequences, self._tokens, rows, starts, counts, statuses)
-        slots = self._slot_room[: self._num_slots] if self._num_slots <= len(self._slot_room) else zeros_i64(0)
-        plan = StepPlan(self.tables, batch, slots, transfers)
+        try:
+            if self.states is not None:
+                self.states.cut(rows, first, counts)
+            starts = self._map_ready(rows, first, counts)
+            if self._num_slow > 0 and self.kv_pool.stack.has_policy:
+                self._evict_ahead(rows, starts, counts)
+            # The plan is made before the first change, because allocating memory can fail.
+            transfers = Transfers()
+            statuses = self._all_served(len(rows)) if self._num_slow == 0 else zeros_i64(len(rows))
+            batch = Batch(sequences, self._tokens, rows, starts, counts, statuses)
+            slots = self._slot_room[: self._num_slots] if self._num_slots <= len(self._slot_room) else zeros_i64(0)
+            plan = StepPlan(self.tables, batch, slots, transfers)
+        except BaseException:
+            if self.states is not None:
+                self.states.positions.undo_refusals()
+            raise
         sequences.version += 1
         batch.version = sequences.version
         batch.step = self.steps.begin(rows, counts, self._slow, self._num_slow)
@@ -110,15 +115,17 @@ class ReserveCalls:
         budget = self.budget
         left = self.kv_pool.queue.num_free
         fits = True
-        for position in range(self._num_slow):
-            index = self._slow[2 * position]
-            if counts[index] > 0 and fits:
-                row = rows[index]
-                missing = self.store.num_missing(row, starts[index], starts[index] + counts[index])
-                fits = missing <= budget.room(budget.tenant_of_row(row), left)
-                left -= missing
-                budget.plan(row, missing)
-        budget.undo_plans(rows)
+        try:
+            for position in range(self._num_slow):
+                index = self._slow[2 * position]
+                if counts[index] > 0 and fits:
+                    row = rows[index]
+                    missing = self.store.num_missing(row, starts[index], starts[index] + counts[index])
+                    fits = missing <= budget.room(budget.tenant_of_row(row), left)
+                    left -= missing
+                    budget.plan(row, missing)
+        finally:
+            budget.undo_plans(rows)
         return fits
 
     def _evict_ahead(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> None:
@@ -130,8 +137,16 @@ class ReserveCalls:
         """
         if self.kv_pool.queue.knows_empty(self._num_most(counts)):
             return
+        self.budget.expect_none()
+        try:
+            needed = self._expect_victims(rows, starts, counts)
+        finally:
+            self.budget.undo_plans(rows)
+        self.kv_pool.evict_ahead(min(needed, self.kv_pool.queue.num_free))
+
+    def _expect_victims(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> i64:
+        """Plan what the step will take and for whom. Return how many victims it needs."""
         budget, states = self.budget, self.states
-        budget.expect_none()
         num_to_save = zeros_i64(int(self._num_slow))
         left = self.kv_pool.queue.num_free
         needed: i64 = 0
@@ -166,8 +181,7 @@ class ReserveCalls:
                 self._reached[row] = end
         if self.state_blocks > 0:
             needed += self._expect_saves(rows, num_to_save, left - num_copies, freed)
-        budget.undo_plans(rows)
-        self.kv_pool.evict_ahead(min(needed, self.kv_pool.queue.num_free))
+        return needed
 
     def _expect_saves(self, rows: vec[i64], num_to_save: vec[i64], left: i64, freed: i64) -> i64:
         """Announce the blocks of checkpoints that there is room for. Return how many victims they need.

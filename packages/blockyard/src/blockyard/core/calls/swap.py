@@ -227,13 +227,15 @@ class SwapCalls:
         budget = self.pool.budget
         problem = ""
         left = self.pool.queue.num_free
-        for index, needed in enumerate(self._needed_in(rows, True, states) if budget.is_shared else []):
-            tenant = budget.tenant_of_row(rows[index])
-            if not problem and needed > budget.room(tenant, left):
-                problem = f"seqs need {needed} blocks; {budget.limits(tenant, left)}"
-            left -= needed
-            budget.plan(rows[index], needed)
-        budget.undo_plans(rows)
+        try:
+            for index, needed in enumerate(self._needed_in(rows, True, states) if budget.is_shared else []):
+                tenant = budget.tenant_of_row(rows[index])
+                if not problem and needed > budget.room(tenant, left):
+                    problem = f"seqs need {needed} blocks; {budget.limits(tenant, left)}"
+                left -= needed
+                budget.plan(rows[index], needed)
+        finally:
+            budget.undo_plans(rows)
         return problem
 
     def _needed_in(self, rows: vec[i64], with_finds: bool, states: "States") -> list[int]:

@@ -168,9 +168,9 @@ class Layer(EvictionPolicy):
         key: i64,  # noqa: ARG002
         idle: vec[i64],  # noqa: ARG002
     ) -> bool:
-        """Make the blocks of state `number` idle, or held again; return False, and change nothing, if it cannot.
+        """Make the blocks of a state idle, or held again. Return False, and change nothing, if that cannot be.
 
-        `key` is that of the first block; the others keep theirs.
+        record: the number of its save record. key: that of the first block; the others keep theirs.
         """
         return False
 

@@ -60,6 +60,8 @@ class CheckpointPositions:
         self._refused = [self._nothing] * rows
         #: By row, all refusals, but of its output only the latest.
         self._all_refused = [self._nothing] * rows
+        #: The refusals of the step that is being planned: row, and the lists of the row before it.
+        self._new_refusals: list[tuple[int, list[tuple[int, int]], list[tuple[int, int]]]] = []
 
     # A sequence's life.
 
@@ -115,7 +117,11 @@ class CheckpointPositions:
     # The step.
 
     def next_after(self, row: i64, start: i64) -> i64:
-        """Return the next wanted position after `start` tokens; `NEVER` for none. O(1) amortised."""
+        """Return the next wanted position after `start` tokens; `NEVER` for none. O(1) amortised.
+
+        Positions that the order of states refuses are skipped and noted as refused; a step that fails calls
+        `undo_refusals`.
+        """
         if self.seen_from[row] <= start < self.next_position[row]:
             return self.next_position[row]
         found = NEVER
@@ -167,6 +173,7 @@ class CheckpointPositions:
         if self.registry.would_score(record, position, kind) >= self.registry.lowest_score():
             return True
         pair = (int(position), int(kind))
+        self._new_refusals.append((int(row), self._refused[row], self._all_refused[row]))
         self._refused[row] = [*self._refused[row], pair]
         self.num_refused[row] += 1
         refused_so_far = self._all_refused[row]
@@ -174,6 +181,20 @@ class CheckpointPositions:
             refused_so_far = refused_so_far[:-1]
         self._all_refused[row] = [*refused_so_far, pair]
         return False
+
+    def begin_step(self) -> None:
+        """Begin to note the refusals of a step."""
+        self._new_refusals.clear()
+
+    def undo_refusals(self) -> None:
+        """Forget the refusals since `begin_step`: the step failed. O(refusals)."""
+        while self._new_refusals:
+            number, refused, refused_so_far = self._new_refusals.pop()
+            row: i64 = number
+            self._refused[row] = refused
+            self._all_refused[row] = refused_so_far
+            self.num_refused[row] = len(refused)
+            self.seen_from[row] = NEVER
 
     def announce_refused(self, row: i64, end: i64, transfers: Transfers) -> None:
         """Let the plan list the refusals up to `end` tokens."""

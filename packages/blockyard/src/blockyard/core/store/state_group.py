@@ -132,6 +132,7 @@ class StateGroup:
         positions = self.positions
         saves = self.saves
         saves.requests.clear()
+        positions.begin_step()
         self.working.opening.clear()
         ready = self.sequences.ready
         seen_from = positions.seen_from
