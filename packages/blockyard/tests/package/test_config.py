@@ -223,7 +223,9 @@ def test_options_by_name_make_the_same_config_as_its_parts() -> None:
 @pytest.mark.parametrize("part", ["states", "cpu", "hints", "observe"])
 @pytest.mark.parametrize("value", [None, {}, 3, CacheConfig])
 def test_a_part_of_another_type_is_refused(part: str, value: Any) -> None:
-    with pytest.raises(InvalidArgument, match=rf"^{part} is .*; it must be a (State|CPUPool|Hint|Observe)Config$"):
+    with pytest.raises(
+        InvalidArgument, match=rf"^{part} is .*; it must be of class (State|CPUPool|Hint|Observe)Config$"
+    ):
         config_with(**{part: value})
 
 

@@ -145,7 +145,7 @@ class ReserveCalls:
         self.kv_pool.evict_ahead(min(needed, self.kv_pool.queue.num_free))
 
     def _expect_victims(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> i64:
-        """Plan what the step will take and for whom. Return how many victims it needs."""
+        """Plan the blocks of the sequences in the step, and their tenants. Return how many victims they need."""
         budget, states = self.budget, self.states
         num_to_save = zeros_i64(int(self._num_slow))
         left = self.kv_pool.queue.num_free
