@@ -124,6 +124,15 @@ LOGS = (
         "https://github.com/mitchross/talos-argocd-proxmox/pull/1995: the measured 2 x 4.99 = 9.98 GiB pool", FP8,
         ranks=2, tokens=8192, seqs=2, why=_MARLIN,
     ),
+    # These two were found when all constants were fixed.
+    StartupLog(
+        "gpt-oss-20b", "a100-80gb", "0.19.0", 79.25, 0.65, 36.56,
+        "Model loading took 13.72 GiB memory and 62.336108 seconds", has_graphs=False,
+    ),
+    StartupLog(
+        "gemma-4-26b-a4b", "a100-80gb", "0.19.0", 79.25, 0.90, 21.5,
+        "Model loading took 48.5 GiB memory and 10.090812 seconds, with --enforce-eager", has_graphs=False,
+    ),
 )  # fmt: skip
 
 
