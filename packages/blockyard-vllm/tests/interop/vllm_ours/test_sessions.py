@@ -23,7 +23,7 @@ from blockyard.events import Mirror, Subscriber
 from . import engine as engine_module
 from .engine import BLOCK_SIZE, HASHER, LEVELS, NO_TOKEN, Engine
 from .test_hits import colliding
-from .test_options_are_parsed import collect
+from .test_options import collect
 from .test_pool_events import ANY_PORT, follow, require_equal
 from .test_programs import Program
 
