@@ -97,7 +97,7 @@ def test_fork_with_a_block_manager_of_its_own_is_refused(monkeypatch: pytest.Mon
     """It would serve on its own, and nobody would know."""
     source = FORK.replace("MANAGER", "ForkManager") + "\nclass ForkManager(KVCacheManager): pass\n"
     ours = type("Ours", (OnBlockyard, module_of(source, monkeypatch).Fork), {})
-    with pytest.raises(ValueError, match=r"Ours uses a_fork\.ForkManager; its block manager must be vLLM's"):
+    with pytest.raises(ValueError, match=r"Ours uses a_fork\.ForkManager; only schedulers that create vLLM's"):
         tokens_of("tokens", scheduler_class=ours)
 
 

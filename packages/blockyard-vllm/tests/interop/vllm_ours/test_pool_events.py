@@ -106,7 +106,7 @@ def test_failed_publisher_does_not_stop_the_engine(
         engine.add(request_of(f"r{number}", list(range(40)), 2))
         engine.drain()
     assert engine.hits == 64
-    said = {id(record) for record in caplog.records if "published no more" in record.getMessage()}
+    said = {id(record) for record in caplog.records if "has stopped" in record.getMessage()}
     assert len(said) == 1  # a record can be caught twice: by the handlers of two loggers
     engine.scheduler.shutdown()
     engine.require_empty()

@@ -65,7 +65,7 @@ def test_eight_in_flight_hit_like_one() -> None:
         ({}, "no layer of the model keeps a state"),
         ({"page": 64, "is_cached": False}, "mamba_cache_mode is 'none', prefix caching is off"),
         ({"page": 16, "window": 48}, "it has layers of SlidingWindowSpec besides"),
-        ({"page": 64, "connector": CONFIG}, "not there with a KV connector"),
+        ({"page": 64, "connector": CONFIG}, "does not work with a KV connector"),
         ({"page": 64, "drafted": 1}, "tokens are drafted"),
         ({"page": 64, "inside": 1}, "num_prefill_checkpoint_blocks of the MambaSpec is not 0"),
         ({"level": "tokens"}, "state_checkpoints needs level 'names'"),
