@@ -2,10 +2,10 @@
 
     blockyard serve                                   in one terminal
     python examples/chat_client.py                    in another
-    python examples/chat_client.py "One question."    and no conversation
+    python examples/chat_client.py "One question."    for a single answer
 
-The server keeps the blocks of the conversation so far, so each further turn computes little more than what is new;
-what it had is printed behind each answer.
+The server caches the blocks of the conversation, so each turn computes little more than its new tokens. The number of
+cached tokens is printed after each answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 def questions(first: str | None) -> Iterator[str]:
-    """The one question of the command line, or a person's until Ctrl-D."""
+    """Yield the question of the command line, or questions typed until Ctrl-D."""
     if first is not None:
         yield first
         return
@@ -29,7 +29,7 @@ def questions(first: str | None) -> Iterator[str]:
 
 
 def answer(client: Any, model: str, messages: list[dict[str, str]]) -> str:
-    """Print an answer as it comes; returns all of it."""
+    """Print an answer while it arrives, and return it."""
     stream = client.chat.completions.create(
         model=model,
         messages=messages,
@@ -50,20 +50,28 @@ def answer(client: Any, model: str, messages: list[dict[str, str]]) -> str:
     return text
 
 
+def chat(client: Any, first: str | None) -> None:
+    """Answer questions, each with the conversation before it."""
+    model = client.models.list().data[0].id
+    messages: list[dict[str, str]] = [{"role": "system", "content": "You are a helpful assistant. Answer briefly."}]
+    for question in questions(first):
+        messages.append({"role": "user", "content": question})
+        messages.append({"role": "assistant", "content": answer(client, model, messages)})
+
+
 def main() -> None:
-    """Chat until the questions end."""
-    from openai import OpenAI
+    """Chat until the questions end, or until the server fails."""
+    from openai import APIError, OpenAI
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("question", nargs="?")
     parser.add_argument("--address", default="http://127.0.0.1:8000", help="of the server; default: %(default)s")
     options = parser.parse_args()
     client = OpenAI(base_url=f"{options.address}/v1", api_key=os.environ.get("BLOCKYARD_API_KEY", "none"))
-    model = client.models.list().data[0].id
-    messages: list[dict[str, str]] = [{"role": "system", "content": "You are a helpful assistant. Answer briefly."}]
-    for question in questions(options.question):
-        messages.append({"role": "user", "content": question})
-        messages.append({"role": "assistant", "content": answer(client, model, messages)})
+    try:
+        chat(client, options.question)
+    except APIError as error:
+        sys.exit(f"chat_client: {options.address}: {error} Is `blockyard serve` running there?")
 
 
 if __name__ == "__main__":

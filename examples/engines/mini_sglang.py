@@ -200,3 +200,7 @@ def _slots(block_ids: np.ndarray, page_size: int) -> torch.Tensor:
     """Return the slots of every token of blocks, in order, int32 (blocks * page_size,)."""
     first = (block_ids.astype(np.int32) - _FIRST) * page_size
     return torch.from_numpy((first[:, None] + np.arange(page_size, dtype=np.int32)).reshape(-1))
+
+
+if __name__ == "__main__":
+    raise SystemExit(f"{__file__} is imported, not run: its first lines show how. It needs {_NEEDED}")

@@ -154,3 +154,7 @@ def install(scheduler: Any, **pool_options: Any) -> BlockManager:
     manager = BlockManager(len(old.blocks), old.block_size, **pool_options)
     scheduler.block_manager = manager
     return manager
+
+
+if __name__ == "__main__":
+    raise SystemExit(f"{__file__} is imported, not run: its first lines show how. It needs {_NEEDED}")

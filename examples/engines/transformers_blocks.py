@@ -358,3 +358,7 @@ def pooled_cache(**pool_options: Any) -> Iterator[list[BlockPool]]:
     finally:
         for module, name, theirs in own:
             setattr(module, name, theirs)
+
+
+if __name__ == "__main__":
+    raise SystemExit(f"{__file__} is imported, not run: its first lines show how. It needs {TRANSFORMERS}")

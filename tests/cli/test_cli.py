@@ -10,6 +10,7 @@ import pytest
 
 import blockyard
 from blockyard.cli.main import main
+from blockyard.cli.parsing import parse
 from blockyard_testing.commands import run_without_torch, sentence
 
 torch = pytest.importorskip("torch")
@@ -24,6 +25,18 @@ def test_version_says_which_build_runs() -> None:
     assert done.returncode == 0
     assert done.stdout.startswith(f"blockyard {blockyard.__version__} (")
     assert ("compiled by mypyc" in done.stdout) is blockyard.compiled()
+
+
+@pytest.mark.parametrize("words", [["fleet", "srve"], ["fleet", "sreve", "--model", "x"]])
+def test_misspelt_second_word_names_the_command_that_was_meant(
+    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert f"'fleet {words[1]}' is not a command; did you mean fleet serve?" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    Path(words[1]).touch()
+    assert parse(words[:2]).trace == words[1], "a trace file of this name is replayed"
 
 
 def test_help_reads_without_torch() -> None:

@@ -46,6 +46,16 @@ def test_what_is_missing_and_what_to_install_is_said(adapter: str) -> None:
     subprocess.run([sys.executable, "-c", program], env=child_environment(), cwd=ROOT / "examples", check=True)
 
 
+@pytest.mark.parametrize("name", ["nano_vllm", "mini_sglang", "transformers_blocks"])
+def test_an_example_for_an_engine_says_that_it_is_imported(name: str) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    path = ROOT / "examples" / "engines" / f"{name}.py"
+    run = subprocess.run([sys.executable, path], env=child_environment(), capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert run.stderr.startswith(f"{path} is imported, not run: its first lines show how. It needs ")
+
+
 @pytest.mark.parametrize(
     ("engine", "program"),
     [

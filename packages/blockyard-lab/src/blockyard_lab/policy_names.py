@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -68,8 +68,8 @@ def policy_of(name: PolicyName, argument: str = "policies") -> object:
     if not os.path.isfile(path):
         missing = f", but there is no file {path}" if colon else ""
         raise InvalidArgument(
-            f"{argument} has {name!r}{missing}; it must be one of {', '.join(sorted(POLICIES))}, or a class: "
-            f"file.py:ClassName"
+            f"{argument} has {name!r}{missing}; it must be one of {', '.join(sorted(POLICIES))}, {OPTIMUM} (only in "
+            f"`curve`), or a class: file.py:ClassName"
         )
     found: object = getattr(_load_module(Path(path), argument), member, None)
     if not callable(found):
@@ -80,6 +80,12 @@ def policy_of(name: PolicyName, argument: str = "policies") -> object:
 def label_of(name: PolicyName) -> str:
     """Return the policy's name in results."""
     return name if isinstance(name, str) else str(getattr(name, "__name__", repr(name)))
+
+
+def labels_of(names: Sequence[PolicyName]) -> list[str]:
+    """Return the policies' names in results, with the folders of their files only if two files have one name."""
+    short = [label_of(name).rpartition(os.sep)[2] for name in names]
+    return [label if short.count(label) == 1 else label_of(name) for label, name in zip(short, names, strict=True)]
 
 
 def error_location(error: BaseException) -> str:

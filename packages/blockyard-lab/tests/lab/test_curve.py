@@ -119,9 +119,22 @@ def test_policies_by_name_and_from_a_file(tmp_path: Path) -> None:
     assert count_hits(references, name, 20) == count_hits(references, "lru", 20)
 
 
+def test_policy_files_are_labelled_without_their_folder(tmp_path: Path) -> None:
+    references = read_references(named(prefix_trace(1, 50)))
+    paths = [tmp_path / folder / "mine.py" for folder in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(MINE)
+    first, second = (f"{path}:Mine" for path in paths)
+    assert list(hit_curves(references, ["lru", first], [20]).hit_rates) == ["lru", "mine.py:Mine"]
+    assert list(hit_curves(references, [first, second], [20]).hit_rates) == [first, second]
+
+
 def test_invalid_policies_are_refused(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0\n")
+    with pytest.raises(InvalidArgument, match=r"'optimumm'; it must be one of arc,.* score, optimum \(only in `curve`"):
+        parse_policies("lru,optimumm")
     with pytest.raises(InvalidArgument, match=r"'lur'.*lru"):
         parse_policies("lru,lur")
     with pytest.raises(InvalidArgument, match=r"there is no file nowhere\.py"):

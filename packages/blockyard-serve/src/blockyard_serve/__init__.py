@@ -28,7 +28,8 @@ from .limits import ServerLimits
 
 if TYPE_CHECKING:
     from .http.app import create_app
-    from .http.server import Server, ServerOptions
+    from .http.server import Server
+    from .http.server_options import ServerOptions
     from .jobs.engine_thread import EngineThread
 
 __all__ = ["ApiError", "EngineThread", "Server", "ServerLimits", "ServerOptions", "create_app"]
@@ -37,7 +38,7 @@ __all__ = ["ApiError", "EngineThread", "Server", "ServerLimits", "ServerOptions"
 _MODULES = {
     "EngineThread": ".jobs.engine_thread",
     "Server": ".http.server",
-    "ServerOptions": ".http.server",
+    "ServerOptions": ".http.server_options",
     "create_app": ".http.app",
 }
 

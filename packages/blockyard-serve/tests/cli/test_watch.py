@@ -73,7 +73,9 @@ def test_server_without_a_page_is_an_error(capsys: pytest.CaptureFixture[str]) -
         server.shutdown()
         server.server_close()
     assert main(["watch", f"http://127.0.0.1:{server.server_port}", "--no-open"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    error = capsys.readouterr().err
+    assert "no server listens there; start one with `blockyard serve`" in error
+    assert error.count("\n") == 1
 
 
 @contextlib.contextmanager

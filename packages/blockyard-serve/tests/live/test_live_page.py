@@ -17,7 +17,7 @@ pytest.importorskip("fastapi")
 
 import blockyard_serve.live
 from blockyard.errors import InvalidArgument
-from blockyard_serve import ServerLimits, create_app
+from blockyard_serve import ServerLimits, ServerOptions, create_app
 from blockyard_serve.live.live_page import MAX_READERS
 from blockyard_testing.servers import Running, running_server, tiny_engine
 
@@ -106,7 +106,7 @@ def test_a_server_can_be_without_the_page() -> None:
         assert server.call("GET", "/ui/")[0] == 404
         assert server.call("GET", "/ui/state")[0] == 404
     with pytest.raises(InvalidArgument, match="ui is 'yes'; it must be one of text, map, off"):
-        create_app(tiny_engine(num_blocks=20), "tiny", ui="yes")
+        create_app(tiny_engine(num_blocks=20), ServerOptions("tiny", ui="yes"))
 
 
 # ---------------------------------------------------------------- paths

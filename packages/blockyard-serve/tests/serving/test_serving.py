@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +348,14 @@ def test_the_example_chats(
     monkeypatch.setattr("sys.argv", ["chat_client.py", "Well?", "--address", served.address])
     runpy.run_path(str(ROOT / "examples" / "chat_client.py"), run_name="__main__")
     assert "of them cached]" in capsys.readouterr().out
+
+
+def test_example_chat_without_a_server_ends_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        address = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    monkeypatch.setattr("sys.argv", ["chat_client.py", "Well?", "--address", address])
+    with pytest.raises(SystemExit, match=rf"^chat_client: {address}: .* Is `blockyard serve` running there\?$"):
+        runpy.run_path(str(ROOT / "examples" / "chat_client.py"), run_name="__main__")
 
 
 # ---------------------------------------------------------------- the key

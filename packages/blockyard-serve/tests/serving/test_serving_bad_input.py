@@ -18,7 +18,7 @@ pytest.importorskip("openai")
 from pydantic import ValidationError
 
 from blockyard.errors import InvalidArgument
-from blockyard_serve import ApiError, ServerLimits, create_app
+from blockyard_serve import ApiError, ServerLimits, ServerOptions, create_app
 from blockyard_serve.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -466,7 +466,7 @@ def test_limits_have_limits(values: dict[str, Any]) -> None:
 
 def test_model_name_must_be_valid_unicode() -> None:
     with pytest.raises(InvalidArgument, match=r"model_name holds '\\udcff' at position 1; it must be valid Unicode"):
-        create_app(tiny_engine(), "a\udcff")
+        create_app(tiny_engine(), ServerOptions("a\udcff"))
 
 
 # ---------------------------------------------------------------- size and time

@@ -14,7 +14,7 @@ pytest.importorskip("openai")
 
 import blockyard
 from blockyard.errors import InvalidArgument
-from blockyard_serve import ServerLimits, create_app
+from blockyard_serve import ServerLimits, ServerOptions, create_app
 from blockyard_testing.servers import MODEL, Running, running_server, tiny_engine
 from blockyard_testing.tiny_models import byte_tokenizer
 
@@ -237,9 +237,9 @@ def test_pages_are_refused_without_allowed_origins(served: Running) -> None:
 )
 def test_invalid_origin_is_named(origin: str) -> None:
     with pytest.raises(InvalidArgument, match="cors_origins holds"):
-        create_app(tiny_engine(), MODEL, cors_origins=[PAGE, origin])
+        create_app(tiny_engine(), ServerOptions(MODEL, cors_origins=(PAGE, origin)))
 
 
 @pytest.mark.parametrize("origin", ["http://a", "https://a.b:8443", "http://[::1]:80", "chrome-extension://abc"])
 def test_valid_origin_is_accepted(origin: str) -> None:
-    create_app(tiny_engine(), MODEL, cors_origins=[origin])
+    create_app(tiny_engine(), ServerOptions(MODEL, cors_origins=(origin,)))

@@ -20,7 +20,7 @@ pytest.importorskip("openai")
 import openai
 
 from blockyard_engine import Engine, SamplingParams
-from blockyard_serve import ServerLimits, create_app
+from blockyard_serve import ServerLimits, ServerOptions, create_app
 from blockyard_serve.errors import failed
 from blockyard_testing.servers import MODEL, Running, running_server, tiny_engine
 
@@ -183,7 +183,7 @@ def test_bare_application_works_without_a_request_log() -> None:
     engine = tiny_engine()
     own = tiny_engine().generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))[0]
     body = json.dumps({"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0, "ignore_eos": True})
-    status, answer = asyncio.run(asked_directly(create_app(engine, MODEL), body.encode()))
+    status, answer = asyncio.run(asked_directly(create_app(engine, ServerOptions(MODEL)), body.encode()))
     assert (status, json.loads(answer)["choices"][0]["text"]) == (200, own.text)
     assert engine.cache.num_used_blocks == 0
 

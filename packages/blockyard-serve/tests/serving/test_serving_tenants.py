@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 from blockyard import CacheSalt, InvalidArgument
 from blockyard.metrics import tenant_of
 from blockyard.tenants import Roster, Tenant, TenantGroup, tenant_groups
-from blockyard_serve import ServerLimits, create_app
+from blockyard_serve import ServerLimits, ServerOptions, create_app
 from blockyard_serve.jobs.queue_slots import QueueSlots
 from blockyard_testing.seeds import run_seed
 from blockyard_testing.servers import MODEL, Running, running_server, tiny_engine
@@ -206,4 +206,4 @@ def test_slots_are_reserved_by_weight_within_capacity() -> None:
 def test_invalid_tenant_keys_are_refused(keys: dict[str, str], message: str) -> None:
     engine = tiny_engine(cache_options={"tenants": TENANTS})
     with pytest.raises(InvalidArgument, match=message):
-        create_app(engine, "m", api_key="the server's", tenant_keys=keys)
+        create_app(engine, ServerOptions("m", api_key="the server's", tenant_keys=keys))

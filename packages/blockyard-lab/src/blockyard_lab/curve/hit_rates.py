@@ -12,7 +12,7 @@ from blockyard.errors import InvalidArgument, PolicyError
 from blockyard.extending import Belady, HintedRun, LRUStack, PolicyRun
 
 from ..oracle import HintOracle
-from ..policy_names import OPTIMUM, PolicyName, error_location, exit_as_error, label_of, policy_for
+from ..policy_names import OPTIMUM, PolicyName, error_location, exit_as_error, label_of, labels_of, policy_for
 from ..references import References
 from ..sweep import run_all
 from .curves import HitCurves, Knee
@@ -72,7 +72,7 @@ def hit_curves(
     """
     if not policies or not sizes:
         raise InvalidArgument(f"policies has {len(policies)} entries and sizes {len(sizes)}; each needs at least one")
-    wanted = [label_of(policy) for policy in policies]
+    wanted = labels_of(policies)
     made = dict(zip(wanted, policies, strict=True))
     if len(made) < len(wanted):
         raise InvalidArgument(f"policies has {', '.join(wanted)}; each name may occur only once")

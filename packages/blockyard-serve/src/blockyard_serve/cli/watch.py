@@ -74,6 +74,8 @@ def page_address(url: str) -> str:
             # The text is the server's: remove what could be escape sequences of a terminal.
             reason = str(getattr(error, "reason", error))[:_MAX_WHY]
             why = "".join(each if each.isprintable() else "?" for each in reason)
+            if isinstance(getattr(error, "reason", error), ConnectionRefusedError):
+                why = "no server listens there; start one with `blockyard serve`, or name the URL of yours"
             break
     raise InvalidArgument(f"url is {shown(url)}; {why}")
 

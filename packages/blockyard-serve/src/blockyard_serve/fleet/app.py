@@ -24,7 +24,7 @@ from ..http.access import KeyGuard, require_tenants
 from ..http.app import HttpMetrics, make_app
 from ..http.live_routes import mount_page
 from ..http.routes import RetainRequest, apply_hints, hint_routes, retain_prompt, retain_routes
-from ..http.server import ServerOptions
+from ..http.server_options import ServerOptions
 from ..http.service import Service
 from ..jobs.planner import Planner
 from ..jobs.prompt_encoder import PromptEncoder

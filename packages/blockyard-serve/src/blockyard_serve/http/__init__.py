@@ -10,6 +10,7 @@ Reading order:
     service          the parts that the routes share
     routes           routes of OpenAI's and vLLM's APIs, probes and metrics
     live_routes      the page under /ui
+    server_options   options of the server and of the application
     app              the application that combines them
     listening        sockets, opened before the model is loaded
     server           uvicorn: connection timeouts and shutdown

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client.core import CounterMetricFamily, Metric, SummaryMetricFamily
@@ -26,7 +26,6 @@ from ..jobs.planner import Planner
 from ..jobs.prompt_encoder import PromptEncoder
 from ..jobs.served_model import ServedModel
 from ..jobs.tracing import RequestTracer
-from ..limits import ServerLimits
 from ..openai.responses import TokenTexts
 from .access import KeyGuard, allow_origins, require_tenants
 from .live_routes import add_live_page
@@ -41,11 +40,8 @@ from .routes import (
     retain_routes,
     tokenizer_routes,
 )
+from .server_options import ServerOptions
 from .service import Service
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Tracer
-
 
 #: Paths of probes and scrapers, which are not counted.
 PROBES = frozenset({"/health", "/metrics", "/ping", "/version"})
@@ -126,59 +122,48 @@ class PathsWithSlash:
         await self._app(scope, receive, send)
 
 
-def create_app(
-    engine: Engine,
-    model_name: str,
-    limits: ServerLimits | None = None,
-    api_key: str | None = None,
-    has_check: bool = False,
-    cors_origins: Sequence[str] = (),
-    status_seconds: float = 10.0,
-    tenant_metrics: int = 0,
-    tracer: Tracer | None = None,
-    ui: str = "off",
-    tenant_keys: Mapping[str, str] | None = None,
-) -> FastAPI:
+def create_app(engine: Engine, options: ServerOptions) -> FastAPI:
     """Return the ASGI application that serves an engine. The engine belongs to it from now on.
 
     `app.state.engine_thread` is the engine thread; it runs during the application's lifespan.
 
     Args:
         engine: the engine.
-        model_name: name of the model for clients.
-        limits: limits on requests.
-        api_key: bearer token that clients must send; None for none.
-        has_check: whether to add GET /check.
-        cors_origins: origins of web pages that may use the server.
-        status_seconds: seconds of work between two status lines (log `blockyard_serve.status`, INFO); 0 for none.
-        tenant_metrics: number of tenants that GET /metrics shows by name, at most 100.
-        tracer: OpenTelemetry tracer for spans of requests; None for no tracing.
-        ui: the page under /ui: "text" (with prompts), "map" (without prompts) or "off".
-        tenant_keys: API keys of tenants by name.
+        options: options of the server. `host`, `port`, `allowed_hosts`, `access_log` and the limits on connections
+            have no effect: they belong to the server around the application.
 
     Raises:
-        InvalidArgument: for an engine without a tokenizer, or an argument outside its limits.
+        InvalidArgument: for an engine without a tokenizer, or an option outside its limits.
     """
+    model_name, limits = options.model_name, options.limits
     require_unicode("model_name", model_name)
-    limits = limits or ServerLimits()
     capacity = engine.cache.config.max_num_seqs + limits.max_waiting
-    spans = None if tracer is None else RequestTracer(tracer, engine.cache.block_size, model_name)
-    options: dict[str, Any] = {"tracer": spans, "status_seconds": status_seconds, "tenant_metrics": tenant_metrics}
-    thread = EngineThread(engine, capacity, model_name, limits.retry_after_seconds, **options)
+    tracer = options.tracer
+    thread = EngineThread(
+        engine,
+        capacity,
+        model_name,
+        limits.retry_after_seconds,
+        tracer=None if tracer is None else RequestTracer(tracer, engine.cache.block_size, model_name),
+        status_seconds=options.status_seconds,
+        tenant_metrics=options.tenant_metrics,
+    )
     model = ServedModel.of(engine)
     encoder = PromptEncoder(engine.tokenizer, model.vocab_size)
     planner = Planner(model, encoder, limits, capacity)
     service = Service(thread, planner, TokenTexts(engine.tokenizer), limits, model_name, int(time.time()))
-    guard, metrics = KeyGuard(api_key, tenant_keys), HttpMetrics()
-    require_tenants(model.limits.roster, tenant_keys or {})
+    guard, metrics = KeyGuard(options.api_key, options.tenant_keys), HttpMetrics()
+    require_tenants(model.limits.roster, options.tenant_keys)
     page = MetricsPage(thread, engine, [metrics])
-    app = make_app(service, encoder, model.hash_block_size, guard, metrics, page, cors_origins, ui != "off")
+    app = make_app(
+        service, encoder, model.hash_block_size, guard, metrics, page, options.cors_origins, options.ui != "off"
+    )
     app.state.engine_thread = thread
     app.include_router(hint_routes(service, SingleEngine(thread), thread.request_metrics, guard))
     app.include_router(retain_routes(service, SingleEngine(thread), encoder, guard))
-    if has_check:
+    if options.has_check:
         app.include_router(check_routes(thread, guard))
-    add_live_page(app, thread, encoder, model_name, guard, ui)
+    add_live_page(app, thread, encoder, model_name, guard, options.ui)
     return app
 
 

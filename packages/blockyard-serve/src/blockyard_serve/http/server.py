@@ -12,10 +12,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -25,16 +24,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from blockyard_engine import Engine
 
 from ..errors import unavailable
-from ..limits import ServerLimits
 from .access import KnownHosts, known_hosts
 from .app import create_app
 from .body import OneLength
 from .listening import cannot_listen, open_sockets
 from .request_log import RequestLog, log_config
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Tracer
-
+from .server_options import ServerOptions
 
 #: Bytes of a next request that are accepted before the current one is answered. A server that stops reading does not
 #: notice that the client left, and one that buffers without a limit runs out of memory: more than this disconnects.
@@ -136,49 +131,6 @@ _FAREWELL_SECONDS = 5
 _MAX_UNACCEPTED = 128
 #: Seconds for clients to receive the error after a second signal.
 _CUT_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """Options of a server.
-
-    Attributes:
-        model_name: name of the model for clients.
-        host: address to listen on.
-        port: port to listen on; 0 for any free one.
-        api_key: key that clients must send; None for none. Never shown.
-        limits: limits on requests.
-        access_log: whether to log every request (on stderr).
-        has_check: whether to add GET /check.
-        cors_origins: origins of web pages that may use the server, as "http://localhost:3000"; "*" for all.
-        allowed_hosts: host names under which requests may come, besides `host` and those of loopback; "*" for all.
-            Without any, all names are allowed, except on loopback without a key.
-        status_seconds: seconds of work between two status lines in the log; 0 for none.
-        tenant_metrics: number of tenants that GET /metrics shows by name, at most 100.
-        tracer: OpenTelemetry tracer for spans of requests; None for no tracing.
-        ui: the page under /ui: "text" (with prompts), "map" (without prompts) or "off".
-        tenant_keys: API keys of tenants by name (docs/tenants.md). Never shown.
-    """
-
-    model_name: str
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str | None = field(default=None, repr=False)
-    limits: ServerLimits = field(default_factory=ServerLimits)
-    access_log: bool = False
-    has_check: bool = False
-    cors_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    status_seconds: float = 10.0
-    tenant_metrics: int = 0
-    tracer: Tracer | None = None
-    ui: str = "text"
-    tenant_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    @property
-    def has_key(self) -> bool:
-        """True if requests need a key."""
-        return self.api_key is not None or bool(self.tenant_keys)
 
 
 def wrap_app(app: ASGIApp, options: ServerOptions) -> ASGIApp:
@@ -324,17 +276,4 @@ class Server(AppServer):
     def __init__(
         self, engine: Engine, options: ServerOptions, on_listening: Callable[[str], None] | None = None
     ) -> None:
-        app = create_app(
-            engine,
-            options.model_name,
-            options.limits,
-            options.api_key,
-            options.has_check,
-            options.cors_origins,
-            options.status_seconds,
-            options.tenant_metrics,
-            options.tracer,
-            options.ui,
-            options.tenant_keys,
-        )
-        super().__init__(app, options, on_listening)
+        super().__init__(create_app(engine, options), options, on_listening)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     given = list(sys.argv[1:] if arguments is None else arguments)
     known = {*EXTRAS, *installed_commands()}
     words = [" ".join(given[:2]), *given[2:]] if " ".join(given[:2]) in known else given
+    if meant := _near_command(given):
+        parser.error(f"{' '.join(given[:2])!r} is not a command; did you mean {meant}?")
     if words and words[0] in EXTRAS and words[0] not in installed_commands():
         raise MissingExtra(f"blockyard {words[0]} is not installed: pip install 'blockyard[{EXTRAS[words[0]]}]'")
     if words and not words[0].startswith("-") and words[0] not in known:
@@ -32,6 +35,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if unknown:
         _refuse(commands.choices[options.command], unknown)
     return options
+
+
+def _near_command(given: list[str]) -> str | None:
+    """Return the two-word command of which `given` has the first word and a misspelt second; None for a file's name."""
+    seconds = [name.split()[1] for name in EXTRAS if " " in name and given and name.split()[0] == given[0]]
+    near = difflib.get_close_matches(given[1], seconds, 1, 0.8) if given[1:] and given[1] not in seconds else []
+    return f"{given[0]} {near[0]}" if near and not os.path.exists(given[1]) else None
 
 
 def _parsers() -> tuple[argparse.ArgumentParser, Any]:
