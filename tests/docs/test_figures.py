@@ -86,19 +86,6 @@ def test_the_choice_by_load_has_the_measured_figures(name: str) -> None:
     assert pairs(best) or best == "nothing to win"
 
 
-def test_the_lead_of_the_hints_has_the_figures_of_its_table() -> None:
-    text = page("hints.md")
-    lead = tables(text, "policy")[0]
-    shown = {row["policy"]: [int(row[column]) for column in list(row)[1:]] for row in lead}
-    rows = [row for row in tables(text, "load")[0] if row["load"] == "Mooncake"]
-    assert shown == {
-        row["policy"]: [pairs(row[column])[0][1] for column in ("no hints", "over")]
-        for row in rows
-        if row["policy"] in shown
-    }
-    assert len(shown) == 2
-
-
 def test_the_summary_of_partial_hints_has_the_figures_of_its_table() -> None:
     text = page("hints.md")
     (summary,) = [table for table in tables(text, "policy") if "50 %" in table[0]]
