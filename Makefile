@@ -22,8 +22,10 @@ SOURCE_PATH := $(subst $() ,:,$(foreach package,blockyard $(COMPANIONS),$(abspat
 SOURCES := $(addprefix $(CORE)/,setup.py pyproject.toml) $(addprefix $(CORE)/src/blockyard/,ids.py windows.py _sources.py _generated_c.py) $(wildcard $(CORE)/src/blockyard/core/*.py $(CORE)/src/blockyard/core/*/*.py $(CORE)/src/blockyard/core/*/*/*.py $(CORE)/src/blockyard/events/tables/*.py)
 # mypy reads the stubs of these; so it is given their sources once more.
 STUBBED := $(wildcard $(CORE)/src/blockyard/core/*.pyi $(CORE)/src/blockyard/core/*/*.pyi)
-# Tests run in n processes, two more than two cores: many wait for others. 0 is this one alone, for a debugger.
-TEST_PROCESSES ?= 4
+# Tests run in n processes, one more than two cores: some wait for others. 0 is this one alone, for a debugger.
+TEST_PROCESSES ?= 3
+# Each of these processes compiles the tests anew, and each program that they start its sources, if none may be kept.
+unexport PYTHONDONTWRITEBYTECODE
 export OMP_WAIT_POLICY := PASSIVE
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false

@@ -8,7 +8,6 @@ or raises. Whatever the call comes to, the state afterwards is one that honest c
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -60,6 +59,10 @@ ACTS: dict[str, Callable[[Site], object]] = {
 }
 
 
+#: All acts in all calls on all kinds of managers.
+EVERY_GIFT = [(kind, target, act) for kind in KINDS for target in TARGETS for act in ACTS]
+
+
 def attempt(call: Callable[[], object]) -> str:
     try:
         call()
@@ -92,15 +95,8 @@ class Sweep:
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
-    def all_of(self, share: float, draw: random.Random) -> None:
-        """A random share of all acts in all calls on all kinds of managers, each in every argument and disguise."""
-        for kind in KINDS:
-            for target in TARGETS:
-                for act in ACTS:
-                    if draw.random() < share:
-                        self.give(kind, target, act)
-
     def give(self, kind: str, target: Call, act: str) -> None:
+        """Do the act in each argument of the call, in every disguise."""
         allowed = honest_states(kind, target, ACTS[act])
         for name, value in target.arguments(Site(kind)).items():
             for disguise in disguises(value, lambda: None):
@@ -157,7 +153,8 @@ def changed_while_read(target: Call, name: str, change: Callable[[Any], object])
 def main() -> None:
     """Everything; what was wrong, one line each."""
     sweep = Sweep()
-    sweep.all_of(1.0, random.Random(0))
+    for kind, target, act in EVERY_GIFT:
+        sweep.give(kind, target, act)
     for line in sweep.wrong:
         print(line)
     for outcome, count in sorted(sweep.outcomes.items()):

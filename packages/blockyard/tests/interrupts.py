@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
@@ -26,18 +27,14 @@ from .support import own_calls
 from .support.own_calls import ALL_CALLS, KINDS, Call, Site
 from .support.snapshot import snapshot
 
+#: Every call on every kind of manager.
+EVERY_CALL = [(kind, call) for kind in KINDS for call in ALL_CALLS]
 #: Frames of the calls' table are the caller's.
 OUTSIDE = (own_calls.__file__, __file__)
 #: What these return nobody could find again.
 GIVE_HANDLES = ("allocate", "allocate_batch", "fork", "regroup", "get_new_blocks", "touch", "get_cached_blocks")
 #: An interrupted callback leaves a policy that has failed, and says so (`PolicyError`).
-OF_A_POLICY = (
-    ".stack.top",
-    ".stack.layers",
-    ".stack.sessions",
-    ".stack.failure",
-    ".interruption.",
-)
+OF_A_POLICY = re.compile(r"\.stack\.(top|layers|sessions|failure)|\.interruption\.")
 
 #: Drawn, told or made room for during a call that a policy's callback interrupted, and of no consequence.
 UNDONE_BUT_SEEN = (
@@ -99,12 +96,12 @@ class Findings:
 
 def state(site: Site) -> dict[str, Any]:
     """All of the manager and of the lone pool, but what only the policy knows."""
-    whole = {**snapshot(site.cache), **{f"alone{path}": value for path, value in snapshot(site.alone).items()}}
+    whole = {**snapshot(site.cache), **snapshot(site.alone, "alone")}
     for path in [path for path in whole if path.endswith(".first_word")]:
         # Where an array begins in its memory is chance.
         words, first = whole[path.replace("first_word", "words")], whole.pop(path)
         whole[path.replace("first_word", "words")] = words[first : first + len(words) - WORDS_TO_ALIGN]
-    whole = {path: value for path, value in whole.items() if not any(part in path for part in OF_A_POLICY)}
+    whole = {path: value for path, value in whole.items() if OF_A_POLICY.search(path) is None}
     return without_traces(whole, site) if site.kind.endswith("own policy") else whole
 
 
@@ -185,14 +182,13 @@ def differences(reached: dict[str, Any], before: dict[str, Any], after: dict[str
     return "; ".join(parts[:6])
 
 
-def interrupt_all(share: float, seed: int, kinds: Iterable[str] = KINDS, calls: Container[str] = ()) -> Findings:
-    """These calls (all, if none is named) of every kind, at a random share of their points, at least two a call."""
+def interrupt_all(share: float, seed: int, calls: Iterable[tuple[str, Call]] = EVERY_CALL) -> Findings:
+    """Interrupt these calls of a kind of manager at a random share of their points, at least two a call."""
     draw, found = random.Random(seed), Findings()
     gc.disable()
     try:
-        for kind in kinds:
-            for call in [call for call in ALL_CALLS if not calls or call.name in calls]:
-                interrupt(Interrupted(kind, call), share, draw, found)
+        for kind, call in calls:
+            interrupt(Interrupted(kind, call), share, draw, found)
             gc.collect()
     finally:
         gc.enable()

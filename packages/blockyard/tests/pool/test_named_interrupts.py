@@ -83,7 +83,7 @@ GIVE = ("get_new_blocks", "new_ids", "get_cached_blocks", "hold", "take_events")
 
 def state(site: Site, policy: str) -> dict[str, Any]:
     """All of the pool, but what only its policy knows, and where an array begins in its memory."""
-    whole = {path: value for path, value in snapshot(site.pool).items() if not any(p in path for p in OF_A_POLICY)}
+    whole = {path: value for path, value in snapshot(site.pool).items() if OF_A_POLICY.search(path) is None}
     for path in [path for path in whole if path.endswith(".first_word")]:
         words, first = whole[path.replace("first_word", "words")], whole.pop(path)
         whole[path.replace("first_word", "words")] = words[first : first + len(words) - WORDS_TO_ALIGN]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -58,46 +59,67 @@ SCRATCH = {
 #: Packages whose objects are looked into: ours, and eviction policies of the tests.
 WALKED = ("blockyard", "blockyard_testing", "tests")
 SCALARS = (int, float, str, bool, bytes, type(None), tuple, range)
+#: Most values are of these classes and need no call.
+EXACT_SCALARS = frozenset(SCALARS)
 
 
-def snapshot(whole: KVCacheManager | BlockPool | NamedPool) -> dict[str, Any]:
-    """All attributes of the object and of what it is made of, by their path from it."""
+def snapshot(whole: KVCacheManager | BlockPool | NamedPool, path: str = "") -> dict[str, Any]:
+    """Return all attributes of the object and of its parts, by their path from it, which begins with `path`."""
     found: dict[str, Any] = {}
-    _walk("", whole, found, set())
+    _walk(path, whole, found, set())
     return found
 
 
 def _walk(path: str, value: Any, found: dict[str, Any], seen: set[int]) -> None:
-    if isinstance(value, SCALARS):
+    kind = type(value)
+    if issubclass(kind, SCALARS):
         found[path] = value
-    elif isinstance(value, dict):
+    elif issubclass(kind, dict):
         found[path] = list(value)
         for key, item in value.items():
             _walk(f"{path}[{key!r}]", item, found, seen)
-    elif isinstance(value, list):
+    elif issubclass(kind, list):
         found[path] = len(value)
         for index, item in enumerate(value):
-            _walk(f"{path}[{index}]", item, found, seen)
-    elif type(value).__name__.startswith("vec"):
+            if type(item) in EXACT_SCALARS:
+                found[f"{path}[{index}]"] = item
+            else:
+                _walk(f"{path}[{index}]", item, found, seen)
+    elif kind.__name__.startswith("vec"):
         found[path] = list(value)
-    elif isinstance(value, np.ndarray):
+    elif issubclass(kind, np.ndarray):
         found[path] = value.tolist()
-    elif isinstance(value, CacheConfig):
+    elif issubclass(kind, CacheConfig):
         found[path] = value
-    elif isinstance(value, BaseException):
+    elif issubclass(kind, BaseException):
         found[path] = repr(value)
-    elif type(value).__module__.partition(".")[0] not in WALKED:
-        raise TypeError(f"{path} is a {type(value)}; say how to compare it")
+    elif kind.__module__.partition(".")[0] not in WALKED:
+        raise TypeError(f"{path} is a {kind}; say how to compare it")
     elif id(value) not in seen:
         seen.add(id(value))
         for name in _attributes(value):
-            _walk(f"{path}.{name}", getattr(value, name), found, seen)
+            item = getattr(value, name)
+            if type(item) in EXACT_SCALARS:
+                found[f"{path}.{name}"] = item
+            elif not callable(item):
+                _walk(f"{path}.{name}", item, found, seen)
 
 
-def _attributes(value: Any) -> list[str]:
-    """State, and what is computed from it; no methods and no scratch room."""
-    names = [name for name in dir(value) if not name.startswith("__") and name not in SCRATCH]
-    return [name for name in names if not callable(getattr(value, name))]
+def _attributes(value: Any) -> Iterable[str]:
+    """Return the names of state and of what is computed from it, without methods and scratch room."""
+    of_class = _attributes_of_class(type(value))
+    own = getattr(value, "__dict__", None)
+    return of_class if not own else dict.fromkeys((*of_class, *(name for name in own if _is_compared(name))))
+
+
+@cache
+def _attributes_of_class(kind: type) -> tuple[str, ...]:
+    """Thousands of snapshots are of the same few classes, and `dir` takes longer than all else."""
+    return tuple(name for name in dir(kind) if _is_compared(name) and not callable(getattr(kind, name)))
+
+
+def _is_compared(name: str) -> bool:
+    return not name.startswith("__") and name not in SCRATCH
 
 
 @contextmanager
