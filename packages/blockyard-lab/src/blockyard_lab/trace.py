@@ -23,6 +23,7 @@ class TraceRequest:
             start. The last id may name a partly filled block. Ids within a prompt differ.
         token_ids: (num_prompt_tokens,) int32, or None if the trace has none.
         session: name of the conversation; "" if unknown.
+        pause: seconds from the answer before it in the session to this request; None if unknown.
     """
 
     arrival: float
@@ -31,6 +32,7 @@ class TraceRequest:
     hash_ids: NDArray[np.int64] | None = None
     token_ids: NDArray[np.int32] | None = None
     session: str = ""
+    pause: float | None = None
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ Read it in this order:
     line_fields                the values of a line, checked
     trace_file                 a walk over a file, with counts of skipped lines
     block_ids                  formats with block ids: Mooncake, Bailian
+    weka                       agent sessions, an archive of one JSON file each
     formats                    formats with lengths only (Azure, BurstGPT) or whole prompts; format detection
     generators                 synthetic traces
     opening, writing           `open_trace`, `make_trace`, `write_trace`

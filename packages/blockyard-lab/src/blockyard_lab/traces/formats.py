@@ -207,7 +207,7 @@ def _microseconds(text: str) -> int:
 
 
 #: Values of `format` besides "auto".
-FORMATS = ("mooncake", "bailian", "azure", "burstgpt", "tokens", "text")
+FORMATS = ("mooncake", "bailian", "azure", "burstgpt", "tokens", "text", "weka")
 _CSV: dict[str, type[Azure] | type[BurstGPT]] = {"azure": Azure, "burstgpt": BurstGPT}
 
 

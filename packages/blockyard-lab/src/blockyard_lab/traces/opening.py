@@ -14,6 +14,7 @@ from .formats import FORMATS, find_format
 from .generators import GENERATORS
 from .lines import MAX_REQUESTS
 from .trace_file import FileTrace, FirstRequests
+from .weka import WekaTrace, is_archive, require_archive
 
 #: The trace that comes with the package.
 SHIPPED = Path(__file__).resolve().parent / "data" / "small.jsonl.gz"
@@ -35,7 +36,8 @@ def open_trace(
     Args:
         source: a file; "default" or "small" for the trace that comes with the package; or a generator with options,
             such as "chat:requests=1000,seed=3,turns=8". Write "./chat" for a file of such a name. Files may be plain,
-            gzip or zstd, detected by their first bytes. They are streamed: memory is that of the longest line.
+            gzip or zstd, detected by their first bytes; WEKA's are a tar archive. They are streamed: memory is that of
+            the longest line or session.
         format: one of `FORMATS`, or "auto" to decide by the first usable line.
         strict: raise at the first line that would be left out or corrected, instead of counting it in `skips`.
         tokenizer: folder of a transformers tokenizer, for traces of text.
@@ -60,7 +62,12 @@ def open_trace(
     looks_like_spec = isinstance(source, str) and (source.isidentifier() or ("=" in source and ":" in source))
     if looks_like_spec and not path.exists():
         raise TraceError(f"source is {source!r}; it is neither a file nor a generator: {', '.join(GENERATORS)}")
-    trace = FileTrace(path, find_format(path, format, tokenizer), strict)
+    trace: FileTrace | WekaTrace
+    if format == "weka" or (format == "auto" and is_archive(path)):
+        require_archive(path)
+        trace = WekaTrace(path, strict)
+    else:
+        trace = FileTrace(path, find_format(path, format, tokenizer), strict)
     return trace if max_requests is None else FirstRequests(trace, max_requests)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from blockyard.errors import TraceError
 
-from ..trace import Skips, TraceRequest
+from ..trace import Skips, Trace, TraceRequest
 from .lines import Line, LineProblem, TruncatedFile, numbered_lines
 
 
@@ -127,7 +127,7 @@ class FileTrace:
 class FirstRequests:
     """The first `count` requests of another trace, with its name, block size and skips."""
 
-    def __init__(self, trace: FileTrace, count: int) -> None:
+    def __init__(self, trace: Trace, count: int) -> None:
         self.name, self.hash_block_size, self.skips = trace.name, trace.hash_block_size, Skips()
         self._trace, self._count = trace, count
 
