@@ -30,7 +30,7 @@ BELOW = {
 #: Folders within a package, from the bottom up; a file imports from lower ones, or its own. Files in no folder of the
 #: list are below all.
 INNER_LAYERS = {
-    "blockyard_lab": {"traces": 1, "curve": 2, "fleet": 2, "replay": 2, "planning": 3, "cli": 4},
+    "blockyard_lab": {"traces": 1, "curve": 2, "fleet": 2, "replay": 2, "closed": 3, "planning": 3, "cli": 4},
     "blockyard_serve": {"openai": 1, "live": 1, "jobs": 2, "http": 3, "fleet": 4, "cli": 5},
 }
 #: What each package may import of the world, beside the standard library.

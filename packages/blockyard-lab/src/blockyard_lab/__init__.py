@@ -9,6 +9,7 @@ Read it in this order:
     sweep                       independent runs on several processes or a cluster
     curve                       hit rate against capacity, as a table, a picture and a page
     replay                      a trace through the real manager; replay.tiers: through the real offload too
+    closed                      sessions whose next turn comes after the answer, on a simulated engine
     fleet                       replicas and a router, simulated
     planning                    blocks, requests and hit rates from a model, GPUs and a trace
 

@@ -23,6 +23,7 @@ from ..output_file import require_output
 from ..policy_names import MAX_SIZES, OPTIMUM, parse_policies, parse_sizes, spread_sizes
 from ..references import MAX_REFERENCES
 from ..replay.tier_result import tiers_as_text
+from .closed_loops import run_loops
 from .lab_options import chosen_jobs, open_chosen_trace, report_skips, require_tier, short_name, skips_as_dict
 
 #: Curves begin at a thousandth of the working set; in smaller caches hardly anything hits.
@@ -32,10 +33,15 @@ _WRITERS = {".png": draw_curves, ".svg": draw_curves, ".html": write_page}
 
 def run_curve(options: argparse.Namespace) -> int:
     """Run every policy at every size, print the table and write the files."""
+    if options.closed:
+        return _run_loops(options)
+    if options.admission:
+        raise InvalidArgument(f"--admission is {options.admission!r}; in a curve it needs --closed")
     for path in options.output:
         if Path(path).suffix not in _WRITERS:
             raise InvalidArgument(f"output is {path!r}; it must end in {', '.join(_WRITERS)}")
         require_output(path, tuple(_WRITERS))  # before hours of work, and before the first of several is written
+    options.block_size = 16 if options.block_size is None else options.block_size
     default = ["lru", OPTIMUM] if options.beside else [*POLICIES, OPTIMUM]
     policies = parse_policies(options.policies, "--policies") if options.policies else default
     hints = _chosen_hints(options)
@@ -58,6 +64,23 @@ def run_curve(options: argparse.Namespace) -> int:
     for path in options.output:
         _WRITERS[Path(path).suffix](curves, path, bytes_per_block=bytes_per_block, model=options.model or "")
     _print(options, traces, curves, bytes_per_block)
+    return 0
+
+
+def _run_loops(options: argparse.Namespace) -> int:
+    """Run the trace in a closed loop with every number of sessions, print the table and write the pictures."""
+    from ..closed.loop_picture import draw_loops
+
+    for path in options.output:
+        require_output(path, (".png", ".svg"))
+    for name in ("beside", "hints", "sizes", "tier"):
+        if getattr(options, name):
+            raise InvalidArgument(f"--{name} was given with --closed; omit one of them")
+    if options.blocks is None or "," in options.blocks:
+        raise InvalidArgument(f"--blocks is {options.blocks!r}; with --closed it must be one size")
+    results = run_loops(options)
+    for path in options.output:
+        draw_loops(results, path)
     return 0
 
 

@@ -146,6 +146,11 @@ def add_replay_options(commands: Any) -> None:
     add_trace_options(parser)
     _add_replay_cache(parser.add_argument_group("cache"))
     _add_replay_time(parser.add_argument_group("time"))
+    loops = parser.add_argument_group("closed loops")
+    _add_loops(loops, "turns per hour, hits, latency, waiting", "; with --timed, requests arrive by their timestamps")
+    loops.add_argument(
+        "--beside", action="append", default=[], metavar="N:TRACE", help="N sessions of another trace at the same time"
+    )
     add_running_options(parser)
     _add_files(parser, "FILE.html", "with --timed: a page of what happened when")
     add_output_options(parser, "run")
@@ -166,7 +171,7 @@ def _add_replay_cache(group: Any) -> None:
         help="pool sizes, like 10k,100k,25%%; a share is of the blocks of all different prompts; "
         "default: 10%%,25%%,50%%,100%%",
     )
-    add_cache_field(group, "block_size", default=16)
+    add_cache_field(group, "block_size", "; default: 16, with --closed 512", says_default=True, default=None)
     group.add_argument(
         "--max-model-len",
         type=int,
@@ -175,7 +180,7 @@ def _add_replay_cache(group: Any) -> None:
         "not page; default: the trace's longest request, rounded up to a power of two",
     )
     add_cache_field(group, "num_cpu_blocks", " that keeps what the pool evicts, for later hits", default=0)
-    add_cache_field(group, "watermark", default=0.0)
+    add_cache_field(group, "watermark", "; default: 0, with --closed 0.01", says_default=True, default=None)
     _add_tiers(group, "; needs --kv-bytes")
     _add_kv_bytes(group)
     group.add_argument("--no-causes", action="store_true", help="do not look for the causes of misses; a little faster")
@@ -202,23 +207,59 @@ def _add_kv_bytes(group: Any) -> None:
 
 def _add_replay_time(group: Any) -> None:
     group.add_argument("--timed", action="store_true", help="replay by timestamps, under a model of an engine's steps")
-    add_cache_field(group, "max_num_seqs", default=256)
-    group.add_argument(
-        "--max-num-batched-tokens", type=int, default=8192, metavar="N", help="tokens of a step; default: 8192"
-    )
+    _add_device(group)
+    _add_constant(group, "prompt-token", "a prompt token computed")
+    add_cache_field(group, "max_num_seqs", "; default: 256, with --closed 64", says_default=True, default=None)
     group.add_argument(
         "--speedup", type=float, default=1.0, metavar="X", help="arrivals come X times faster; default: 1"
     )
-    for name, default, what in (
-        ("step", 0.006, "every step"),
-        ("prompt-token", 5e-5, "a prompt token computed"),
-        ("decode", 2e-5, "a sequence that decodes"),
-        ("context-token", 2e-8, "a token that a decode attends to"),
-        ("moved-block", 8e-5, "a block moved between the pool and the CPU pool"),
+
+
+def _add_device(group: Any) -> None:
+    """Add the constants of a `ServiceModel`, and names of devices."""
+    group.add_argument(
+        "--device",
+        choices=("default", "8b", "70b"),
+        default="default",
+        help="constants of a step; 8b: Llama 8B in bf16 on one H100; 70b: Llama 70B in fp8 on four; both computed from "
+        "FLOPs and bandwidths, not measured; default: an 8B model, roughly",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens", type=int, default=8192, metavar="N", help="tokens of a step; default: 8192"
+    )
+    for name, what in (
+        ("step", "every step"),
+        ("decode", "a sequence that decodes"),
+        ("context-token", "a token that a decode attends to"),
+        ("attention", "a prompt token computed and a token that it attends to"),
+        ("moved-block", "a block moved between the pool and the CPU pool"),
     ):
-        group.add_argument(
-            f"--seconds-per-{name}", type=float, default=default, metavar="S", help=f"{what}; default: {default:g}"
-        )
+        _add_constant(group, name, what)
+
+
+def _add_constant(group: Any, name: str, what: str) -> None:
+    group.add_argument(f"--seconds-per-{name}", type=float, metavar="S", help=f"{what}; default: that of --device")
+
+
+def _add_loops(group: Any, what: str, admission: str = "") -> None:
+    group.add_argument(
+        "--closed",
+        action="store_true",
+        help=f"a session's next turn comes its pause after the answer, on a simulated engine: {what}",
+    )
+    group.add_argument(
+        "--admission",
+        metavar="LIST",
+        help=f"orders of admission, like arrival,fewest,room:4{admission}; default: arrival",
+    )
+    group.add_argument("--sessions", default="16", metavar="LIST", help="sessions at once, like 5,10,20; default: 16")
+    group.add_argument(
+        "--max-pause", type=float, default=600.0, metavar="S", help="longer pauses are cut; default: 600"
+    )
+    group.add_argument("--hours", type=float, default=3.0, metavar="H", help="simulated hours measured; default: 3")
+    group.add_argument("--warm-up", type=float, default=1.0, metavar="H", help="simulated hours before; default: 1")
+    group.add_argument("--runs", type=int, default=1, metavar="N", help="seeds, each from --seed on; default: 1")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the first run; default: 0")
 
 
 _CURVE_DESCRIPTION = """\
@@ -261,6 +302,9 @@ def add_curve_options(commands: Any) -> None:
     )
     _add_curve_cache(parser.add_argument_group("cache"))
     _add_curve_hints(parser.add_argument_group("hints"))
+    loops = parser.add_argument_group("closed loops")
+    _add_loops(loops, "turns per hour over the number of sessions; --blocks is one size")
+    _add_device(loops)
     add_running_options(parser)
     _add_files(parser, "FILE", ".png, .svg or .html")
     add_output_options(parser, "size")
@@ -299,7 +343,9 @@ def _add_curve_cache(group: Any) -> None:
         help="how many capacities, from a thousandth of the working set to all of it; default: 40. With tiers "
         "from a hundredth; default: 8",
     )
-    add_cache_field(group, "block_size", ", of a trace of tokens", default=16)
+    add_cache_field(
+        group, "block_size", ", of a trace of tokens; default: 16, with --closed 512", says_default=True, default=None
+    )
     group.add_argument(
         "--max-references", type=int, metavar="N", help="references kept before the trace is sampled; default: 8388608"
     )

@@ -24,7 +24,6 @@ from ..replay import (
     ReplayOptions,
     ReplayResult,
     Reservation,
-    ServiceModel,
     compare_reservations,
     replay,
 )
@@ -34,6 +33,7 @@ from ..replay.tier_result import TierRow, tiers_as_text
 from ..replay.timeline_page import write_run_page
 from ..survey import TraceSurvey, survey
 from ..sweep import run_all
+from .closed_loops import chosen_device, flatten, run_loops
 from .lab_options import chosen_jobs, open_chosen_trace, report_skips, short_name, skips_as_dict
 
 
@@ -58,6 +58,13 @@ def reserve_pools(
 
 def run_replay(options: argparse.Namespace) -> int:
     """Run every policy at every size and print the results."""
+    if options.closed or options.admission:
+        _require_loop(options)
+        run_loops(options)
+        return 0
+    for name, value in (("block_size", 16), ("watermark", 0.0), ("max_num_seqs", 256)):
+        if getattr(options, name) is None:
+            setattr(options, name, value)
     _require_output(options)
     policies = parse_policies(options.policies, "--policies")
     if OPTIMUM in policies:
@@ -81,6 +88,16 @@ def run_replay(options: argparse.Namespace) -> int:
     reservations = [] if options.csv else reserve_pools(options, trace, pools, model_length(options, found))
     _print(options, trace, found, results, reservations, tiers)
     return 0
+
+
+def _require_loop(options: argparse.Namespace) -> None:
+    if options.closed == options.timed:
+        raise InvalidArgument("--admission needs either --closed or --timed")
+    for name in ("output", "tier", "num_cpu_blocks"):
+        if getattr(options, name):
+            raise InvalidArgument(
+                f"--{name.replace('_', '-')} was given with --closed or --admission; omit one of them"
+            )
 
 
 def _tiers(options: argparse.Namespace, trace: Trace, cells: list[dict[str, Any]]) -> list[TierRow]:
@@ -110,7 +127,7 @@ def _cells(
     options: argparse.Namespace, trace: Trace, found: TraceSurvey, policies: list[str], working_set: int
 ) -> list[tuple[Trace, ReplayOptions]]:
     sizes = parse_sizes(options.blocks, working_set)
-    service = _service(options) if options.timed else None
+    service = chosen_device(options) if options.timed else None
     longest = min(found.longest_sequence, model_length(options, found))
     return [
         (
@@ -148,10 +165,6 @@ def _read(options: argparse.Namespace, trace: Trace) -> tuple[TraceSurvey, int]:
     return references.survey, -(-references.working_set * references.tokens_a_block // int(options.block_size))
 
 
-def _service(options: argparse.Namespace) -> ServiceModel:
-    return ServiceModel(**{field.name: getattr(options, field.name) for field in dataclasses.fields(ServiceModel)})
-
-
 def _print(
     options: argparse.Namespace,
     trace: Trace,
@@ -167,7 +180,7 @@ def _print(
         rows = [row.as_dict() for row in tiers]
         print(as_json({"trace": about, "runs": runs, "reservations": reserved, "tiers": rows}))
     elif options.csv:
-        print(as_csv([_flatten(result.as_dict()) for result in results]))
+        print(as_csv([flatten(result.as_dict()) for result in results]))
     else:
         print(_headline(options, trace, found))
         print(results_as_text(results, with_cpu_pool=bool(options.num_cpu_blocks)))
@@ -213,11 +226,3 @@ def _say_refused(results: list[ReplayResult]) -> None:
 def _trace_as_dict(found: TraceSurvey) -> dict[str, Any]:
     counts = ("num_requests", "num_prompt_tokens", "num_output_tokens", "longest_sequence")
     return {name: getattr(found, name) for name in ("name", *counts, "duration", "has_contents")}
-
-
-def _flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values under one level of names: misses_evicted, simulated_first_token_p99."""
-    flat: dict[str, Any] = {}
-    for name, value in content.items():
-        flat |= _flatten(value, f"{prefix}{name}_") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
