@@ -22,7 +22,7 @@ class CircuitBreaker:
         self._trial_until = 0.0
 
     def refuses(self, now: float) -> bool:
-        """Return whether to leave the backend alone now. If a trial is due, the first caller makes it. O(1)."""
+        """Return whether to refuse an operation now. If a trial is due, the first caller is let through. O(1)."""
         if self._seconds == 0.0:
             return False
         if now < self._open_until or now < self._trial_until:
@@ -31,7 +31,7 @@ class CircuitBreaker:
         return False
 
     def is_paused(self, now: float) -> bool:
-        """Return whether not even a lookup may be made, which counts as no trial. O(1)."""
+        """Return whether lookups are refused too. A lookup is never the trial. O(1)."""
         return self.is_open() and now < self._open_until
 
     def is_open(self) -> bool:

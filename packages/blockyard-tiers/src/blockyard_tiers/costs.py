@@ -9,7 +9,8 @@ _FADING = 0.9
 class LinearCost:
     """A start-up time and a rate, fitted to measurements; recent ones weigh most. O(1) per call.
 
-    fresh_seconds: age at which measurements are discarded, so that a tier that was slow once is tried again.
+    Args:
+        fresh_seconds: age at which measurements are discarded, so that a tier that was slow once is tried again.
     """
 
     def __init__(self, fresh_seconds: float = float("inf")) -> None:

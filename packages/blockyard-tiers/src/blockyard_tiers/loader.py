@@ -59,7 +59,7 @@ class Loader:
         self._num_rechecks = self._num_polls = 0
 
     def begin_poll(self) -> None:
-        """Allow as many rechecks again. Called in each `Offload.poll`."""
+        """Reset the number of rechecks that are left. Called in each `Offload.poll`."""
         self._num_rechecks, self._num_polls = _MAX_RECHECKS, self._num_polls + 1
 
     def prepare(
@@ -209,7 +209,7 @@ class Loader:
         return now - record.waiting_since <= self._finder.patience(num_blocks)
 
     def _rest_cause(self, pending: list[TierUse]) -> str:
-        """Return why no tier has more: one has not answered, one is failing, or none has more."""
+        """Return why the found prefix ends: a tier has not answered or is failing, or no tier has the next block."""
         if pending:
             return "late"
         return "failed" if any(use.tier.stats().is_load_failing for use in self._context.uses) else "absent"
@@ -254,9 +254,9 @@ class Loader:
     def _begin(
         self, key: Hashable, record: RequestRecord, chosen: list[Segment], state: Segment | None, now: float
     ) -> bool:
-        """Submit the transfers of a load, and return whether it is of use. At the first refusal the load ends.
+        """Submit the transfers of a load up to the first that is refused; return whether the load can be used.
 
-        With a state a load is complete or of no use, so the state is submitted first.
+        A load with a state can only be used if it is complete, so the state is submitted first.
         """
         cached = chosen[0].first
         deadline = now + self._finder.patience(record.num_chosen - cached)

@@ -137,7 +137,7 @@ class Offload:
             token_ids: the request's tokens.
             extra_keys: the request's extra keys, as for `allocate`.
             may_load: False to search for nothing, and only register the request.
-            will_start: whether the request starts now even though `can_allocate` says no, as by a tenant's guarantee.
+            will_start: whether the request starts now even if `can_allocate` refuses it: within a tenant's guarantee.
         """
         record = self._record(key, extra_keys)
         if record.is_settled:

@@ -128,10 +128,10 @@ class PeerTier(WorkingTier):
         pending: _NumberedConnection | None = None,
         may_move: bool = True,
     ) -> tuple[dict[str, Any], Any]:
-        """Receive an answer on `pending`, or send on another connection first; then `keep` gets the connection.
+        """Receive an answer on `pending`, or send the request on another connection and receive its answer there.
 
-        An idle connection may be closed or out of step, which says nothing about the peer: then another one is used,
-        once, if `may_move`. Raises `BadObject` for a miss, `BackendError`.
+        `keep` gets the connection that was used. An idle connection may be closed or out of step although the peer is
+        well: then, if `may_move`, another one is tried once. Raises `BadObject` for a miss, `BackendError`.
         """
         while True:
             numbered, is_new = pending, False
@@ -183,10 +183,9 @@ class PeerTier(WorkingTier):
     def _read(self, active: ActiveTransfer, position: int) -> None:
         """Receive an object directly into its buffer.
 
-        The next objects of the transfer are requested ahead, on a connection that is kept in `backend_state` together
-        with the end of these requests and whether the load has moved to a second connection. If an object is larger
-        than expected, at most one byte more is sent. A bad object is received completely, so that the next ones can
-        follow.
+        The next objects of the transfer are requested ahead. `backend_state` has their connection, the position after
+        the last requested object, and whether this is the load's second connection. If an object is larger than
+        expected, at most one byte more is sent. A bad object is received completely, so that the next ones can follow.
         """
         names, parts, found = active.transfer.names, active.parts[position], list[Header | BadObject]()
         pending, stop, has_moved = active.backend_state or (None, min(position + _MAX_AHEAD, len(names)), False)
@@ -266,7 +265,7 @@ class PeerTier(WorkingTier):
 
 
 def _buffers_for(parts: Sequence[memoryview], num_bytes: int) -> list[memoryview]:
-    """Return buffers for `num_bytes` bytes: the parts, shortened or extended."""
+    """Return buffers of `num_bytes` bytes in total: the parts, cut off at the end or followed by a new buffer."""
     room = []
     for part in parts:
         room.append(part[:num_bytes])

@@ -53,13 +53,13 @@ class PoolNames:
         #: Roots up to this id were examined: other ids up to it are not roots. Ids grow.
         self._examined_to = 0
 
-    def learn(
+    def name_blocks(
         self, blocks: npt.NDArray[np.int32], identities: npt.NDArray[np.int64]
     ) -> list[tuple[bytes, bytes] | None]:
         """Return the name and the tokens' digest of each block, in the order of their contents' ids. O(tokens).
 
-        A block has None instead if its predecessor is not known or a span covers part of it. A new root costs as many
-        lookups as roots were used since it was.
+        A block has None instead if its predecessor is not known or a span covers part of it. Finding a new root takes
+        a lookup for each root that was used after it.
 
         Args:
             blocks: the blocks.

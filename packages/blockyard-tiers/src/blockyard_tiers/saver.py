@@ -74,7 +74,7 @@ class Saver:
     def poll(self) -> None:
         """Store evicted blocks that found no buffer, and the next part of a snapshot. Called in `Offload.poll`."""
         if self._write_back is not None:
-            self._write_back.learn(self._context.layout())
+            self._write_back.name_computed(self._context.layout())
             if self.buffers.free:
                 self._write_back.store_missing()
         if self.snapshot is not None and self._snapshot_use is not None:

@@ -88,7 +88,7 @@ class Snapshot:
         is_there = blocks < self._cache.contents.num_blocks
         is_there[is_there] = self._cache.contents.still(blocks[is_there], identities[is_there, 0])
         positions = np.flatnonzero(is_there)[:most]
-        named = self._names.learn(blocks[positions], identities[positions])
+        named = self._names.name_blocks(blocks[positions], identities[positions])
         self._tokens[begun + positions] = self._cache.contents.tokens(blocks[positions])
         self._is_stored[begun + positions] = [each is not None for each in named]
         self._at = begun + (int(positions[-1]) + 1 if len(positions) == most else len(blocks))

@@ -56,7 +56,7 @@ class PrefixLoad:
         names: names of the prompt's blocks.
         state: of a hybrid model, the transfer of the state after the last block.
         keys: the requests that wait for it.
-        offered_at: the number of the last `poll` before a request could start with it; 0 if none could yet.
+        offered_at: number of the latest `poll` after which a request could start with it; 0 if none could yet.
     """
 
     names: list[bytes]
@@ -86,8 +86,8 @@ class PrefixLoad:
 class StateSearch:
     """Progress of the search for a prompt's last state up to block `stop`.
 
-    Positions from `stop` down to `at` have been searched, and `early_positions`. `fallback` is the last state found at
-    one of the latter, used if none is found between it and `at`.
+    The positions from `stop` down to `at` and the `early_positions` have been searched. `fallback` is the last state
+    found at an early position. It is used if the rest of the search finds none after it.
     """
 
     stop: int
@@ -104,8 +104,8 @@ class RequestRecord:
         waiting_since: time of its first lookup, set again when its lookups restart.
         num_found: length of the prefix, in blocks, that the pool and the tiers have together.
         num_chosen: length of the prefix, in blocks, that is loaded or cached.
-        cause: why it is not loaded as far as it was found.
-        rest_cause: why it was not found any further.
+        cause: why less is loaded than was found.
+        rest_cause: why the found prefix ends.
         num_offered: blocks that were offered to the tiers for storing.
         is_settled: whether it has nothing to wait for.
         is_deferred: whether the tiers are searched again only when the request can start.

@@ -167,7 +167,7 @@ class WorkingTier:
         self._threads = [threading.Thread(target=self._work, name=f"tier {name}", daemon=True) for _ in range(count)]
 
     def _start(self) -> None:
-        """Start the threads; the last line of a subclass's `__init__`."""
+        """Start the threads. A subclass calls it at the end of its `__init__`."""
         _started.add(self)
         for thread in self._threads:
             thread.start()

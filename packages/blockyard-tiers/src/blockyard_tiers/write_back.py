@@ -70,10 +70,10 @@ class WriteBack:
         return len(self._cached)
 
     def note_computed(self, blocks: npt.NDArray[np.int32]) -> None:
-        """Record blocks that a step computed, in the order of their prompt. `learn` names them after the commit."""
+        """Record blocks that a step computed, in the order of their prompt, to be named after the commit."""
         self._computed += [block for block in blocks.tolist() if block not in self._cached]
 
-    def learn(self, layout: bytes) -> None:
+    def name_computed(self, layout: bytes) -> None:
         """Name the blocks that were computed since the last call, as the index has them now. O(blocks)."""
         if self._generation != self._cache.generation or self._names is None:
             self._names = PoolNames(self._cache, layout)
@@ -88,7 +88,7 @@ class WriteBack:
             return
         identities = np.concatenate([self._cache.contents.identities(block, block + 1) for block in blocks.tolist()])
         blocks, identities = blocks[identities[:, 0] != 0], identities[identities[:, 0] != 0]
-        found = self._names.learn(blocks, identities)
+        found = self._names.name_blocks(blocks, identities)
         for block, (content, previous), named in zip(blocks.tolist(), identities.tolist(), found, strict=True):
             if named is not None:
                 self._cached[block] = _Cached(content, *named, self._names.name_of(previous))

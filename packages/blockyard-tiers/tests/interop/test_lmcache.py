@@ -132,7 +132,7 @@ def test_nothing_of_another_model_salt_layout_or_fingerprint_is_loaded(tmp_path:
             assert got(manager, keys_of([1, 2, 99, 4]), policy="full")[0] == ([] if more else [0, 1, 3])
 
 
-def test_bad_parameters(tmp_path: Path) -> None:
+def test_bad_parameters_are_refused(tmp_path: Path) -> None:
     for params, said in (({"place": ""}, "place is ''"), ({"place": f"file:{tmp_path}", "size": 1}, "has 'size'")):
         with pytest.raises(InvalidArgument, match=said), lmcache(tmp_path, **params):
             pass

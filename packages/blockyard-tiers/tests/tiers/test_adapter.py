@@ -74,7 +74,7 @@ def test_waiting_for_an_unknown_ticket_is_refused(adapter: TierAdapter, ticket: 
 
 
 @pytest.mark.parametrize("seconds", [None, float("nan"), float("inf"), 10**400, "1", [], True, 1j], ids=repr)
-def test_a_bad_wait_is_refused_and_keeps_the_batch(adapter: TierAdapter, seconds: Any) -> None:
+def test_an_invalid_timeout_is_refused_and_the_batch_stays(adapter: TierAdapter, seconds: Any) -> None:
     ticket = adapter.submit(False, KEYS, [bytearray(key) for key in KEYS])
     with pytest.raises(InvalidArgument, match="seconds is "):
         adapter.wait(ticket, seconds)

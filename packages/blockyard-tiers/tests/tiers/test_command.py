@@ -90,7 +90,7 @@ def test_copy_skips_bad_objects(folder: str, tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.skipif(bool(missing_for_redis()), reason=missing_for_redis())
-def test_copy_to_redis(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copy_writes_all_objects_to_redis(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with redis_server(tmp_path) as server:
         assert main(["tier", "copy", f"file:{folder}", server.url]) == 1
         assert main(["tier", "stats", server.url]) == 0

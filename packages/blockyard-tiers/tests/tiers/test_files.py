@@ -155,7 +155,7 @@ def test_every_flipped_bit_is_found_or_harmless(tier: FileTier, tmp_path: Path) 
         wait_until(lambda: not path_of(tmp_path, 1).exists())
 
 
-def test_every_length_is_found(tier: FileTier, tmp_path: Path) -> None:
+def test_every_truncation_is_found(tier: FileTier, tmp_path: Path) -> None:
     store(tier, [1])
     whole = path_of(tmp_path, 1).read_bytes()
     for length in [*range(len(whole)), len(whole) + 1, 2 * len(whole)]:
@@ -166,7 +166,7 @@ def test_every_length_is_found(tier: FileTier, tmp_path: Path) -> None:
     assert load(tier, [1]) == {}
 
 
-def test_zeros_are_no_object(tier: FileTier, tmp_path: Path) -> None:
+def test_zeros_are_not_an_object(tier: FileTier, tmp_path: Path) -> None:
     store(tier, [4])
     for size in (0, 1, PAGE_BYTES, PAGE_BYTES + size_of(4)):
         path_of(tmp_path, 4).write_bytes(bytes(size))
@@ -708,7 +708,7 @@ def test_a_file_size_limit_is_full(tmp_path: Path) -> None:
     assert said == "FULL []"
 
 
-def test_lost_permissions_are_denied(tmp_path: Path) -> None:
+def test_a_folder_that_became_unreadable_is_denied(tmp_path: Path) -> None:
     """Root has all rights, so it becomes nobody meanwhile."""
     os.chmod(tmp_path, 0o755)
     reachable = all(os.stat(path).st_mode & 0o5 == 0o5 for path in tmp_path.parents)

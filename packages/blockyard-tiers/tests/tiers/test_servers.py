@@ -149,7 +149,7 @@ def test_redis_without_memory_refuses_the_whole_transfer(tmp_path: Path) -> None
 
 
 @needs_redis
-def test_redis_that_evicts_is_a_miss(tmp_path: Path) -> None:
+def test_objects_that_redis_evicts_are_misses(tmp_path: Path) -> None:
     from blockyard_tiers import RedisTier
 
     with redis_server(tmp_path, "--maxmemory", "2mb", "--maxmemory-policy", "allkeys-lru") as server:
@@ -252,7 +252,7 @@ def test_only_the_requested_bytes_of_a_value_are_read(tmp_path: Path, monkeypatc
         ("unix://user:secret@/run/redis.sock?db=2&password=secret", "unix:///run/redis.sock?db=2"),
     ],
 )
-def test_a_password_is_no_part_of_the_name(url: str, name: str) -> None:
+def test_the_name_has_no_password(url: str, name: str) -> None:
     from blockyard_tiers import RedisTier
 
     tier = RedisTier(url)

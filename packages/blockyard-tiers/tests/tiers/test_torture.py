@@ -36,7 +36,7 @@ mooncake = pytest.mark.skipif(bool(missing_for_mooncake()), reason=missing_for_m
         ("peer", 1500),
     ],
 )
-def test_random_transfers_on_damaged_backends(tmp_path: Path, kind: str, num_jobs: int) -> None:
+def test_random_transfers_on_damaged_backends_load_only_right_bytes(tmp_path: Path, kind: str, num_jobs: int) -> None:
     with place_of(kind, tmp_path) as place:
         seen = run_transfers(place, draws(num_jobs, num_jobs // 10), random.Random(run_seed()).randrange(2**32))
     assert seen["load done"] + seen["store done"] > 0
