@@ -233,7 +233,7 @@ class ChunkOrder:
             self._join(key, use, req_context.get_offload_key_position(key) or 0)
 
     def _hit(self, key: bytes) -> None:
-        """Count a hit; an idle chunk leaves the policy."""
+        """Count a hit, and remove the chunk from the policy if it was idle."""
         self.policy.hit(self._block(key), _number(key))
         if key in self._idle:
             self._take(key)
@@ -316,7 +316,7 @@ class ChunkOrder:
                 self._depth[key] = before + place
 
     def _infer_chunk_tokens(self, ends: list[int]) -> int:
-        """Return tokens per chunk, as far as requests with two chunks from their first token on have shown it."""
+        """Return the tokens per chunk, inferred from requests whose first two chunks are known."""
         distinct = sorted(set(ends[:1] + [end for end in ends if end > ends[0]][:1]))
         if len(distinct) == 2 and distinct[1] == 2 * distinct[0]:
             self._chunk_tokens = min(self._chunk_tokens or distinct[0], distinct[0])

@@ -27,7 +27,7 @@ from .views import BlockIds, CachedCounts, TablesView
 ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
-def why_not(
+def refusal_reason(
     kv_cache_config: Any, hash_block_size: int, dcp_world_size: int = 1, enable_caching: bool = True, **others: Any
 ) -> str:
     """Return why level "tokens" does not support a model, or "" if it does."""
@@ -148,7 +148,7 @@ class KVCacheManager(stock.KVCacheManager):
             return self.empty_kv_cache_blocks, 0, 0
         found = self._computed_blocks(request, max_cache_hit_length)
         if self.misses is not None:
-            self.misses.ask(request, found[1])
+            self.misses.record_lookup(request, found[1])
         return found
 
     def _computed_blocks(self, request: Any, max_cache_hit_length: int | None) -> tuple[Any, int, int]:
@@ -157,7 +157,7 @@ class KVCacheManager(stock.KVCacheManager):
         if limit <= 0:
             return self.empty_kv_cache_blocks, 0, 0
         found = self.pool.find_cached_blocks(tokens_of(request, 0, limit), extra_keys=self._keys(request))
-        found = self.block_pool.first_agreed(found, request.block_hashes)
+        found = self.block_pool.limit_to_hashes(found, request.block_hashes)
         if self.use_eagle and len(found):
             found = found.first(len(found) - 1)
         if not len(found):
@@ -194,7 +194,7 @@ class KVCacheManager(stock.KVCacheManager):
         """Count an admitted request's prompt tokens and hits, and the causes of its misses."""
         super().record_prefix_cache_stats(request, num_hits)
         if self.misses is not None:
-            self.misses.admit(request)
+            self.misses.count_admission(request)
 
     # Slots.
 

@@ -81,13 +81,13 @@ class StepMisses:
             self._remember(block_hash, "reset")
         self.cached.clear()
 
-    def ask(self, request: Any, num_hits: int) -> None:
+    def record_lookup(self, request: Any, num_hits: int) -> None:
         """Record a lookup; it counts if this request is admitted next. O(blocks that did not hit)."""
         keys = keys_of(request)
         is_other = num_hits == 0 and self.first_blocks.get(self._first_block(request), keys) != keys
         self._asked = request.request_id, self.causes(request.block_hashes, request.num_tokens, num_hits, is_other)
 
-    def admit(self, request: Any) -> None:
+    def count_admission(self, request: Any) -> None:
         """Count the latest lookup, since its request is admitted."""
         request_id, causes = self._asked
         if request_id == request.request_id and request.num_preemptions == 0:

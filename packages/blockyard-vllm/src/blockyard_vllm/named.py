@@ -20,7 +20,7 @@ from vllm.v1.request import RequestStatus
 from .adapter_options import Options
 from .misses import StepMisses
 from .pool import BlockPool
-from .state_checkpoints import AttentionGroup, CheckpointPlanner, StateGroup, keep_states
+from .state_checkpoints import AttentionGroup, CheckpointPlanner, StateGroup, enable_checkpoints
 
 #: Exact classes for which it is known when a step takes no block and caches none.
 ATTENTION_GROUPS = (groups.FullAttentionManager, AttentionGroup)
@@ -41,7 +41,7 @@ def _record_lookup(look_up: Callable[..., Any]) -> Callable[..., Any]:
     def recorded(manager: NamedManager, request: Any, *args: Any, **kwargs: Any) -> Any:
         found = look_up(manager, request, *args, **kwargs)
         if manager.misses is not None and manager.prefix_cache_lookup_enabled(request):
-            manager.misses.ask(request, found[1])
+            manager.misses.record_lookup(request, found[1])
         if manager.planner is not None:
             blocks, hit, branch = found
             manager.planner.plan(request, hit, branch)
@@ -59,7 +59,7 @@ class NamedManager(StockManager):
     def __init__(self, state_checkpoints: tuple[str, ...] = (), **given: Any) -> None:
         super().__init__(**given)
         if state_checkpoints:
-            self.planner = keep_states(state_checkpoints, self.coordinator, given["kv_cache_config"].num_blocks)
+            self.planner = enable_checkpoints(state_checkpoints, self.coordinator, given["kv_cache_config"].num_blocks)
         self.misses: StepMisses | None = getattr(self.block_pool, "misses", None)
         plain = self.coordinator.single_type_managers
         size = given["hash_block_size"]
@@ -84,7 +84,7 @@ class NamedManager(StockManager):
         """Count the recorded lookup, now that the request is admitted."""
         super().record_prefix_cache_stats(request, num_hits)
         if self.misses is not None:
-            self.misses.admit(request)
+            self.misses.count_admission(request)
         if self.planner is not None:
             self.planner.remember(request)
 
@@ -202,12 +202,12 @@ def named_manager(options: Options, **given: Any) -> Any:
         misses = StepMisses(options.miss_causes, size)
     attributes = {"eviction_policy": options.eviction_policy, "misses": misses}
     made = type("BlockPool", (BlockPool,), attributes)
-    with patched(coordinators, "BlockPool", made):
+    with patch_name(coordinators, "BlockPool", made):
         return NamedManager(options.state_checkpoints, **given)
 
 
 @contextmanager
-def patched(module: Any, name: str, made: Callable[..., Any]) -> Iterator[None]:
+def patch_name(module: Any, name: str, made: Callable[..., Any]) -> Iterator[None]:
     """Replace a name in one of vLLM's modules for the duration of a `with` block, in one thread at a time."""
     with _PATCHING:
         before = getattr(module, name)

@@ -84,7 +84,7 @@ class Block:
         return f"Block({self.block_id}, ref_cnt={self.ref_cnt}, block_hash={self.block_hash!r})"
 
 
-class End:
+class QueueEnd:
     """Head or tail of the free queue: in vLLM a fake block with id -1."""
 
     block_id = -1
@@ -109,8 +109,8 @@ class FreeQueue:
 
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
-        self.fake_free_list_head = End(self, True)
-        self.fake_free_list_tail = End(self, False)
+        self.fake_free_list_head = QueueEnd(self, True)
+        self.fake_free_list_tail = QueueEnd(self, False)
 
     @property
     def num_free_blocks(self) -> int:
@@ -118,14 +118,14 @@ class FreeQueue:
         return self._pool.get_num_free_blocks()
 
     def after(self, block: Any) -> Any:
-        """Return the free block after `block`, or the end; the first one for None."""
+        """Return the free block after `block` (None: the first one), or the tail if there is none."""
         return self._beside(block, self._pool.free_block_after, self.fake_free_list_tail)
 
     def before(self, block: Any) -> Any:
-        """Return the free block before `block`, or the end; the last one for None."""
+        """Return the free block before `block` (None: the last one), or the head if there is none."""
         return self._beside(block, self._pool.free_block_before, self.fake_free_list_head)
 
-    def _beside(self, block: Any, neighbour: Any, end: End) -> Any:
+    def _beside(self, block: Any, neighbour: Any, end: QueueEnd) -> Any:
         if block is not None and (block.is_null or block.ref_cnt):
             return None
         found = neighbour(0 if block is None else block.block_id)
@@ -201,11 +201,11 @@ class EnginePool:
         raise NotImplementedError
 
     def free_block_after(self, block_id: int) -> int:
-        """Return the free block allocated after a free one, the first after 0, or 0 if there is none."""
+        """Return the free block after one in the queue; 0 stands for the head as an argument, for none as a result."""
         return int(self.pool.free_block_after(block_id))
 
     def free_block_before(self, block_id: int) -> int:
-        """Return the free block allocated before a free one, the last before 0, or 0 if there is none."""
+        """Return the free block before one in the queue; 0 stands for the tail as an argument, for none as a result."""
         return int(self.pool.free_block_before(block_id))
 
     def get_num_free_blocks(self) -> int:

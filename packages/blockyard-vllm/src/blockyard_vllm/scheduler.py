@@ -21,8 +21,8 @@ from blockyard import BlockPool
 from blockyard.events import KVEventPublisher, PublisherError
 
 from .adapter_options import Options, options_of, require_known_vllm
-from .manager import KVCacheManager, why_not
-from .named import NamedManager, named_manager, patched
+from .manager import KVCacheManager, refusal_reason
+from .named import NamedManager, named_manager, patch_name
 from .state_checkpoints import first_stop
 
 # A child of vLLM's logger, so that its handlers apply.
@@ -40,7 +40,7 @@ def make_manager(options: Options, has_connector: bool = False, **given: Any) ->
     Raises:
         ValueError: if the requested level or an option does not support the model.
     """
-    reason = why_not(**given) or ("a KV connector may hold blocks by id" if has_connector else "")
+    reason = refusal_reason(**given) or ("a KV connector may hold blocks by id" if has_connector else "")
     if options.level == "tokens" and reason:
         raise ValueError(f"blockyard: level is 'tokens', which does not support this model: {reason}")
     if options.state_checkpoints and options.level == "tokens":
@@ -137,7 +137,7 @@ class OnBlockyard:
         with ExitStack() as stack:
             for module in modules:
                 if getattr(module, "KVCacheManager", None) is StockManager:
-                    stack.enter_context(patched(module, "KVCacheManager", make))
+                    stack.enter_context(patch_name(module, "KVCacheManager", make))
             super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
         made = type(self.kv_cache_manager)
         if not issubclass(made, (KVCacheManager, NamedManager)):

@@ -166,7 +166,7 @@ class AttentionGroup(groups.FullAttentionManager):
 KEEPING: dict[type, type] = {groups.MambaManager: StateGroup, groups.FullAttentionManager: AttentionGroup}
 
 
-def why_unsupported(coordinator: Any) -> str:
+def refusal_reason(coordinator: Any) -> str:
     """Return why a model's states cannot be checkpointed at chosen positions, or "" if they can."""
     managers = coordinator.single_type_managers
     states = [manager for manager in managers if isinstance(manager, groups.MambaManager)]
@@ -185,13 +185,13 @@ def why_unsupported(coordinator: Any) -> str:
     return f"decode_context_parallel_size is {sharded}; it must be 1" if sharded > 1 else ""
 
 
-def keep_states(names: Sequence[str], coordinator: Any, num_blocks: int) -> CheckpointPlanner:
+def enable_checkpoints(names: Sequence[str], coordinator: Any, num_blocks: int) -> CheckpointPlanner:
     """Let vLLM's managers checkpoint states at chosen positions, and return the planner of these.
 
     Raises:
         ValueError: if the model does not support it.
     """
-    reason = why_unsupported(coordinator)
+    reason = refusal_reason(coordinator)
     if reason:
         raise ValueError(f"blockyard: state_checkpoints does not support this model: {reason}")
     for manager in coordinator.single_type_managers:

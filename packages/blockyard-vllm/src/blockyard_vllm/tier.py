@@ -67,7 +67,7 @@ class BlockyardTier(SecondaryTierManager):
         self._missed: dict[str, set[bytes]] = {}
 
     def on_new_request(self, req_context: Any) -> Any:
-        """Return a default context: chunks are stored as they come."""
+        """Return a default context: chunks are stored when vLLM passes them."""
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: Any) -> None:

@@ -164,7 +164,7 @@ class TokenPool(EnginePool):
 
     # Caching.
 
-    def first_agreed(self, found: FoundBlocks, hashes: Sequence[Any]) -> FoundBlocks:
+    def limit_to_hashes(self, found: FoundBlocks, hashes: Sequence[Any]) -> FoundBlocks:
         """Return the leading found blocks whose hashes are also the request's.
 
         A hash covers everything before it, so the last one that agrees covers all. A hash may differ because it covers

@@ -137,7 +137,7 @@ def test_a_run_of_vllms_tests_is_read_and_compared(tmp_path: Path) -> None:
     assert "passes on Blockyard, but known.py says: a reason" in line
 
 
-def test_a_failure_of_stock_is_not_ours() -> None:
+def test_a_test_that_fails_with_stock_vllm_is_not_counted() -> None:
     stock = {"tests/v1/core/test_a.py::test_one[a/b]": "passed", "tests/v1/core/test_a.py::test_two": "failed"}
     ours = dict.fromkeys(stock, "failed")
     assert failures(stock, ours, {"test_a.py::test_one[a/b]": "a reason"}) == [
@@ -168,7 +168,7 @@ def test_hanging_part_is_stopped() -> None:
     assert everything.verdict(says, fails) == "WRONG (exit status 1)"
 
 
-def test_the_summary_has_all_parts() -> None:
+def test_the_summary_lists_all_parts() -> None:
     outcomes = {
         name: everything.Outcome(f"{name} said", 1.2, number % 2) for number, name in enumerate(everything.PARTS)
     }
@@ -211,8 +211,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Any:
 def new_causes(log: Any, request: Asking, num_hits: int = 0) -> dict[str, int]:
     """Those that a request adds when it is admitted; its full blocks are cached then."""
     before = dict(log.totals)
-    log.ask(request, num_hits)
-    log.admit(request)
+    log.record_lookup(request, num_hits)
+    log.count_admission(request)
     for block_hash in request.block_hashes[num_hits // 4 :]:
         log.note_cached(block_hash)
     return {cause: tokens - before[cause] for cause, tokens in log.totals.items() if tokens != before[cause]}

@@ -17,7 +17,7 @@ VLLM = os.environ.get("VLLM_PYTHON", "")
 
 
 @pytest.mark.skipif(not VLLM, reason="VLLM_PYTHON names no Python with vLLM: run `make interop-vllm`")
-def test_vllms_own_manager_is_served_and_lru_evicts_what_its_lru_does() -> None:
+def test_in_vllms_manager_our_lru_evicts_the_same_chunks() -> None:
     """VLLM_SOURCE is the folder above `vllm`, of a version that is not installed."""
     path = os.pathsep.join(filter(None, [os.environ.get("VLLM_SOURCE"), SOURCE_PATH, os.environ.get("PYTHONPATH")]))
     judge = Path(__file__).with_name("vllm_cpu_judge.py")

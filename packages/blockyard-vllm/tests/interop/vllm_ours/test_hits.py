@@ -64,7 +64,7 @@ def test_equal_tokens_are_hit_on_both_levels(level: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_eviction_order_is_vllms(seed: int) -> None:
+def test_eviction_order_equals_vllms(seed: int) -> None:
     """After each request the free queue is the same, block by block, and so is what each block caches."""
     source = random.Random(seed)
     prompts = [[source.randrange(50_000) for _ in range(source.randrange(20, 150))] for _ in range(12)]

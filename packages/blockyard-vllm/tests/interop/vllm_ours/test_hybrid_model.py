@@ -74,7 +74,7 @@ def answers(model: str, options: dict[str, Any] | None, **settings: Any) -> tupl
     return [list(one.outputs[0].token_ids) for one in found], [one.num_cached_tokens or 0 for one in found]
 
 
-def test_tokens_are_those_without_a_cache(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_equal_those_without_a_cache(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 128 tokens, hashes of 16: of 800 shared tokens vLLM hits 768, with our places all."""
     for name, value in {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}.items():
         monkeypatch.setenv(name, value)

@@ -131,7 +131,7 @@ def test_residency_is_sampled() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("num_blocks", [50, 300])
-def test_events_are_vllms(seed: int, num_blocks: int) -> None:
+def test_events_equal_vllms(seed: int, num_blocks: int) -> None:
     """Under a random program both levels give vLLM's publisher the same events in the same order as stock."""
     events: dict[str, list[Any]] = {}
     engines = []

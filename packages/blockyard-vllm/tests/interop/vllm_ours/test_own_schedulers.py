@@ -83,7 +83,7 @@ def test_other_schedulers_of_vllm_can_be_the_base(base: type) -> None:
     engine.require_empty()
 
 
-def test_manager_that_a_fork_makes_in_its_own_module_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manager_made_in_the_forks_module_is_blockyards(monkeypatch: pytest.MonkeyPatch) -> None:
     module = module_of(FORK.replace("MANAGER", "KVCacheManager"), monkeypatch)
     stock = module.KVCacheManager
     engine, tokens = tokens_of("tokens", scheduler_class=type("Ours", (OnBlockyard, module.Fork), {}))
@@ -93,7 +93,7 @@ def test_manager_that_a_fork_makes_in_its_own_module_is_ours(monkeypatch: pytest
     engine.require_empty()
 
 
-def test_fork_with_a_block_manager_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_with_its_own_block_manager_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would serve on its own, and nobody would know."""
     source = FORK.replace("MANAGER", "ForkManager") + "\nclass ForkManager(KVCacheManager): pass\n"
     ours = type("Ours", (OnBlockyard, module_of(source, monkeypatch).Fork), {})

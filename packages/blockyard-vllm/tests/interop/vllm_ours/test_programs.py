@@ -107,7 +107,7 @@ def test_wrong_base_class_gives_the_same_tokens(level: str, asynchronous: bool) 
     assert all(len(each) == 40 for each in tokens[0].values())
 
 
-def test_overload_preempts() -> None:
+def test_overload_preempts_requests() -> None:
     """What the programs with few blocks rest on."""
     engine = Engine("tokens", 40, max_model_len=512, max_num_batched_tokens=128)
     requests = [request_of(f"r{number}", list(range(number, number + 100)), 100) for number in range(12)]
@@ -132,7 +132,7 @@ def some_steps(engine: Engine) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("is_after", [False, True])
 @pytest.mark.parametrize("call", [1, 2, 5, 9])
-def test_engine_may_die_in_the_middle_of_a_step(call: int, is_after: bool, level: str, asynchronous: bool) -> None:
+def test_dying_engine_leaves_a_sound_pool(call: int, is_after: bool, level: str, asynchronous: bool) -> None:
     """`schedule` is cut off before or after the n-th allocation; all requests are aborted, and nothing is left."""
     engine = Engine(level, 100, asynchronous, max_model_len=512)
     for number in range(8):

@@ -122,7 +122,7 @@ def test_published_blocks_of_a_later_input_have_its_image() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_events_of_sessions_are_vllms(level: str) -> None:
+def test_events_of_sessions_equal_vllms(level: str) -> None:
     events: dict[str, list[Any]] = {}
     for each in ("stock", level):
         settings = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
@@ -216,7 +216,7 @@ class Sessions(Program):
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("num_blocks", [70, 400])
 @pytest.mark.parametrize("seed", range(4))
-def test_sessions_with_images_are_vllms(seed: int, num_blocks: int, asynchronous: bool) -> None:
+def test_sessions_with_images_behave_as_in_vllm(seed: int, num_blocks: int, asynchronous: bool) -> None:
     """Tokens, hits, free blocks and the state of every request, after each operation."""
     settings = {"max_model_len": 512, "max_num_batched_tokens": 128, "asynchronous": asynchronous}
     engines = [SeeingEngine(level, num_blocks, **settings) for level in ("stock", *LEVELS)]

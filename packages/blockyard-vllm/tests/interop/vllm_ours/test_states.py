@@ -51,7 +51,7 @@ def test_the_second_request_hits_in_full(rule: str) -> None:
         assert found == [0, *[whole] * 63]
 
 
-def test_eight_in_flight_hit_like_one() -> None:
+def test_eight_requests_in_flight_hit_as_many_tokens_as_one() -> None:
     """From the tenth request on in full; by vLLM's own junctions too, as far as its blocks allow."""
     for load, whole, stock in zip(LOADS, (1600, 1488), (1584, 1056), strict=True):
         found = hits_of("names", 528, 16, load, in_flight=8, waits=True, state_checkpoints=PLACES)
@@ -103,7 +103,7 @@ def test_reset_forgets_prompts() -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("unit", [16, 64])
-def test_the_next_turn_goes_on_from_the_last_block_of_the_output(unit: int, asynchronous: bool) -> None:
+def test_the_next_turn_hits_up_to_the_last_block_of_the_output(unit: int, asynchronous: bool) -> None:
     """Stock keeps no state of an output, unless it keeps the end of every chunk; nor does "last"."""
     hits = {}
     for level, places in (("stock", []), ("names", ["last"]), ("names", ["ends"])):
@@ -192,7 +192,7 @@ class Telling(Program):
 @pytest.mark.parametrize("num_blocks", [70, 600])
 @pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_programs_with_checkpoints_are_sound(
+def test_random_programs_with_checkpoints_keep_all_invariants(
     seed: int, page: int, num_blocks: int, retention: int | None, asynchronous: bool
 ) -> None:
     """Storms, aborts, resets: every step goes on from the state and the keys and values of its own tokens."""

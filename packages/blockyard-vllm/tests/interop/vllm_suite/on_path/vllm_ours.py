@@ -18,7 +18,7 @@ import vllm.v1.core.kv_cache_manager as kv_cache_manager
 import vllm.v1.core.sched.scheduler as scheduler
 
 from blockyard_vllm import BlockPool, KVCacheManager, Options
-from blockyard_vllm.manager import why_not
+from blockyard_vllm.manager import refusal_reason
 from blockyard_vllm.scheduler import make_manager
 
 #: "auto", "tokens" or "names".
@@ -41,7 +41,7 @@ class Factory(type):
         is_tokens = isinstance(manager, KVCacheManager)
         made["tokens" if is_tokens else "names"] += 1
         pools.append(manager.block_pool.pool)
-        assert LEVEL != "auto" or isinstance(manager, KVCacheManager) == (not why_not(**given))
+        assert LEVEL != "auto" or isinstance(manager, KVCacheManager) == (not refusal_reason(**given))
         return manager
 
     def __instancecheck__(cls, instance: object) -> bool:
