@@ -56,7 +56,7 @@ def test_the_pool_can_be_sized_in_bytes(asked: dict[str, Any], amount: str, num_
     assert (asked["kv_cache_memory_bytes"], asked["num_blocks"]) == (num_bytes, None)
 
 
-def test_a_warning_of_the_engine_is_a_line(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_engine_warnings_are_one_line(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     def from_pretrained(*_: Any, **__: Any) -> Engine:
         warnings.warn("the pool is short", RuntimeWarning, stacklevel=2)
         return tiny_engine()

@@ -116,7 +116,7 @@ def test_slow_server_hits_the_total_timeout(
     assert "it did not answer within 0.5 seconds" in capsys.readouterr().err
 
 
-def test_without_a_stdout_a_command_ends_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_without_stdout_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell closes it with >&-; Python then has none."""
     page = b"HTTP/1.1 200 OK\r\n\r\n" + watch._MARK
     with answering([page]) as address:

@@ -323,7 +323,7 @@ def test_choices_are_shown_with_their_reasons(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(draws(6, 1)))
-def test_random_faults(world: World, seed: int) -> None:
+def test_random_faults_lose_and_repeat_no_token(world: World, seed: int) -> None:
     """Many requests at once over links that break at random; each answer is the undisturbed engine's."""
     rng = random.Random(run_seed() + seed)
     prompts = mixed_prompts((20, 50, 90, 130), shared=16, seed=seed)

@@ -100,7 +100,7 @@ def knows(fleet: Fleet, replica: str, num_tokens: int, prompt: Any = PROMPT) -> 
     return condition
 
 
-def test_a_prompt_goes_where_its_tokens_are(fleet: Fleet, engines: list[Engine]) -> None:
+def test_a_prompt_is_sent_to_the_replica_that_has_it(fleet: Fleet, engines: list[Engine]) -> None:
     engines[1].answer(PROMPT)
     until(fleet, knows(fleet, "engine-1", 320))
     choice = fleet.choose("request", PROMPT, max_tokens=20)
@@ -150,7 +150,7 @@ STATE = (LayerGroup(4, token_bytes=8), StateSpec(state_bytes=16, checkpoint_ever
     [(WINDOW, 32, 8), (WINDOW[1:], 32, 3), (STATE, 40, 1)],
     ids=["window", "windows alone", "state"],
 )
-def test_claim_is_what_windows_and_states_can_give(groups: tuple[LayerGroup, ...], length: int, num_new: int) -> None:
+def test_claims_respect_windows_and_states(groups: tuple[LayerGroup, ...], length: int, num_new: int) -> None:
     """No window or state is left before the prompt's last token: its hit is far shorter than all tokens but that."""
     fields = {"state_checkpoints": ("every:32",)} if groups is STATE else {}
     engine, prompt = Engine(40, groups, **fields), PROMPT[:32]
@@ -322,7 +322,7 @@ def test_unreadable_allowed_names_choose_no_replica(among: Any) -> None:
         assert not fleet.router.load.sums.any()
 
 
-def test_an_empty_prompt_and_no_replicas() -> None:
+def test_an_empty_prompt_or_fleet_is_no_exception() -> None:
     with Fleet() as fleet:
         assert fleet.choose("early", PROMPT).replica is None
         fleet.follow("a")

@@ -58,7 +58,7 @@ def test_invalid_options_are_refused(arguments: list[str], said: str, capsys: py
     assert said in capsys.readouterr().err
 
 
-def test_the_labs_command_is_still_there() -> None:
+def test_the_labs_fleet_command_still_works() -> None:
     assert parse(["fleet", "A"]).trace == "A"
     assert parse(["fleet"]).trace == "A"
     assert parse(["fleet", "./serve"]).trace == "./serve"

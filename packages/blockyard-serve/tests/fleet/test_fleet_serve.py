@@ -77,7 +77,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_a_fleet(single: Running, fleet: RunningFleet) -> None:
+def test_a_fleet_serves_and_survives_the_loss_of_a_replica(single: Running, fleet: RunningFleet) -> None:
     for path, body in BODIES:
         expected, found = single.post(path, **body), fleet.post(path, **body)
         assert found[0] == expected[0], (body, found)

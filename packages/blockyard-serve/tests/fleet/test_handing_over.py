@@ -88,7 +88,7 @@ def test_long_prompt_is_prefilled_and_handed_over(world: HandingWorld, kind: str
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(max_tokens=1), SamplingParams(max_tokens=2, ignore_eos=True)])
-def test_short_answers(world: HandingWorld, sampling: SamplingParams) -> None:
+def test_short_answers_are_complete(world: HandingWorld, sampling: SamplingParams) -> None:
     answer(world, sampling)
     assert (world.link.chosen[0] == "p") == (sampling.max_tokens > 1)
 
@@ -99,7 +99,7 @@ def test_an_answer_that_ends_with_its_first_token_is_whole(world: HandingWorld) 
     assert world.link.chosen == ["p"]
 
 
-def test_a_short_prompt_stays_where_it_is_answered(world: HandingWorld) -> None:
+def test_a_short_prompt_is_not_handed_over(world: HandingWorld) -> None:
     answer(world, KINDS["greedy"], PROMPT[: LONG - 1])
     assert world.link.chosen in (["a"], ["b"])
 
@@ -129,7 +129,7 @@ def test_without_a_prefilling_replica_others_compute(world: HandingWorld) -> Non
 
 
 @pytest.mark.parametrize("seed", range(draws(4, 1)))
-def test_random_faults_between_them(world: HandingWorld, seed: int) -> None:
+def test_random_faults_between_replicas_lose_no_token(world: HandingWorld, seed: int) -> None:
     rng = random.Random(run_seed() + seed)
     prompts = mixed_prompts((20, 50, 90, 130), shared=16, seed=seed)
 

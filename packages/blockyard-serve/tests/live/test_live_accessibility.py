@@ -73,7 +73,7 @@ def nodes(page: Browser) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_roles_and_names(width: int, tmp_path: Path) -> None:
+def test_every_control_has_a_role_and_a_name(width: int, tmp_path: Path) -> None:
     engine = tiny_engine(num_blocks=60, max_num_seqs=4, num_cpu_blocks=20)
     with running_server(engine) as server, browser(tmp_path) as page, load(server):
         open_page(page, server, 5, width=width)

@@ -95,7 +95,7 @@ def require_quiet(page: Browser, server: Running) -> None:
     assert {address for address in page.requested if not address.startswith(server.address)} <= {"about:blank"}
 
 
-def test_page_shows_the_caches_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_page_shows_the_state_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     truth = Truth()
     monkeypatch.setattr(feeds, "take_snapshot", truth.take)
     with running_server(tiny_engine(num_blocks=60, max_num_seqs=4)) as server, browser(tmp_path) as page:
@@ -347,7 +347,7 @@ def test_each_completion_has_its_own_named_row(tmp_path: Path) -> None:
         require_quiet(page, server)
 
 
-def test_a_large_pool_is_drawn_in_shares_and_opens(tmp_path: Path) -> None:
+def test_cells_of_a_large_pool_show_fractions_and_can_be_opened(tmp_path: Path) -> None:
     with running_server(tiny_engine(num_blocks=9000)) as server, browser(tmp_path) as page:
         server.post("/v1/completions", prompt="y" * 400, max_tokens=1)
         open_page(page, server)
@@ -364,7 +364,7 @@ def test_a_large_pool_is_drawn_in_shares_and_opens(tmp_path: Path) -> None:
         require_quiet(page, server)
 
 
-def test_branches_that_begin_alike_are_shown_from_where_they_differ(tmp_path: Path) -> None:
+def test_labels_of_similar_branches_begin_at_their_difference(tmp_path: Path) -> None:
     begin = "You answer the customers of a shop, politely and in one sentence, "
     texts = [f"{begin}as a {trade} would. Rule 1" for trade in ("baker", "tailor")]
     branches = [{"text": texts[0], "below": 1}, {"text": "Is it open?", "below": 0}, {"text": texts[1], "below": 0}]

@@ -43,7 +43,7 @@ def test_engine_reports_the_blocks_its_latest_step_loads(monkeypatch: pytest.Mon
     engine.cache.check()
 
 
-def test_blocks_that_are_not_there_or_not_held_are_not_being_loaded() -> None:
+def test_only_held_blocks_are_shown_as_loading() -> None:
     cache = KVCacheManager(CacheConfig(num_blocks=10, block_size=4, max_num_seqs=2, max_model_len=32))
     seq = cache.allocate(list(range(8)))
     held, *_ = cache.block_ids(seq).tolist()

@@ -164,7 +164,7 @@ class Tags(HTMLParser):
         self.found.append((tag, dict(attributes)))
 
 
-def test_the_policy_allows_the_own_files_alone() -> None:
+def test_the_content_security_policy_allows_only_the_pages_files() -> None:
     with running_server(tiny_engine(num_blocks=20)) as server:
         for path in ("/ui/", "/ui/main.js", "/ui/state", "/ui/nothing"):
             _, headers, _ = server.call("GET", path)
@@ -178,7 +178,7 @@ def test_the_policy_allows_the_own_files_alone() -> None:
             assert headers["referrer-policy"] == "no-referrer"
 
 
-def test_the_files_name_nothing_outside_and_make_no_markup() -> None:
+def test_the_files_load_nothing_external_and_make_no_markup() -> None:
     for file in FILES:
         text = file.read_text(encoding="utf-8")
         assert set(re.findall(r"\w+://[^\s\"'<>)]+", text)) <= {"http://www.w3.org/2000/svg"}, file.name

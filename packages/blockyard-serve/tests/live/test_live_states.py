@@ -37,7 +37,7 @@ def test_states_are_those_of_each_block(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_the_sequences(kind: str) -> None:
+def test_rows_equal_the_running_sequences(kind: str) -> None:
     cache = live_cache(kind)
     for _ in at_work(cache, run_seed() + 1, 200):
         frame = Frame.of(take_snapshot(cache, EngineStatus(names={"request 7": "mine"})), 1)
@@ -86,7 +86,7 @@ def test_blocks_beyond_a_pool_that_shrank_are_retiring() -> None:
 
 
 @pytest.mark.parametrize("num_blocks", [MAX_SINGLE_CELLS + 2, MAX_SINGLE_CELLS + 3, 10_001])
-def test_shares_of_a_large_pool_are_its_blocks_counted(num_blocks: int) -> None:
+def test_fractions_in_a_cell_match_its_blocks(num_blocks: int) -> None:
     cache = KVCacheManager(CacheConfig(num_blocks=num_blocks, block_size=4, max_num_seqs=64, max_model_len=2048))
     seqs = [cache.allocate(list(range(first, first + 1000))) for first in range(0, 5000, 1000)]
     cache.commit(seqs, cache.reserve(seqs).num_scheduled)
@@ -117,7 +117,7 @@ def test_a_frame_is_bounded_however_many_sequences_there_are() -> None:
     assert len(frame.whole()) < 300_000
 
 
-def test_bare_pool_has_states() -> None:
+def test_a_pool_without_a_manager_has_states() -> None:
     pool = BlockPool(num_blocks=6, block_size=4)
     lease = pool.get_new_blocks(3)
     pool.cache_full_blocks(lease, list(range(8)))

@@ -188,7 +188,7 @@ def test_blocks_evicted_during_a_read_are_only_missing() -> None:
             assert len(branch.label) <= trees.LABEL_TOKENS
 
 
-def test_nothing_cached_is_an_empty_tree() -> None:
+def test_an_empty_cache_has_an_empty_tree() -> None:
     assert read(make_cache()) == Tree([], 0, 0, 0)
     assert heaviest(forest_of(np.zeros((0, 2), np.int64), {}), 5) == []
 

@@ -81,7 +81,7 @@ def test_changes_add_up_to_the_whole_frame(kind: str) -> None:
         before = frame
 
 
-def test_a_large_map_changes_by_its_cells() -> None:
+def test_a_large_map_sends_only_changed_cells() -> None:
     cache = KVCacheManager(CacheConfig(num_blocks=50_000, block_size=4, max_num_seqs=8, max_model_len=4096))
     reader, before = Reader(), Frame.of(take_snapshot(cache, EngineStatus()), 1)
     reader.take(before.whole())

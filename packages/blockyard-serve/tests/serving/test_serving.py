@@ -47,7 +47,7 @@ def joined(stream: Any) -> dict[int, str]:
 # ---------------------------------------------------------------- answers
 
 
-def test_models(served: Running) -> None:
+def test_models_lists_the_served_model(served: Running) -> None:
     client = served.client()
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).owned_by == "blockyard"
@@ -127,7 +127,7 @@ def test_stream_equals_the_whole_response(served: Running) -> None:
     assert len(set(streamed.values())) == 3
 
 
-def test_a_stream_of_completions(served: Running) -> None:
+def test_streamed_completions_equal_the_whole_answer(served: Running) -> None:
     chunks = list(
         served.client().completions.create(model=MODEL, prompt=PROMPT, max_tokens=10, temperature=0, stream=True)
     )
@@ -154,7 +154,7 @@ def test_each_completion_of_a_stream_ends_when_it_ends(served: Running) -> None:
     assert ends[0] < len(order) - 4, "all ends came together"
 
 
-def test_the_events_of_a_stream(served: Running) -> None:
+def test_stream_has_openais_events(served: Running) -> None:
     fields = {"model": MODEL, "messages": CHAT, "max_tokens": 3, "temperature": 0, "stream": True}
     status, headers, body = served.call("POST", "/v1/chat/completions", json.dumps(fields).encode())
     assert status == 200
@@ -168,7 +168,7 @@ def test_the_events_of_a_stream(served: Running) -> None:
     assert "usage" not in first
 
 
-def test_usage_at_the_end_of_a_stream(served: Running) -> None:
+def test_usage_is_in_the_last_chunk_of_a_stream(served: Running) -> None:
     chunks = list(
         served.client().chat.completions.create(
             model=MODEL, messages=CHAT, max_tokens=5, stream=True, stream_options={"include_usage": True}
@@ -179,7 +179,7 @@ def test_usage_at_the_end_of_a_stream(served: Running) -> None:
     assert chunks[-1].usage.completion_tokens == 5
 
 
-def test_usage_in_every_piece_of_a_stream(served: Running) -> None:
+def test_usage_can_be_in_every_chunk_of_a_stream(served: Running) -> None:
     """vLLM's option, which load generators send."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = list(
@@ -219,7 +219,7 @@ def test_a_stop_string_ends_before_it(served: Running) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.text
 
 
-def test_log_probabilities_of_a_chat(served: Running) -> None:
+def test_log_probabilities_of_a_chat_have_openais_format(served: Running) -> None:
     wanted = {"model": MODEL, "messages": CHAT, "max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 3}
     found = served.client().chat.completions.create(**wanted).choices[0].logprobs.content
     assert len(found) == 6
@@ -238,7 +238,7 @@ def test_log_probabilities_of_a_chat(served: Running) -> None:
     assert [token.logprob for token in streamed] == pytest.approx([token.logprob for token in found], abs=1e-4)
 
 
-def test_log_probabilities_of_a_completion(served: Running) -> None:
+def test_log_probabilities_of_a_completion_have_openais_format(served: Running) -> None:
     wanted = {"model": MODEL, "prompt": PROMPT, "max_tokens": 6, "temperature": 0}
     found = served.client().completions.create(**wanted, logprobs=2).choices[0].logprobs
     assert [len(each) for each in (found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset)] == [
@@ -312,7 +312,7 @@ def test_cached_tokens_are_counted(served: Running) -> None:
 # ---------------------------------------------------------------- health, figures
 
 
-def test_health(served: Running) -> None:
+def test_health_answers_200(served: Running) -> None:
     assert served.call("GET", "/health")[0] == 200
 
 
@@ -342,7 +342,7 @@ def test_two_servers_count_apart(served: Running) -> None:
     assert served.figures()["vllm:generation_tokens_total"] == before["vllm:generation_tokens_total"]
 
 
-def test_the_example_chats(
+def test_example_chat_prints_an_answer(
     served: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["chat_client.py", "Well?", "--address", served.address])

@@ -84,7 +84,7 @@ def require_form(body: bytes) -> dict[str, Any]:
         b"\0" * 100,
     ],
 )
-def test_a_body_that_cannot_be_read(served: Running, body: bytes) -> None:
+def test_unreadable_bodies_are_refused(served: Running, body: bytes) -> None:
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
         status, _, answer = served.call("POST", path, body)
         assert status == 400
@@ -228,7 +228,7 @@ def test_a_bad_chat_is_named(served: Running, fields: dict[str, Any], name: str)
         ({"a" * 300: 1}, "a" * 200, "unknown field"),
     ],
 )
-def test_error_is_that_of_the_meant_type(served: Running, fields: dict[str, Any], name: str, words: str) -> None:
+def test_error_describes_the_intended_type(served: Running, fields: dict[str, Any], name: str, words: str) -> None:
     status, _, answer = served.post("/v1/completions", **{"prompt": "a", **fields})
     assert (status, answer["error"]["param"]) == (400, name)
     assert words in answer["error"]["message"]
@@ -349,7 +349,7 @@ def test_a_prompt_beyond_the_context_has_the_code_that_clients_know(served: Runn
     assert answer["error"]["code"] == "context_length_exceeded"
 
 
-def test_unknown_models_and_paths(served: Running) -> None:
+def test_unknown_models_and_paths_get_404(served: Running) -> None:
     status, _, answer = served.call("POST", "/v1/completions", b'{"model": "other", "prompt": "a"}')
     assert (status, require_form(answer)["code"]) == (404, "model_not_found")
     for method, path, wanted in (
@@ -459,7 +459,7 @@ def test_defaults_that_clients_send_change_nothing(served: Running, others: dict
 @pytest.mark.parametrize(
     "values", [{"max_body_bytes": 1}, {"max_waiting": -1}, {"body_seconds": 0}, {"request_seconds": float("nan")}]
 )
-def test_limits_have_limits(values: dict[str, Any]) -> None:
+def test_server_limits_outside_their_range_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(values))):
         ServerLimits(**values)
 
@@ -472,7 +472,7 @@ def test_model_name_must_be_valid_unicode() -> None:
 # ---------------------------------------------------------------- size and time
 
 
-def test_a_body_beyond_the_limit(served: Running) -> None:
+def test_a_body_beyond_the_limit_gets_413(served: Running) -> None:
     body = json.dumps({"model": MODEL, "prompt": "a" * 5000}).encode()
     status, headers, answer = served.call("POST", "/v1/completions", body)
     assert (status, headers["connection"]) == (413, "close")
@@ -535,7 +535,7 @@ def test_a_compressed_body_is_refused(served: Running) -> None:
     require_form(answer)
 
 
-def test_a_hundred_at_once_beyond_capacity(served: Running) -> None:
+def test_requests_beyond_the_capacity_get_429(served: Running) -> None:
     """Four run, two wait, and the others are told when to come again."""
 
     def ask(number: int) -> tuple[int, dict[str, str], dict[str, Any]]:

@@ -137,7 +137,7 @@ def test_a_stream_that_has_begun_ends_with_an_error() -> None:
         running.require_idle()
 
 
-def test_requests_that_only_fail_together_continue_alone() -> None:
+def test_requests_that_fail_only_together_all_complete() -> None:
     """Memory is short for three sequences and enough for one, say: all come to their ends."""
     prompts = [[number, 7, 7, 7, 7] for number in range(3)]
     # A step of two or three tokens is one in which that many sequences decode.
@@ -156,7 +156,7 @@ def test_requests_that_only_fail_together_continue_alone() -> None:
         running.require_idle()
 
 
-def test_many_completions_of_one_prompt_survive_a_neighbour() -> None:
+def test_many_completions_survive_a_failing_request_in_their_step() -> None:
     wanted = {"model": MODEL, "prompt": [3, 4, 5], "max_tokens": 40, "temperature": 1.5, "seed": 5, "n": 3}
     with running_server(tiny_engine()) as calm:
         texts = [choice.text for choice in calm.client().completions.create(**wanted).choices]
@@ -172,7 +172,7 @@ def test_many_completions_of_one_prompt_survive_a_neighbour() -> None:
 
 
 @pytest.mark.parametrize("failing_call", [1, 2, 4, 7, 12, 25, 40])
-def test_a_tokenizer_that_raises_takes_no_token_from_anybody(
+def test_a_tokenizer_that_raises_loses_no_token_of_other_requests(
     monkeypatch: pytest.MonkeyPatch, failing_call: int
 ) -> None:
     """Whoever had taken a token before it raised gives it back; nothing is lost from a stream, or comes twice."""

@@ -156,7 +156,7 @@ def test_list_with_one_bad_hint_has_no_effect(server: Running) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "s" * 201, 7, ["s"], {"id": "s"}])
-def test_bad_session_ids_of_requests(server: Running, bad: object) -> None:
+def test_bad_session_ids_of_requests_are_refused(server: Running, bad: object) -> None:
     status, _, answer = server.post("/v1/completions", prompt="a", max_tokens=1, session_id=bad)
     assert (status, answer["error"]["param"]) == (400, "session_id")
 

@@ -67,9 +67,7 @@ def test_on_loopback_without_a_key_only_its_own_names_are_answered() -> None:
         ({"api_key": "key", "allowed_hosts": ("Models.Example",)}, ["models.example:80"], ["evil.example"]),
     ],
 )
-def test_other_names_are_answered_where_they_are_allowed(
-    options: dict[str, Any], answered: list[str], refused: list[str]
-) -> None:
+def test_only_allowed_host_names_are_answered(options: dict[str, Any], answered: list[str], refused: list[str]) -> None:
     with running_server(tiny_engine(num_blocks=20), **options) as server:
         assert {status_for(server, name) for name in answered} == {200}
         assert {status_for(server, name) for name in refused} <= {403}
@@ -96,7 +94,7 @@ def test_a_name_that_others_reach_is_answered_under_any(
     assert known_hosts("vm.example", (), has_key=False) is None
 
 
-def test_known_host_names() -> None:
+def test_known_hosts_are_the_host_loopback_and_allowed_names() -> None:
     own = ["127.0.0.1", "localhost", "[::1]"]
     assert known_hosts("127.0.0.7", (), has_key=False) == [*own, "127.0.0.7"]
     assert known_hosts("::1", (), has_key=False) == known_hosts("LOCALHOST", (), has_key=False) == own

@@ -70,7 +70,7 @@ def test_a_prompt_that_takes_several_steps_is_in_prefill_all_the_time() -> None:
     assert found["vllm:request_decode_time_seconds_sum"] == 1
 
 
-def test_sizes_of_requests() -> None:
+def test_histograms_count_the_sizes_of_requests() -> None:
     found = samples_after([[1, 2, 3] * 20, [1, 2, 3] * 20], sampling={"n": 2, "max_tokens": 5}, max_num_seqs=2)
     assert found["vllm:request_prompt_tokens_sum"] == found["vllm:prompt_tokens_total"] == 120
     assert found["vllm:request_prefill_kv_computed_tokens_sum"] == 60 + 60 - 48

@@ -29,7 +29,7 @@ def close(sockets: list[socket.socket]) -> None:
         one.close()
 
 
-def test_any_free_port() -> None:
+def test_port_0_takes_any_free_port() -> None:
     sockets = open_sockets("127.0.0.1", 0)
     assert [one.getsockname()[0] for one in sockets] == ["127.0.0.1"]
     with pytest.raises(ConnectionRefusedError):  # no client connects before the server is ready
@@ -73,7 +73,7 @@ def test_address_that_cannot_be_bound_is_refused(host: str, port: int, words: st
     assert "\n" not in str(caught.value)
 
 
-def test_a_port_in_use() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         words = f"host is '127.0.0.1' and port is {port}; cannot listen there: Address already in use"
@@ -101,7 +101,7 @@ def test_second_server_on_an_address_reports_it() -> None:
 
 @pytest.mark.parametrize("below", [0, 1])
 @pytest.mark.parametrize("host", ["127.0.0.1", "*", "0.0.0.0"])
-def test_kv_events_at_the_servers_own_port(capsys: pytest.CaptureFixture[str], host: str, below: int) -> None:
+def test_kv_events_on_the_servers_port_are_refused(capsys: pytest.CaptureFixture[str], host: str, below: int) -> None:
     """Told before a model is loaded: the system says no only when the server begins to listen."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -116,7 +116,7 @@ def test_kv_events_at_the_servers_own_port(capsys: pytest.CaptureFixture[str], h
 @pytest.mark.parametrize(
     "events", ["tcp://127.0.0.2:{port}", "tcp://127.0.0.1:*", "ipc://@blockyard-{port}", "tcp://[::1]:1"]
 )
-def test_kv_events_at_another_address(capsys: pytest.CaptureFixture[str], events: str) -> None:
+def test_kv_events_at_another_address_are_accepted(capsys: pytest.CaptureFixture[str], events: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -41,7 +41,7 @@ def page_of(running: Running) -> str:
     return page.decode()
 
 
-def test_blocks_lives_and_causes_of_misses(served: Running) -> None:
+def test_metrics_have_lifetimes_of_blocks_and_causes_of_misses(served: Running) -> None:
     for prompt in [*PROMPTS, *PROMPTS[:3]]:
         served.client().completions.create(model=MODEL, prompt=prompt, max_tokens=2)
     served.client().completions.create(model=MODEL, prompt=PROMPTS[2], max_tokens=2)

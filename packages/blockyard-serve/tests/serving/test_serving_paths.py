@@ -52,7 +52,7 @@ def test_text_is_tokenized_like_the_tokenizer_does(served: Running) -> None:
     assert served.post("/detokenize", tokens=[256, 257])[2] == {"prompt": "<|turn|><|end|>"}
 
 
-def test_the_blocks_of_a_prompt(served: Running) -> None:
+def test_tokenize_returns_the_blocks_of_a_prompt(served: Running) -> None:
     _, _, answer = served.post("/tokenize", prompt=TEXT, return_blocks=True)
     blocks = answer["blocks"]
     assert [(each["start"], each["end"]) for each in blocks] == [(0, 16), (16, 32), (32, 48), (48, 64), (64, 65)][
@@ -63,7 +63,7 @@ def test_the_blocks_of_a_prompt(served: Running) -> None:
     assert blocks[0]["text"] == TEXT[:16]
 
 
-def test_a_chat_is_what_the_server_computes(served: Running) -> None:
+def test_tokenized_chat_equals_the_computed_prompt(served: Running) -> None:
     """The count is that of the usage, and its full blocks are what a second request finds."""
     _, _, answer = served.post("/tokenize", messages=CHAT)
     for _ in range(2):
@@ -145,7 +145,7 @@ def test_tokenizer_routes_need_the_key() -> None:
 # ---------------------------------------------------------------- probes, HEAD, paths that are not there
 
 
-def test_version_and_ping(served: Running) -> None:
+def test_version_and_ping_answer(served: Running) -> None:
     assert json.loads(served.call("GET", "/version")[2]) == {"version": blockyard.__version__}
     for method in ("GET", "POST"):
         assert served.call(method, "/ping")[0] == 200
@@ -173,7 +173,7 @@ def test_a_path_of_another_server_is_refused_in_a_sentence(served: Running, path
     assert why in answer["error"]["message"]
 
 
-def test_a_lora_adapter_is_no_model(served: Running) -> None:
+def test_a_lora_adapter_is_not_a_known_model(served: Running) -> None:
     status, _, answer = served.call("POST", "/v1/completions", b'{"model": "my-adapter", "prompt": "a"}')
     assert status == 404
     said = "the model 'my-adapter' does not exist; this server serves 'tiny', without LoRA adapters"

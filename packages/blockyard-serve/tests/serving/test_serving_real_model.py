@@ -114,14 +114,14 @@ def text_of(stream: Any) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
 
 
-def test_a_chat(served: Served) -> None:
+def test_a_chat_answers_the_question(served: Served) -> None:
     answer = served.client().chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=40)
     assert "Paris" in answer.choices[0].message.content
     assert answer.choices[0].finish_reason == "stop"
     assert "<|im_end|>" not in answer.choices[0].message.content
 
 
-def test_a_stream(served: Served) -> None:
+def test_a_stream_equals_the_whole_answer(served: Served) -> None:
     wanted = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 40}
     chunks = list(
         served.client().chat.completions.create(**wanted, stream=True, stream_options={"include_usage": True})
@@ -133,7 +133,7 @@ def test_a_stream(served: Served) -> None:
     assert chunks[-1].usage.prompt_tokens_details.cached_tokens >= 0
 
 
-def test_three_completions_of_one_prompt(served: Served) -> None:
+def test_three_completions_of_one_prompt_differ(served: Served) -> None:
     answer = served.client().chat.completions.create(
         model=MODEL, messages=QUESTION, n=3, temperature=1.2, seed=2, max_tokens=16
     )
@@ -141,7 +141,7 @@ def test_three_completions_of_one_prompt(served: Served) -> None:
     assert len({choice.message.content for choice in answer.choices}) > 1
 
 
-def test_log_probabilities(served: Served) -> None:
+def test_log_probabilities_are_reported(served: Served) -> None:
     answer = served.client().chat.completions.create(
         model=MODEL, messages=QUESTION, temperature=0, max_tokens=6, logprobs=True, top_logprobs=4
     )
@@ -153,7 +153,7 @@ def test_log_probabilities(served: Served) -> None:
         assert token.logprob == values[0]
 
 
-def test_a_stop_string(served: Served) -> None:
+def test_a_stop_string_ends_the_answer(served: Served) -> None:
     answer = served.client().chat.completions.create(
         model=MODEL, messages=QUESTION, temperature=0, max_tokens=40, stop=["Paris"]
     )
@@ -192,7 +192,7 @@ def test_tenants_with_different_salts_share_nothing(served: Served) -> None:
     assert min(cached(salt) for salt in salts) > 100
 
 
-def test_errors(served: Served) -> None:
+def test_errors_reach_openais_client(served: Served) -> None:
     client = served.client()
     with pytest.raises(openai.NotFoundError, match="another"):
         client.chat.completions.create(model="another", messages=QUESTION)
@@ -208,7 +208,7 @@ def test_errors(served: Served) -> None:
         served.client("a wrong key").models.list()
 
 
-def test_a_cancelled_stream(served: Served) -> None:
+def test_a_cancelled_stream_frees_its_blocks(served: Served) -> None:
     messages = [{"role": "user", "content": "Write a long story about a mountain railway."}]
     stream = served.client().chat.completions.create(model=MODEL, messages=messages, max_tokens=2000, stream=True)
     pieces = [next(stream) for _ in range(4)]

@@ -42,7 +42,7 @@ def sampling(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
-def test_a_line_for_every_ten_seconds_of_work(lines: list[str]) -> None:
+def test_a_line_is_written_every_ten_seconds_of_work(lines: list[str]) -> None:
     """The prompt, and 25 tokens, a second each."""
     run_jobs(tiny_engine(), [PROMPT], sampling(25))
     assert lines == [
@@ -62,7 +62,7 @@ def test_status_line_has_queue_and_hit_rate(lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "number"), [(0, 0), (5, 5), (25, 1), (30, 0)])
-def test_status_line_interval(lines: list[str], seconds: float, number: int) -> None:
+def test_status_line_interval_can_be_set(lines: list[str], seconds: float, number: int) -> None:
     run_jobs(tiny_engine(), [PROMPT], sampling(25), status_seconds=seconds)
     assert len(lines) == number
 
@@ -104,6 +104,6 @@ def test_command_checks_status_seconds_before_it_loads_a_model(capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("access_log", [False, True])
-def test_the_line_is_on_stderr_whether_requests_are_or_not(access_log: bool) -> None:
+def test_the_status_line_does_not_need_the_access_log(access_log: bool) -> None:
     loggers = log_config(access_log)["loggers"]
     assert loggers["blockyard_serve.status"] == {"handlers": ["stderr"], "level": "INFO", "propagate": False}

@@ -49,7 +49,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[Left]:
     assert found.complaints == []
 
 
-def test_a_server(left: Left, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_ends_every_stream(left: Left, caplog: pytest.LogCaptureFixture) -> None:
     """Clients leave after their first bytes; one is cut while it does not read."""
     body = {"model": MODEL, "prompt": "a" * 30, "max_tokens": 400, "ignore_eos": True, "stream": True}
     with running_server(tiny_engine()) as running, caplog.at_level(logging.WARNING):
@@ -65,7 +65,7 @@ def test_a_server(left: Left, caplog: pytest.LogCaptureFixture) -> None:
     assert not [record for record in caplog.records if "generator" in record.getMessage()]
 
 
-def test_a_dispatcher(left: Left) -> None:
+def test_a_dispatcher_ends_every_stream(left: Left) -> None:
     pytest.importorskip("openai")
     pytest.importorskip("zmq")
     from ..fleet.test_dispatcher import World, job_of, left_idle

@@ -83,7 +83,7 @@ def test_after_kill_9_a_new_process_is_warm(ranks: tuple[str, ...], others: tupl
         assert other.ask()[1] == 0
 
 
-def test_metrics_of_each_tier(tmp_path: Path) -> None:
+def test_metrics_are_exported_for_each_tier(tmp_path: Path) -> None:
     prompt = "a tier below the pool " * 3
     for hit in (0, 64):
         engine = tiny_engine(40, tiers=[FileTier(tmp_path, 2**30)])

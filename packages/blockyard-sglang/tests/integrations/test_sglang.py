@@ -150,7 +150,7 @@ def test_equal_pages_of_two_requests_are_merged() -> None:
     free_of_all(side)
 
 
-def test_extra_keys_salts_and_their_absence_share_nothing() -> None:
+def test_requests_with_different_extra_keys_or_salts_share_nothing() -> None:
     side = engine()
     tokens = list(range(9))
     kinds = [{}, {"extra_key": "a"}, {"salt": "a"}, {"extra_key": "a", "salt": "a"}, {"extra_key": ""}]
@@ -282,7 +282,7 @@ def test_pages_that_cannot_be_cached_change_nothing() -> None:
     free_of_all(side)
 
 
-def test_a_cached_page_that_an_allocator_hands_out_again_is_refused_before_anything_changes() -> None:
+def test_handing_out_a_cached_page_again_is_refused_and_changes_nothing() -> None:
     """The request keeps its lock and its pages, and can go on when its row has a page of its own."""
     side = engine(8, 4)
     idle = served(side, list(range(100, 109)))
@@ -324,7 +324,7 @@ def test_bigram_key_is_refused() -> None:
         side.cache.match_prefix(MatchPrefixParams(key=key))
 
 
-def test_tokens_that_were_asked_for_can_still_grow() -> None:
+def test_a_list_of_looked_up_tokens_may_grow_afterwards() -> None:
     side = engine()
     tokens = array("q", range(9))
     key = key_of([])
@@ -352,7 +352,7 @@ def slow_order(paths: list[tuple[int, ...]]) -> list[int]:
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_waiting_requests_are_ordered_by_what_they_share(number: int) -> None:
+def test_waiting_requests_are_ordered_by_shared_prefixes(number: int) -> None:
     draw = random.Random(run_seed() + number)
     paths: list[tuple[int, ...]] = [()]
     for _ in range(draw.randint(0, 25)):
@@ -364,7 +364,7 @@ def test_waiting_requests_are_ordered_by_what_they_share(number: int) -> None:
     assert weight_order([np.array(path, np.int32) for path in paths]) == slow_order(paths)
 
 
-def test_the_scheduler_is_given_that_order() -> None:
+def test_the_scheduler_uses_the_order_of_shared_prefixes() -> None:
     side = engine()
     for tokens in (list(range(9)), list(range(30, 39)), list(range(5)) + list(range(50, 59))):
         side.release(served(side, tokens), keep=True)
@@ -445,7 +445,7 @@ def test_registration_is_idempotent_and_offers_policies() -> None:
         assert isinstance(adapter.make_cache(context()), BlockPoolCache)
 
 
-def test_every_policy_that_it_offers_is_one_of_the_pools() -> None:
+def test_every_offered_policy_is_one_of_the_pools() -> None:
     for name in adapter.POLICIES:
         assert BlockPoolCache(params(eviction_policy=name)).eviction_policy == name
 
@@ -468,7 +468,7 @@ def test_moved_method_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         require_known_sglang()
 
 
-def test_evicted_tokens_are_counted_where_sglang_asks() -> None:
+def test_evicted_tokens_are_counted_in_sglangs_metrics() -> None:
     if HAS_SGLANG:
         pytest.skip("SGLang's metrics need a configured server")
     side = engine(enable_metrics=True)

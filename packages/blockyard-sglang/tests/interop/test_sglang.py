@@ -134,7 +134,7 @@ def test_with_enough_pages_results_equal_sglangs(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(24))
-def test_with_few_pages_lru_keeps_the_same_as_sglang(number: int) -> None:
+def test_with_few_pages_lru_keeps_the_same_pages_as_sglang(number: int) -> None:
     """Conversations behind one system prompt: a prompt is the one before it, and more. One at a time of each."""
     draw = random.Random(run_seed() + 1000 + number)
     page_size = (1, 2, 4, 16)[number % 4]

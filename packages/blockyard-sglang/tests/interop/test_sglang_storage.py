@@ -136,7 +136,7 @@ def test_other_ranks_layouts_and_weights_find_nothing(tmp_path: Path, sides: lis
     assert other.storage.exists(keys[0])
 
 
-def test_damaged_pages_are_misses_and_what_stands_before_them_is_taken(tmp_path: Path, sides: list[Side]) -> None:
+def test_damaged_pages_are_misses_and_pages_before_them_are_loaded(tmp_path: Path, sides: list[Side]) -> None:
     draw = random.Random(run_seed())
     keys = keys_of(draw, 12)
     sides += [Side(tmp_path, "layer_first"), Side(tmp_path, "layer_first")]
@@ -158,7 +158,7 @@ def test_damaged_pages_are_misses_and_what_stands_before_them_is_taken(tmp_path:
         assert torch.equal(second.data(page), wanted)
 
 
-def test_refusals_name_their_reason(tmp_path: Path, sides: list[Side]) -> None:
+def test_refused_options_are_named_with_the_reason(tmp_path: Path, sides: list[Side]) -> None:
     with pytest.raises(InvalidArgument, match="place is None"):
         Side(tmp_path, "layer_first", place=None)
     with pytest.raises(InvalidArgument, match="interface_v1"):

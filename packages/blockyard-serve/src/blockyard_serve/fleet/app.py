@@ -34,7 +34,7 @@ from ..live.live_page import fleet_page
 from ..openai.responses import TokenTexts
 from ..openai.session_hints import Hint
 from .dispatcher import Dispatcher, RoutingPolicy
-from .fleet_metrics import FleetCollector, FleetMetrics, FleetPage, TenantSums, fleet_state, one_state
+from .fleet_metrics import FleetCollector, FleetMetrics, FleetPage, TenantSums, fleet_state, merge_states
 from .replica_request import ReplicaRequest
 from .shared import shared_fleet
 
@@ -190,7 +190,7 @@ def fleet_routes(view_all: ViewAll, guard: KeyGuard) -> APIRouter:
 
     @router.get("/fleet")
     async def show() -> dict[str, Any]:
-        return one_state(await view_all("state"))
+        return merge_states(await view_all("state"))
 
     return router
 

@@ -260,8 +260,8 @@ def fleet_state(
     }
 
 
-def one_state(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the states of several ingresses: sum loads and claims, and take the least trust."""
+def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """Merge the states of several ingresses: sum loads and claims, and take the lowest trust."""
     replicas: dict[str, dict[str, Any]] = {}
     claims: dict[str, Counter[str]] = {}
     for state in states:

@@ -214,7 +214,7 @@ class KeyGuard:
         request.state.tenant = owner or named
 
     def require_server_key(self, request: Request) -> None:
-        """Raise `ApiError` (401) unless a request has the server's own key: it concerns all tenants."""
+        """Raise `ApiError` (401) unless a request has the server's own key, for routes that concern all tenants."""
         if self.has_key and not (self._digest and hmac.compare_digest(_bearer(request), self._digest)):
             raise ApiError(401, "the API key is missing or wrong", "authentication_error", code="invalid_api_key")
 

@@ -14,8 +14,8 @@ from ..limits import ServerLimits
 class OneLength:
     """ASGI middleware that closes the connection after a request with both Content-Length and Transfer-Encoding.
 
-    Transfer-Encoding wins (RFC 9112, 6.3). A proxy that went by Content-Length may have sent as part of this body what
-    would be read here as the next request, perhaps another client's.
+    Transfer-Encoding applies (RFC 9112, 6.3). If a proxy in front applied Content-Length, the bytes after this body may
+    be part of it, and must not be read as the next request.
     """
 
     def __init__(self, app: ASGIApp) -> None:

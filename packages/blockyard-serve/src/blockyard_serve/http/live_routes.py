@@ -77,7 +77,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class EngineSource:
-    """The cache of an engine thread, as a `blockyard_serve.live.Source`.
+    """The cache of an engine thread, as a `CacheSource` of the page.
 
     Args:
         shows_names: whether to show the X-Request-ID of clients.

@@ -106,7 +106,7 @@ class Planner:
         return jobs
 
     def _session(self, request: GenerationFields, num_prompts: int, salt: str | None) -> str | None:
-        """Return the engine's name of the session. Only one state of it is the newest: one prompt per request."""
+        """Return the engine's name of the session. It has one newest prompt, so a request with it has one prompt."""
         if request.session_id is None:
             return None
         if num_prompts > 1:

@@ -245,5 +245,5 @@ class PageFeed:
 
 
 def seconds_between(copying: float, making: float) -> float:
-    """Return the pause between snapshots for the time that copying and making a frame took."""
+    """Return the pause until the next snapshot, from the seconds that copying the last one and its frame took."""
     return max(MIN_SECONDS, copying / MAX_SHARE, making / _MAX_FRAME_SHARE)

@@ -63,8 +63,8 @@ def forest_of(pairs: Ints, keys: Mapping[int, tuple[object, ...]]) -> Forest:
 
     Args:
         pairs: int64 (blocks, 2), the content of each block, 0 for none, and the content before it.
-        keys: extra keys of roots by id. A root in the middle of a prompt has (the content before it, ...). A content
-            whose parent is no longer cached begins a new branch.
+        keys: extra keys of roots by id. Those of a root in the middle of a prompt begin with the content before it. A
+            content whose parent is no longer cached begins a new branch.
     """
     cached = np.flatnonzero(pairs[:, 0])
     contents, first = np.unique(pairs[cached, 0], return_index=True)
@@ -367,7 +367,7 @@ def _count(branches: list[TreeBranch], text: NDArray[np.int32], num_hit: int, si
 
 
 def _common_blocks(branch: TreeBranch, text: NDArray[np.int32], size: int) -> int:
-    """Count the leading blocks that a prompt and a branch have in common, of those that are known of both."""
+    """Count the equal leading blocks of a prompt and a branch, as far as the tokens of both are known."""
     num_tokens = min(len(branch.prefix), len(text)) // size * size
     differs = np.flatnonzero(branch.prefix[:num_tokens] != text[:num_tokens])
     return int(differs[0] if len(differs) else num_tokens) // size

@@ -112,8 +112,8 @@ _REASONS = {
 def requested_fields(fields: Mapping[str, Any], refused: Mapping[str, tuple[Any, ...]] = REFUSED) -> dict[str, Any]:
     """Return the fields without nulls, harmless fields, and unsupported ones with accepted values. O(fields).
 
-    Raises `ApiError` (400), with the field, for one that is not supported: a name in `refused` with other values than
-    those listed there.
+    Raises `ApiError` (400), with the field, for one that is not supported: a name in `refused` with a value that is not
+    listed there.
     """
     requested = {}
     for name, value in fields.items():
