@@ -46,7 +46,7 @@ def distances(
     asked = sampler.SamplingContext(sampling, index, len(prompt), stop_token_ids)
     found = []
     for place, token in enumerate(answer):
-        row = sampler.adjusted(
+        row = sampler.adjust_logits(
             logits[place], sampling, asked.banned(place), list(prompt), list(answer[:place])
         ).double()
         number = sampler.uniform(sampling.seed, index, place)
@@ -108,7 +108,7 @@ def _ways(sampling: SamplingParams) -> list[SamplingParams]:
 def _distance(logits: torch.Tensor, token: int, sampling: SamplingParams, number: float) -> float:
     if sampling.temperature == 0:
         return float(logits.max() - logits[token])
-    probabilities = sampler.drawn_from(logits, sampling)
+    probabilities = sampler.draw_weights(logits, sampling)
     if probabilities[token] == 0:
         return math.inf
     cumulated = probabilities.cumsum(dim=-1)

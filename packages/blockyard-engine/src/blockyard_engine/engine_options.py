@@ -144,7 +144,7 @@ class EngineOptions:
             "num_cpu_blocks": num_cpu_blocks,
             "enable_prefix_caching": self.enable_prefix_caching,
             "enable_kv_cache_events": self.kv_events is not None,
-            **{name: value for name, value in checked_options(self.cache_options).items() if name != "tenants"},
+            **{name: value for name, value in require_options(self.cache_options).items() if name != "tenants"},
         }
 
     def with_tenants(self, config: CacheConfig) -> CacheConfig:
@@ -163,7 +163,7 @@ def require_step_budget(max_num_batched_tokens: object, max_num_seqs: int) -> No
         )
 
 
-def checked_options(cache_options: Mapping[str, Any] | None) -> dict[str, Any]:
+def require_options(cache_options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the options as a dict. Raises `InvalidArgument` for names that are not in `CACHE_OPTIONS`."""
     if cache_options is None:
         return {}

@@ -169,7 +169,7 @@ class _Recorder:
                 f"layer {layer} calls attention more than once per token, which the engine does not support"
             )
         self.layers[layer] = _Layer(tuple(key.shape), tuple(value.shape), others)
-        attended = Extras.of(others).attended(key, value)[1]
+        attended = Extras.of(others).keys_and_values(key, value)[1]
         return attended.repeat_interleave(query.shape[0] // attended.shape[1], dim=1)
 
 

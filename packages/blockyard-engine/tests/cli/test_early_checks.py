@@ -109,7 +109,7 @@ def test_wrong_options_are_reported_before_torch_is_imported() -> None:
         assert not has_torch, line
 
 
-def test_every_backend_stands_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_attention_backend(capsys: pytest.CaptureFixture[str]) -> None:
     from blockyard.cli.main import parse
     from blockyard_engine.attention.backends import AUTO, BACKENDS
     from blockyard_engine.engine_options import BACKEND_NAMES

@@ -38,7 +38,7 @@ def test_a_stop_string_is_held_back(capsys: pytest.CaptureFixture[str]) -> None:
     assert "P" not in printed
 
 
-def test_several_as_json_are_what_each_is_alone(own_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_answers_as_json_equal_single_ones(own_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def lines(*prompts: str) -> list[dict[str, object]]:
         capsys.readouterr()  # what making the model printed
         assert (
@@ -67,7 +67,7 @@ def test_several_as_json_are_what_each_is_alone(own_model: Path, capsys: pytest.
     assert {line["num_tokens"] for line in both} == {5}
 
 
-def test_a_hybrid_model_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hybrid_model_in_a_folder_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from blockyard_testing.hybrid_models import hybrid_model
     from blockyard_testing.tiny_models import NUM_TOKENS, byte_tokenizer, reference_tokens
 
@@ -124,7 +124,7 @@ def test_undecodable_input_gives_one_sentence(
         assert said in sentence(capsys.readouterr().err)
 
 
-def test_no_prompt_at_all(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_prompt_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert main(["generate"]) == 2
     assert "there is no prompt" in sentence(capsys.readouterr().err)

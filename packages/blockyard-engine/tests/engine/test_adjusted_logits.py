@@ -14,7 +14,7 @@ import torch
 
 from blockyard import InvalidArgument
 from blockyard_engine import Engine, FinishReason, PromptLookup, SamplingParams
-from blockyard_engine.decoding.sampler import SamplingContext, StepSampler, adjusted
+from blockyard_engine.decoding.sampler import SamplingContext, StepSampler, adjust_logits
 from blockyard_testing.seeds import run_seed
 from blockyard_testing.tiny_models import (
     NUM_TOKENS,
@@ -60,7 +60,7 @@ ASKED = [
 
 @pytest.mark.parametrize("asked", ASKED, ids=lambda asked: "-".join(asked))
 @pytest.mark.parametrize("speculation", [None, PromptLookup()], ids=["plain", "drafts"])
-def test_greedy_tokens_are_those_of_a_loop(llama: Any, asked: dict[str, Any], speculation: PromptLookup | None) -> None:
+def test_greedy_tokens_equal_a_plain_loop(llama: Any, asked: dict[str, Any], speculation: PromptLookup | None) -> None:
     prompts = mixed_prompts((9, 17, 12), shared=8)
     sampling = SamplingParams(max_tokens=12, ignore_eos=True, **asked)
     wanted = [by_hand(llama, prompt, sampling, frozenset(sampling.stop_token_ids)) for prompt in prompts]
@@ -94,7 +94,7 @@ def test_a_draw_follows_a_bias(llama: Any) -> None:
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_any_adjustment_leaves_something_to_choose(number: int) -> None:
+def test_any_adjustment_leaves_a_token_to_choose(number: int) -> None:
     """Half precision, extreme logits, everything banned, every field at its limit: a valid token is chosen."""
     rng = random.Random(f"{run_seed()} {number}")
     dtype = rng.choice([torch.float32, torch.float16, torch.bfloat16])
@@ -119,7 +119,7 @@ def test_any_adjustment_leaves_something_to_choose(number: int) -> None:
     assert 0 <= choice.token_id < 16
     if params.min_tokens and len(stops & set(range(16))) < 16:
         assert choice.token_id not in stops
-    values = adjusted(logits[0], params, frozenset(), tokens[:3], tokens[3:])
+    values = adjust_logits(logits[0], params, frozenset(), tokens[:3], tokens[3:])
     assert bool(torch.isfinite(values).all())
 
 
@@ -170,7 +170,7 @@ def test_values_outside_their_limits_are_named(options: dict[str, Any], message:
         SamplingParams(**options)
 
 
-def test_a_bias_for_a_token_that_the_model_does_not_have(llama: Any) -> None:
+def test_a_bias_outside_the_vocabulary_is_refused(llama: Any) -> None:
     with pytest.raises(
         InvalidArgument, match=f"logit_bias has token {VOCAB_SIZE}; the model's last token is {VOCAB_SIZE - 1}"
     ):

@@ -50,7 +50,7 @@ def require_same(beams: list[Completion], expected: list[list[int]], scores: Any
 
 @pytest.mark.parametrize("early_stopping", STOPPING)
 @pytest.mark.parametrize("num_ends", [0, 1, 2])
-def test_hypotheses_and_scores_are_those_of_generate(num_ends: int, early_stopping: bool | str) -> None:
+def test_hypotheses_and_scores_equal_those_of_generate(num_ends: int, early_stopping: bool | str) -> None:
     # Flatter logits than other tests have, so that beams overtake one another; end tokens are taken from their midst.
     free = tiny_model("llama-gqa", initializer_range=0.08)
     ends = [tokens[2] for tokens in reference_tokens(free, mixed_prompts((9, 4)), 3)][:num_ends] or None
@@ -72,7 +72,7 @@ def test_hypotheses_and_scores_are_those_of_generate(num_ends: int, early_stoppi
 
 
 @pytest.mark.parametrize("shape", ["qwen3", "gemma3", "mistral-window"])
-def test_other_shapes_agree_too(shape: str) -> None:
+def test_beams_of_other_model_shapes_equal_generate(shape: str) -> None:
     model = tiny_model(shape, initializer_range=0.1)
     engine = Engine(model, num_blocks=300, block_size=4, num_cpu_blocks=40)
     for prompt in mixed_prompts((9, 30)):

@@ -117,7 +117,7 @@ def test_any_sampling_resumes_after_each_of_its_tokens() -> None:
                 assert max(far) < ROUNDING, (prompt, sampling, cut)
 
 
-def test_a_token_that_is_not_a_rounding_tie_is_far_from_the_choice() -> None:
+def test_the_test_detects_tokens_that_rounding_cannot_explain() -> None:
     """Checks the judge: other tokens, and those of another seed, are far from the choice by exact logits."""
     model = tiny_model("llama-gqa", vocab_size=NUM_TOKENS)
     exact_model = exact(model)

@@ -57,7 +57,7 @@ def test_options_of_states_are_refused_for_a_model_without_any(name: str) -> Non
 
 
 @pytest.mark.parametrize("caching", [True, False], ids=["cache", "no-cache"])
-def test_the_tokens_are_the_same_with_all_of_them(caching: bool) -> None:
+def test_cache_options_change_no_token(caching: bool) -> None:
     """Prompts that share tokens up to the middle of a block, in a pool small enough to evict and preempt."""
     model = tiny_model("llama-gqa")
     engine = Engine(

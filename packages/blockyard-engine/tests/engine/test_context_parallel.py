@@ -68,7 +68,7 @@ def test_every_shape_agrees_with_generate(shape: str, size: int, interleave: int
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_each_rank_keeps_its_tokens_of_what_one_rank_keeps(size: int) -> None:
+def test_each_rank_keeps_its_part_of_a_single_ranks_tokens(size: int) -> None:
     """With forks, swaps, preemption, a CPU pool and drafts, every slot of every rank has the bytes of its token."""
     model = tiny_model("llama-gqa")
     prompts = mixed_prompts((33, 37, 31, 42, 29), shared=16)

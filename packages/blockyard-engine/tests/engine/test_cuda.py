@@ -133,6 +133,6 @@ def test_an_engine_takes_at_most_its_share_of_the_device(dtype: torch.dtype) -> 
     engine.cache.check()
 
 
-def test_a_device_that_is_full_is_refused_with_the_sum() -> None:
+def test_a_full_device_is_refused_with_the_sum() -> None:
     with pytest.raises(InvalidArgument, match="weights take"):
         Engine(tiny_model("llama-gqa").to("cuda"), gpu_memory_utilization=1e-6)

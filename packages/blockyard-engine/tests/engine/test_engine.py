@@ -266,7 +266,7 @@ def test_logits_that_are_not_finite_are_refused() -> None:
     require_empty(engine)
 
 
-def test_the_model_is_its_owners_between_steps(llama: Any) -> None:
+def test_between_steps_the_model_computes_as_before(llama: Any) -> None:
     prompts = mixed_prompts((10, 20))
     expected = reference_tokens(llama, prompts, 5)
     engine = Engine(llama, num_blocks=60)
@@ -343,7 +343,7 @@ def test_the_first_backend_that_fits_computes_attention(llama: Any, monkeypatch:
     assert Counting.num_steps == 5
 
 
-def test_no_prompts_no_results(llama: Any) -> None:
+def test_no_prompts_give_no_results(llama: Any) -> None:
     assert Engine(llama, num_blocks=8).generate([]) == []
 
 
@@ -394,7 +394,7 @@ def test_bad_prompts_are_named_and_nothing_is_begun(llama: Any, prompts: Any, me
     require_empty(engine)
 
 
-def test_text_that_is_no_unicode_is_named(smollm: Any) -> None:
+def test_text_that_is_not_unicode_is_refused_by_name(smollm: Any) -> None:
     """A shell's bytes that are not UTF-8, as Python reads them; a tokenizer would raise a TypeError."""
     engine = Engine(*smollm, num_blocks=80)
     with pytest.raises(InvalidArgument, match=r"prompt 1 holds '\\udcff' at position 2; it must be valid Unicode"):

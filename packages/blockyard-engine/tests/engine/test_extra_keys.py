@@ -58,7 +58,7 @@ def test_only_equal_keys_share(llama: Any, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"num_cpu_blocks": 64}], ids=["joins", "waits"])
-def test_prompts_in_progress_are_shared_under_equal_keys_alone(llama: Any, options: dict[str, Any]) -> None:
+def test_prompts_in_progress_are_shared_only_under_equal_keys(llama: Any, options: dict[str, Any]) -> None:
     """Within one step, a prompt joins or waits for another's blocks only if their keys are equal."""
     engine = Engine(llama, num_blocks=100, block_size=8, **options)
     found = run(engine, *KEYS, *KEYS)

@@ -22,7 +22,7 @@ LENGTHS = (1, 2, 15, 33, 5, 48, 64, 31)
 
 
 @pytest.mark.parametrize("shape", ["gemma2", "gpt-oss", "deepseek-v3"])
-def test_speculation_and_beams_agree_too(shape: str) -> None:
+def test_speculation_and_beams_equal_generate(shape: str) -> None:
     model = tiny_model(shape)
     prompts = [prompt * 2 for prompt in mixed_prompts((7, 12), shared=3)]
     engine = Engine(model, num_blocks=200, block_size=4, max_num_batched_tokens=20, speculation=PromptLookup())
@@ -89,7 +89,7 @@ def test_a_model_computes_as_before_between_the_steps_of_an_engine() -> None:
 
 
 @pytest.mark.parametrize(("shape", "name"), [("gemma2", "softcap"), ("gpt-oss", "s_aux"), ("deepseek-v3", "latent")])
-def test_a_kernel_that_lacks_it_is_refused_by_name(shape: str, name: str) -> None:
+def test_a_kernel_that_lacks_a_feature_is_refused_by_name(shape: str, name: str) -> None:
     with pytest.raises(
         InvalidArgument, match=f"'flash_attention_3'; it does not support {name}, which this model needs"
     ):

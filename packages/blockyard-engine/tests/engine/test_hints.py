@@ -58,7 +58,7 @@ def test_an_ended_session_is_evicted_first(llama: Any) -> None:
     assert run(engine, PROMPTS[2]).num_cached_tokens < 64
 
 
-def test_without_a_hint_the_oldest_goes(llama: Any) -> None:
+def test_without_a_hint_the_oldest_session_is_evicted(llama: Any) -> None:
     engine = load_engine(llama)
     for number, prompt in enumerate(PROMPTS):
         run(engine, prompt, f"s{number}")
@@ -139,7 +139,7 @@ def test_bad_sessions_change_nothing(llama: Any, bad: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"over": 1}, {"over": None}, {"over": "yes"}])
-def test_bad_hints(llama: Any, bad: dict[str, Any]) -> None:
+def test_bad_hints_are_refused(llama: Any, bad: dict[str, Any]) -> None:
     engine = load_engine(llama)
     run(engine, PROMPTS[0], "s")
     with pytest.raises(InvalidArgument):

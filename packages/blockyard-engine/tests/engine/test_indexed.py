@@ -83,7 +83,7 @@ def load_engine(model: Any, **options: Any) -> Engine:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_index_decides_what_is_computed(name: str) -> None:
+def test_the_index_changes_the_answers(name: str) -> None:
     """With the same weights and all tokens selected the answers differ, so the other tests can fail."""
     models = indexed_model(name), indexed_model(name, index_topk=1000)
     selected, all_of_them = (reference_tokens(model, few_prompts(), NUM_TOKENS) for model in models)
@@ -93,7 +93,7 @@ def test_an_index_decides_what_is_computed(name: str) -> None:
 @pytest.mark.parametrize(
     "sizes", [{}, {"max_num_batched_tokens": 512}, {"max_num_seqs": 1, "max_num_batched_tokens": 1}]
 )
-def test_tokens_are_those_of_generate_in_chunks_of_any_size_and_behind_hits(model: Any, sizes: dict[str, int]) -> None:
+def test_tokens_equal_generate_in_chunks_and_after_hits(model: Any, sizes: dict[str, int]) -> None:
     prompts = few_prompts()
     expected = reference_tokens(model, prompts, NUM_TOKENS)
     engine = load_engine(model, **sizes)
@@ -109,7 +109,7 @@ def test_preempted_sequences_get_the_same_tokens(model: Any, way: str) -> None:
     require_preempted_alike(model, load_engine(model, num_blocks=38, preemption=way, **options))
 
 
-def test_forks_beams_and_drafts(model: Any) -> None:
+def test_forks_beams_and_drafts_equal_generate(model: Any) -> None:
     engine = load_engine(model, max_num_seqs=9, speculation=PromptLookup())
     prompts = mixed_prompts((21, 34), shared=9)
     greedy = SamplingParams(max_tokens=12, n=2, ignore_eos=True)
@@ -124,7 +124,7 @@ def test_forks_beams_and_drafts(model: Any) -> None:
     engine.cache.check()
 
 
-def test_the_model_is_its_owners_again_afterwards(model: Any) -> None:
+def test_after_the_engine_the_model_computes_as_before(model: Any) -> None:
     prompts = few_prompts()[:1]
     expected = reference_tokens(model, prompts, NUM_TOKENS)
     assert answer(load_engine(model), prompts) == expected
@@ -154,7 +154,7 @@ def test_config_of_layers_that_reuse_a_selection_counts_no_index_key() -> None:
     assert load_engine(shared).kv_cache.bytes_per_token == 4 * (24 + 8 + 16) * 4, "the engine has room in all layers"
 
 
-def test_published_bytes() -> None:
+def test_bytes_per_token_equal_published_ones() -> None:
     """DeepSeek V3.2 in bfloat16: 61 layers of 512 + 64 + 128 elements."""
     config = AutoConfig.for_model("deepseek_v32")
     assert KVCacheSpec.from_config(config, dtype="bfloat16").bytes_per_token == 61 * (512 + 64 + 128) * 2
@@ -192,7 +192,7 @@ def test_ranks_and_hand_over_are_refused() -> None:
         load_engine(model, attention_backend="flash_attention_3")
 
 
-def test_an_index_that_selects_otherwise_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_selects_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial detects an engine that attends to the first tokens instead of the best."""
     from blockyard_engine.attention import indexed
 
@@ -207,7 +207,7 @@ def test_an_index_that_selects_otherwise_is_not_served(monkeypatch: pytest.Monke
         load_engine(indexed_model("deepseek_v32", index_topk=12, index_n_heads=31))
 
 
-def test_index_keys_lie_in_blocks_behind_keys_and_values() -> None:
+def test_index_keys_lie_in_blocks_after_keys_and_values() -> None:
     cache = KVCache(6, 4, 2, 1, 24, value_size=8, index_size=16, num_cpu_blocks=3)
     keys = torch.randn(5, 16)
     slots = cache.slots([8, 9, 10, 11, 17])

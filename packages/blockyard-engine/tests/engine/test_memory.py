@@ -283,6 +283,6 @@ def test_swap_space_is_counted_in_blocks() -> None:
         ({"swap_space_bytes": "4GiB"}, "swap_space_bytes"),
     ],
 )
-def test_a_swap_space_that_is_none_is_refused(options: dict[str, Any], message: str) -> None:
+def test_a_swap_space_below_two_blocks_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         Engine(tiny_model("llama-gqa"), num_blocks=20, **options)

@@ -157,7 +157,7 @@ def test_a_trial_leaves_the_model_and_random_numbers_as_they_were() -> None:
 # ---------------------------------------------------------------- small copies
 
 
-def test_a_small_copy_keeps_what_decides_who_attends_to_whom() -> None:
+def test_a_small_copy_keeps_masks_windows_and_shared_heads() -> None:
     config = transformers.Gemma3TextConfig(num_hidden_layers=26, sliding_window=512, num_key_value_heads=1)
     copy = small_config(config)
     kinds = ["sliding_attention"] * 5 + ["full_attention"]
@@ -211,14 +211,14 @@ def test_one_chunk_is_served_and_two_are_refused() -> None:
 
 
 @pytest.mark.parametrize("max_model_len", [8, 64, 512])
-def test_queries_scaled_by_a_place_in_the_row_are_refused(max_model_len: int) -> None:
+def test_queries_scaled_by_the_index_in_the_row_are_refused(max_model_len: int) -> None:
     """A trial of the model itself cannot find them: its prompts do not reach index 8,192."""
     model = _llama4(attn_temperature_tuning=True, floor_scale=8192)
     with pytest.raises(ModelError, match=r"attn_temperature_tuning = True, and no_rope_layers has a 0"):
         Engine(model, num_blocks=40, block_size=4, max_model_len=max_model_len)
 
 
-def test_queries_scaled_where_all_layers_have_positions_are_not_scaled() -> None:
+def test_models_whose_layers_all_have_positions_scale_no_queries() -> None:
     model = _llama4(attn_temperature_tuning=True, floor_scale=4, no_rope_layers=[1, 1])
     _require_reference_tokens(model)
 
@@ -227,7 +227,7 @@ def test_a_llama_4_without_scaled_queries_is_served() -> None:
     _require_reference_tokens(_llama4(floor_scale=4))
 
 
-def test_the_trial_finds_queries_scaled_by_a_place_in_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trial_finds_queries_scaled_by_the_index_in_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompts of a small copy's trial exceed every length at which a scale begins."""
     monkeypatch.setattr(probe_module, "refuse_unknown_fields", lambda *_: None)
     model = _llama4(attn_temperature_tuning=True, floor_scale=8192, max_position_embeddings=256)

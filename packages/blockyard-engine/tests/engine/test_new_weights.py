@@ -89,7 +89,7 @@ def reset_and_preempt(engine: Engine) -> None:
 
 @pytest.mark.parametrize("how", [forget, reset_and_preempt])
 @pytest.mark.parametrize("place", PLACES)
-def test_nothing_of_old_weights_is_read_again(place: str, how: Any) -> None:
+def test_no_key_value_or_state_of_old_weights_is_read(place: str, how: Any) -> None:
     name, options = PLACES[place]
     engine = Engine(model_of(name), **{"block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 4, **options})
     if engine.shape.states is not None:
@@ -125,7 +125,7 @@ def test_tiers_supply_nothing_of_old_weights(tmp_path: Path, write: Any) -> None
         engine.close()
 
 
-def test_weights_that_change_before_the_first_request_name_what_is_stored(tmp_path: Path) -> None:
+def test_objects_are_named_by_the_weights_at_the_first_request(tmp_path: Path) -> None:
     from blockyard_tiers import FileTier
 
     (prompt,) = mixed_prompts((40,))

@@ -222,7 +222,7 @@ def break_at_call(model: Any, call: int) -> Any:
 
 @pytest.mark.parametrize("call", [1, 2, 5, 9, 14, 20])
 @pytest.mark.parametrize("way", ["recompute", "swap"])
-def test_a_broken_step_costs_no_request_a_token_if_the_requests_are_kept(llama: Any, way: str, call: int) -> None:
+def test_a_failed_step_loses_no_token_of_kept_requests(llama: Any, way: str, call: int) -> None:
     prompts = mixed_prompts((20, 9, 14, 22), shared=8)
     sampling = SamplingParams(max_tokens=12, n=2, temperature=1.0)
     options = {"num_blocks": 16, "block_size": 4, "max_num_seqs": 6, "max_num_batched_tokens": 16, **WAYS[way]}
@@ -263,7 +263,7 @@ def test_a_broken_step_drops_all_requests_otherwise(llama: Any, call: int) -> No
     assert tokens_of(engine.generate(prompts, greedy)) == reference_tokens(llama, prompts, 8)
 
 
-def test_moves_that_cannot_be_carried_out_leave_nothing_to_be_hit(llama: Any) -> None:
+def test_after_failed_moves_nothing_cached_can_be_hit(llama: Any) -> None:
     """The device fails between the decision to move blocks and the move."""
     prompts = mixed_prompts((40, 40, 40, 40))
     engine = Engine(llama, num_blocks=13, block_size=4, num_cpu_blocks=60)

@@ -63,7 +63,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.drawn
-def test_three_ranks_and_the_end_of_one(others: list[int]) -> None:
+def test_when_one_of_three_ranks_ends_all_end(others: list[int]) -> None:
     model = tiny_model("smollm2")
     prompts = mixed_prompts((5, 17, 33))
     engine = Engine(model, num_blocks=40, tensor_parallel=3)
@@ -108,7 +108,7 @@ def test_a_stopped_rank_is_named(others: list[int], monkeypatch: pytest.MonkeyPa
     assert own_children(others) == [], "a stopped process is ended too"
 
 
-def test_a_model_in_memory_and_an_interruption_in_a_step(others: list[int]) -> None:
+def test_an_interruption_in_a_step_ends_the_ranks(others: list[int]) -> None:
     model = tiny_model("smollm2")
     prompts = mixed_prompts((5, 17, 33))
     engine = Engine(model, num_blocks=40, tensor_parallel=2)
@@ -171,7 +171,7 @@ def test_a_rank_killed_before_its_start_message_is_named(others: list[int]) -> N
 @pytest.mark.drawn
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_a_rank_that_fails_before_it_meets_the_others(
+def test_a_rank_that_fails_before_joining_is_reported(
     others: list[int], monkeypatch: pytest.MonkeyPatch, size: int, is_killed: bool
 ) -> None:
     """Killed, or without descriptors for sockets: rank 0 used to wait in torch's rendezvous for `STEP_SECONDS`."""

@@ -85,7 +85,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(llama: Any) -> None:
     assert narrow.token_ids == [ranked[0]]
 
 
-def test_min_p_keeps_what_is_a_share_as_likely_as_the_likeliest(llama: Any) -> None:
+def test_min_p_keeps_tokens_above_a_fraction_of_the_likeliest(llama: Any) -> None:
     prompt = mixed_prompts((12,))[0]
     with torch.inference_mode():
         logits = llama(torch.tensor([prompt])).logits

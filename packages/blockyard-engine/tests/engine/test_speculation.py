@@ -29,7 +29,7 @@ def looping() -> Any:
 
 @pytest.mark.parametrize("shape", ["llama-gqa", "qwen3", "mistral-window", "gemma3"])
 @pytest.mark.parametrize("options", [PromptLookup(), PromptLookup(num_tokens=9, max_ngram=1)], ids=["4,3", "9,1"])
-def test_greedy_tokens_are_those_of_generate(shape: str, options: PromptLookup) -> None:
+def test_greedy_tokens_equal_those_of_generate(shape: str, options: PromptLookup) -> None:
     model = tiny_model(shape)
     prompts = mixed_prompts((9, 17, 4, 30, 48), shared=8)
     engine = Engine(model, num_blocks=120, max_num_batched_tokens=48, max_num_seqs=4, speculation=options)
@@ -54,7 +54,7 @@ def test_right_drafts_save_steps_and_are_counted(looping: Any) -> None:
         assert (engine.num_accepted_tokens > 30) is (speculation is not None)
 
 
-def test_drawn_tokens_are_the_same_too(looping: Any) -> None:
+def test_speculation_changes_no_sampled_token(looping: Any) -> None:
     prompts = mixed_prompts((9, 17, 4, 30))
     params = SamplingParams(max_tokens=30, n=2, temperature=0.3, repetition_penalty=1.05, logprobs=1, seed=8)
     plain = Engine(looping, num_blocks=200).generate(prompts, params)

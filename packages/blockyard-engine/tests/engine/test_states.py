@@ -42,7 +42,7 @@ def load_engine(model: Any, **options: Any) -> Engine:
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_tokens_are_those_of_generate_in_chunks_of_any_size_and_behind_hits(name: str) -> None:
+def test_tokens_equal_generate_in_chunks_and_after_hits(name: str) -> None:
     model = hybrid_model(name)
     prompts = few_prompts()
     expected = reference_tokens(model, prompts, NUM_TOKENS)
@@ -55,7 +55,7 @@ def test_tokens_are_those_of_generate_in_chunks_of_any_size_and_behind_hits(name
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_hits_at_every_kind_of_boundary(name: str) -> None:
+def test_prompts_hit_at_every_kind_of_checkpoint(name: str) -> None:
     model = hybrid_model(name)
     first, other = mixed_prompts((300, 20))
     engine = load_engine(model, max_num_batched_tokens=100)
@@ -108,7 +108,7 @@ def drawn_alone(model: Any, prompt: list[int], sampling: SamplingParams, index: 
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_beams_are_those_of_generate(name: str) -> None:
+def test_beams_equal_those_of_generate(name: str) -> None:
     model = hybrid_model(name)
     engine = load_engine(model, max_num_seqs=9)
     prompts = mixed_prompts((37, 21))
@@ -128,7 +128,7 @@ def test_beams_are_those_of_generate(name: str) -> None:
     assert engine.cache.num_used_blocks == 0
 
 
-def test_states_go_between_slots_and_blocks_while_requests_come_and_go() -> None:
+def test_states_move_between_slots_and_blocks_under_random_traffic() -> None:
     """Slots change owners at every step, and no sequence gets another's state."""
     model = hybrid_model("falcon_h1")
     prompts = mixed_prompts((9, 30, 17, 41, 22, 28, 35, 11, 26), shared=8)
@@ -209,7 +209,7 @@ def test_checkpoint_positions_can_be_chosen() -> None:
 # ---------------------------------------------------------------- memory
 
 
-def test_states_are_part_of_the_sum() -> None:
+def test_the_memory_sum_includes_states() -> None:
     model = hybrid_model("qwen3_next")
     engine = Engine(model, num_blocks=100, block_size=4, max_num_seqs=3)
     states = engine.shape.states
@@ -240,7 +240,7 @@ def test_half_precision_runs() -> None:
 # ---------------------------------------------------------------- the model is its owner's
 
 
-def test_between_steps_the_model_is_its_owners() -> None:
+def test_between_steps_the_model_computes_as_before() -> None:
     model = hybrid_model("falcon_h1")
     prompts = few_prompts()[:2]
     expected = reference_tokens(model, prompts, 4)
@@ -285,7 +285,7 @@ def test_unsupported_options_with_states_are_refused() -> None:
             Engine(model, **{"num_blocks": 100, "block_size": 4, **options})
 
 
-def test_states_alone_are_refused() -> None:
+def test_a_model_with_only_states_is_refused() -> None:
     with pytest.raises(ModelError, match="has only states and no layer with keys and values"):
         Engine(hybrid_model("lfm2", layer_types=["conv"] * 4), num_blocks=100)
 
@@ -309,7 +309,7 @@ def fails(model: Any) -> None:
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_states_that_are_anothers_fail_the_trial(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swapped_states_fail_the_trial(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = StateSlots.rows
     monkeypatch.setattr(StateSlots, "rows", lambda slots, which: rows(slots, which * 0))
     fails(hybrid_model(name))
@@ -322,7 +322,7 @@ def test_states_that_are_not_loaded_fail_the_trial(name: str, monkeypatch: pytes
     fails(hybrid_model(name))
 
 
-def test_a_module_that_forgets_its_state_in_chunks_is_seen_and_fails_the_trial_if_not(
+def test_a_module_that_forgets_its_state_in_chunks_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = hybrid_model("jamba")

@@ -100,7 +100,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize(("shape", "size"), KEPT)
-def test_each_rank_keeps_its_own_heads_of_what_one_rank_keeps(shape: str, size: int) -> None:
+def test_each_rank_keeps_its_heads_of_a_single_ranks_blocks(shape: str, size: int) -> None:
     """With forks, a CPU pool, swaps, preemption and prefix hits, every block has the bytes of one rank's."""
     model = tiny_model(shape)
     prompts = mixed_prompts((33, 37, 31, 42, 29), shared=16)
@@ -161,7 +161,7 @@ def test_block_tables_are_the_same_on_all_ranks(monkeypatch: pytest.MonkeyPatch)
                 assert rows.slot_mapping.tolist() == slots.tolist()
 
 
-def test_beams_and_gathered_columns_with_two_ranks() -> None:
+def test_two_ranks_run_beams_and_gather_columns() -> None:
     model = tiny_model("llama-gqa")
     prompts = mixed_prompts((20, 33))
     alone = Engine(model, num_blocks=80, max_num_seqs=8).beam_search_batch(prompts, 3, 8)
@@ -172,7 +172,7 @@ def test_beams_and_gathered_columns_with_two_ranks() -> None:
     ]
 
 
-def test_the_pool_of_an_engine_that_is_not_told_fits_every_rank() -> None:
+def test_a_pool_of_default_size_fits_every_rank() -> None:
     peers = ThreadPeers(2)
     with engine_on(peers, tiny_model("smollm2"), num_blocks=None, block_size=64) as engine:
         engine.generate([[1, 2, 3]], SamplingParams(max_tokens=2))

@@ -93,7 +93,7 @@ def test_random_tokens_join_to_what_the_tokenizer_says() -> None:
 
 
 @pytest.mark.parametrize("stops", [("END",), ("aab", "ab"), ("\n\n", "\nUser:"), ("ééé",), ("x", "xyz")])
-def test_a_stop_string_is_found_wherever_it_is_cut_and_no_part_of_it_is_given(stops: tuple[str, ...]) -> None:
+def test_a_stop_string_split_over_tokens_is_found_and_never_shown(stops: tuple[str, ...]) -> None:
     chooser = random.Random(9)
     letters = "".join(stops) + "a\nE"
     num_found = 0
@@ -149,7 +149,7 @@ def test_streamed_text_is_the_completions_text(talking: tuple[Any, Any]) -> None
             assert completion.text == tokenizer.decode(completion.token_ids, skip_special_tokens=True)
 
 
-def test_a_stop_string_ends_a_completion_in_front_of_it(talking: tuple[Any, Any]) -> None:
+def test_a_completion_ends_before_its_stop_string(talking: tuple[Any, Any]) -> None:
     model, tokenizer = talking
     engine = Engine(model, tokenizer, num_blocks=80)
     (whole,) = engine.generate(["Hello"], SamplingParams(max_tokens=60, temperature=1.0, seed=2))

@@ -189,7 +189,7 @@ def test_other_weights_in_one_engine_hit_nothing_after_a_reset(tmp_path: Path) -
     engine.close()
 
 
-def test_salts_and_dtypes_are_apart(llama: Any, tmp_path: Path) -> None:
+def test_other_salts_and_dtypes_hit_nothing(llama: Any, tmp_path: Path) -> None:
     import torch
 
     served(llama, tmp_path, PROMPT, CacheSalt("a"))

@@ -173,7 +173,7 @@ def test_random_traffic_over_faulty_tiers_gets_the_right_tokens(shape: str, way:
     assert num_hits > 0
 
 
-def test_written_back_and_restored(tmp_path: Path) -> None:
+def test_evicted_blocks_are_stored_and_snapshots_restored(tmp_path: Path) -> None:
     model = tiny_model("llama-gqa")
     peers = ThreadPeers(2)
     tiers = [TierUse(FileTier(tmp_path / "tier", 2**30), "back")]

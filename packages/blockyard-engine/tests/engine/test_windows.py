@@ -25,7 +25,7 @@ LENGTHS = (1, 2, 15, 16, 17, 33, 5, 48, 64, 3, 31, 40)
 @pytest.mark.parametrize("caching", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("block_size", [4, 16])
 @pytest.mark.parametrize("shape", WINDOWED)
-def test_tokens_are_those_of_generate(shape: str, block_size: int, caching: bool) -> None:
+def test_tokens_equal_those_of_generate(shape: str, block_size: int, caching: bool) -> None:
     model = tiny_model(shape)
     prompts = mixed_prompts(LENGTHS, shared=20)
     engine = Engine(
@@ -85,7 +85,7 @@ def test_few_blocks_change_no_token(shape: str, options: dict[str, Any]) -> None
     assert engine.cache.num_used_blocks == 0
 
 
-def test_a_window_no_sequence_outgrows_is_no_window() -> None:
+def test_a_window_that_no_sequence_outgrows_needs_no_group() -> None:
     model = tiny_model("mistral-window")
     engine = Engine(model, num_blocks=20, max_model_len=21)
     assert engine.shape.windows == (0, 0, 0)

@@ -97,14 +97,14 @@ def test_a_rank_without_room_is_skipped() -> None:
     assert group.num_seqs == 2
 
 
-def test_ranks_of_other_sizes() -> None:
+def test_ranks_may_have_pools_of_different_sizes() -> None:
     small, large = (KVCacheManager(CacheConfig(num_blocks=count, block_size=4)) for count in (5, 50))
     group = CacheGroup([small, large])
     assert group.allocate(list(range(100))).rank == 1
     assert group.try_allocate(list(range(1000))) is Admission.NEVER
 
 
-def test_sequences_are_freed_wherever_they_are_all_or_none() -> None:
+def test_sequences_of_several_ranks_are_freed_all_or_none() -> None:
     group = group_of()
     placed = [group.allocate([number] * 9) for number in range(5)]
     assert [group.rank_of(each.seq) for each in placed] == [each.rank for each in placed]
@@ -123,7 +123,7 @@ def test_sequences_are_freed_wherever_they_are_all_or_none() -> None:
     assert group.num_used_blocks == 0
 
 
-def test_one_report_over_all() -> None:
+def test_the_leak_report_covers_all_ranks() -> None:
     group = group_of()
     for number in range(7):
         run(group, [*range(8), number], free=number % 2 == 0)
@@ -194,13 +194,13 @@ def test_bad_prompts_change_nothing(tokens: Any) -> None:
 
 
 @pytest.mark.parametrize("caches", [[], None, [3], "ab"])
-def test_bad_caches(caches: Any) -> None:
+def test_bad_caches_are_refused(caches: Any) -> None:
     with pytest.raises(InvalidArgument, match="caches"):
         CacheGroup(caches)
 
 
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), "1", True])
-def test_bad_weights(weight: Any) -> None:
+def test_bad_load_weights_are_refused(weight: Any) -> None:
     cache = KVCacheManager(CacheConfig(num_blocks=5))
     with pytest.raises(InvalidArgument, match="load_weight"):
         CacheGroup([cache], weight)

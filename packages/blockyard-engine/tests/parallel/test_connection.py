@@ -70,7 +70,7 @@ def test_messages_of_all_lengths_come_whole(pair: tuple[socket.socket, SocketCon
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 2**14 + 1, 3 * 2**20 + 5])
-def test_pieces_come_whole_where_they_belong(pair: tuple[socket.socket, SocketConnection], size: int) -> None:
+def test_pieces_are_received_whole_into_their_buffers(pair: tuple[socket.socket, SocketConnection], size: int) -> None:
     """They are one message, received as a head and several buffers."""
     theirs, connection = SocketConnection(pair[0]), pair[1]
     message = random.Random(size).randbytes(size)
@@ -91,7 +91,7 @@ def test_pieces_come_whole_where_they_belong(pair: tuple[socket.socket, SocketCo
     assert connection.recv_bytes() == b"next"
 
 
-def test_after_a_message_that_was_cut_while_it_came_none_is_taken_for_its_rest(
+def test_after_an_incomplete_received_message_the_connection_is_unusable(
     pair: tuple[socket.socket, SocketConnection],
 ) -> None:
     theirs, connection = pair
@@ -113,7 +113,7 @@ def test_a_wait_for_a_message_may_be_interrupted(pair: tuple[socket.socket, Sock
 
 
 @pytest.mark.parametrize("cut", ["interrupt", "limit"])
-def test_after_a_message_that_was_cut_while_it_went_none_is_sent_as_its_rest(
+def test_after_an_incomplete_sent_message_the_connection_is_unusable(
     pair: tuple[socket.socket, SocketConnection], cut: str
 ) -> None:
     theirs, connection = pair

@@ -155,7 +155,7 @@ def test_a_transfer_expires_after_its_ttl(pair: Pair) -> None:
     assert pair.decode.num_cached_tokens([*PROMPT, 1]) == 0
 
 
-def test_every_end_is_the_only_one(pair: Pair) -> None:
+def test_an_offer_ends_only_once(pair: Pair) -> None:
     offer = pair.offer()
     transfer = pair.receiver.accept(offer, 0)
     with pytest.raises(InvalidArgument, match="is already being fetched"):
@@ -187,7 +187,7 @@ def test_a_restarted_sender_aborts_its_earlier_transfers(pair: Pair) -> None:
         pair.receiver.connect(pair.sender.peer)
 
 
-def test_new_weights_at_either_side(pair: Pair) -> None:
+def test_new_weights_on_either_side_end_a_transfer(pair: Pair) -> None:
     offer = pair.offer()
     transfer = pair.receiver.accept(offer, 0)
     pair.prefill.reset_prefix_cache()
@@ -314,7 +314,7 @@ def test_time_never_goes_back(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("lease", [0, -1, float("inf"), float("nan"), "long", True, None])
-def test_bad_time_limits(lease: Any) -> None:
+def test_bad_time_limits_are_refused(lease: Any) -> None:
     cache, peer = side()
     for make in (HandoffSender, HandoffReceiver):
         with pytest.raises(InvalidArgument, match="ttl is"):
@@ -378,7 +378,7 @@ def test_extra_keys_are_handed_over(pair: Pair) -> None:
     pair.prefill.free(seq)
 
 
-def test_layer_groups_of_full_attention() -> None:
+def test_layer_groups_of_full_attention_are_handed_over() -> None:
     pair = Pair({"groups": (LayerGroup(2), LayerGroup(4))}, groups=(LayerGroup(4), LayerGroup(8)))
     transfer = pair.receiver.accept(pair.offer(), 0)
     assert [runs.num_tokens for runs in transfer.plan.groups] == [37, 37]

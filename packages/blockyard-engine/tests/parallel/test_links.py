@@ -86,7 +86,7 @@ def test_a_request_that_ends_with_its_first_token_is_not_handed_over(ends: Ends)
     assert ends.receiver.offers() == []
 
 
-def test_a_first_token_that_ends_the_request_at_the_decoder(ends: Ends) -> None:
+def test_a_first_token_may_end_the_request_at_the_decoder(ends: Ends) -> None:
     sampling = SamplingParams(max_tokens=5)
     ends.compute([PROMPTS[0]], sampling)
     [offer] = ends.receiver.offers(PATIENCE_SECONDS)
@@ -165,7 +165,7 @@ def test_a_silent_sender_raises_after_the_timeout() -> None:
     ends.require_empty()
 
 
-def test_a_message_that_is_no_offer_is_raised_once(ends: Ends) -> None:
+def test_a_message_that_is_not_an_offer_is_raised_once(ends: Ends) -> None:
     ends.connections[0].send_bytes(OfferId("prefill", 1, 1).to_bytes("release"))
     ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
     with pytest.raises(InvalidArgument, match="message is a 'release'"):
@@ -300,7 +300,7 @@ def test_sides_that_differ_are_refused_on_both() -> None:
     ("options", "text"),
     [({"n": 2}, "n is 2"), ({"logprobs": 1}, "logprobs is 1"), ({"max_tokens": 10**6}, "tokens")],
 )
-def test_requests_that_are_not_handed_over(ends: Ends, options: dict[str, Any], text: str) -> None:
+def test_requests_with_n_or_logprobs_are_refused(ends: Ends, options: dict[str, Any], text: str) -> None:
     ends.compute([PROMPTS[0]], SamplingParams(max_tokens=5))
     [offer] = ends.receiver.offers(PATIENCE_SECONDS)
     with pytest.raises(Exception, match=text):
@@ -369,7 +369,7 @@ def test_offers_with_tokens_outside_the_vocabulary_are_refused(ends: Ends) -> No
         ends.decode.accept(whole, None, 0)
 
 
-def test_engines_wait_for_what_is_on_its_way() -> None:
+def test_engines_wait_for_transfers_in_progress() -> None:
     """Offers hold all blocks, and a request has joined a transfer: steps do nothing until a ttl is over."""
     ends = Ends(num_blocks=14)
     sampling = SamplingParams(max_tokens=5)
@@ -409,7 +409,7 @@ def test_a_full_prefiller_continues_once_an_offer_has_expired() -> None:
     connector.engine.cache.check()
 
 
-def test_windows_are_refused_by_name_where_they_cannot_be_served() -> None:
+def test_prompts_longer_than_a_window_are_refused_by_name() -> None:
     assert "gemma3" in WINDOWED
     ends = Ends("gemma3")
     sampling = SamplingParams(max_tokens=5)
@@ -421,7 +421,7 @@ def test_windows_are_refused_by_name_where_they_cannot_be_served() -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, -1, "soon", float("nan")])
-def test_bad_timeouts(timeout: Any) -> None:
+def test_bad_timeouts_are_refused(timeout: Any) -> None:
     with pytest.raises(InvalidArgument, match="timeout"):
         DistributedTransport(timeout=timeout)
 

@@ -58,7 +58,7 @@ def test_blocks_are_spread_by_what_is_free(free: list[int], data: st.DataObject)
     assert state(pool) == state(pool_of(*free))
 
 
-def test_equal_pools_share_alike_and_the_remainder_goes_to_the_first() -> None:
+def test_equal_pools_get_equal_parts_and_the_first_the_remainder() -> None:
     assert spread(pool_of(10, 10, 10).get_new_blocks(11)) == [4, 4, 3]
 
 
@@ -156,7 +156,7 @@ def test_a_policy_that_fails_on_the_third_pool_leaves_nothing_held() -> None:
 
 
 @pytest.mark.parametrize("call", ["get_new_blocks", "extend"])
-def test_a_policy_that_frees_the_lease_in_the_middle(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_policy_may_free_the_lease_during_a_call(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """The free is deferred in the pool that asked; at the end nothing is held, and nothing was freed twice."""
     pools = [BlockPool(9, 2), cached_pool()]
     pool = MultiBlockPool(pools)
@@ -263,13 +263,13 @@ def test_leases_cannot_be_copied() -> None:
 
 
 @pytest.mark.parametrize("pools", [[], None, 3, [3], "ab", [BlockPool(4), BlockPool(4, 8)], [BlockPool(4)] * 2])
-def test_bad_pools(pools: Any) -> None:
+def test_bad_pools_are_refused(pools: Any) -> None:
     with pytest.raises(InvalidArgument, match="pools"):
         MultiBlockPool(pools)
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, True, None, "2", 2**60])
-def test_bad_counts(count: Any) -> None:
+def test_bad_counts_are_refused(count: Any) -> None:
     pool = pool_of(4, 4)
     lease = pool.get_new_blocks(1)
     for call in (pool.get_new_blocks, lambda count: pool.extend(lease, count)):

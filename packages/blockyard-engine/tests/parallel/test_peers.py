@@ -176,7 +176,7 @@ def test_bytes_that_are_not_a_message_are_refused() -> None:
         ({"layer_groups": 3}, "layer_groups is 3"),
     ],
 )
-def test_bad_peers(fields: dict[str, Any], text: str) -> None:
+def test_bad_peer_descriptions_are_refused(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         side(**{"name": "prefill", **fields})
 

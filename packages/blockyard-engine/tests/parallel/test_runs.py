@@ -94,7 +94,7 @@ def test_replicas_share_the_sending() -> None:
     assert [(run.from_rank, run.to_rank) for run in runs] == [(0, 0), (1, 1), (2, 2), (3, 3)]
 
 
-def test_even_shards() -> None:
+def test_heads_are_divided_evenly() -> None:
     assert HeadShards.even(3, 2).ranges == ((0, 2), (2, 1))
     assert HeadShards.even(2, 3).ranges == ((0, 1), (0, 1), (1, 1))
 

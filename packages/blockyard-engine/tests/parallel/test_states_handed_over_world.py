@@ -198,7 +198,7 @@ class TwoWorlds:
         return self.counts
 
 
-def test_states_are_handed_over_in_the_middle_of_everything() -> None:
+def test_states_are_handed_over_correctly_in_a_random_world() -> None:
     draw = random.Random(f"{seeds.run_seed()} states handed over")
     counts: Counter[str] = Counter()
     num_worlds = 0

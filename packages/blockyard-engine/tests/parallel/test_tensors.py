@@ -175,7 +175,7 @@ def test_lanes_of_other_tensors_are_refused(lane: Lane, text: str) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 2**31, "big", True])
-def test_bad_piece_sizes(size: Any) -> None:
+def test_bad_piece_sizes_are_refused(size: Any) -> None:
     with pytest.raises(InvalidArgument, match="piece_bytes"):
         KVPort(KVCache(10, 4, 2, 3, 2), size)
 
@@ -201,7 +201,7 @@ def one_rank(rank: int, rendezvous: str, told: Any) -> None:
     os._exit(0)
 
 
-def test_two_real_ranks_send_to_one(tmp_path: Path) -> None:
+def test_two_real_ranks_can_send_to_one(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     heard, told = context.Pipe(duplex=False)
     ranks = [context.Process(target=one_rank, args=(rank, str(tmp_path / "meet"), told)) for rank in range(3)]

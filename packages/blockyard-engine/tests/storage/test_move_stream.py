@@ -92,7 +92,7 @@ def test_moves_follow_what_was_computed_and_layers_wait_for_their_own() -> None:
     assert device.current.name == "compute"
 
 
-def test_moves_that_break_are_waited_for_all_the_same() -> None:
+def test_failed_moves_are_waited_for_too() -> None:
     device = Device()
     moves = MoveStream(torch.device("cuda"), 2, device)
 

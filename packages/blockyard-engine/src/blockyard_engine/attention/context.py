@@ -180,7 +180,7 @@ class _Rows:
             part[self._tokens] = 0.0
             part[self._tokens, :, -1] = float("-inf")
             return
-        key, value = extras.attended(*self._read(layer))
+        key, value = extras.keys_and_values(*self._read(layer))
         mine = query[:, self._tokens].unflatten(1, (self._num_seqs, self._num_new)).transpose(0, 1)
         grouped = mine.unflatten(1, (key.shape[2], -1))
         output, sums = partial_attention(grouped, key, value, self._hidden, scaling, extras)

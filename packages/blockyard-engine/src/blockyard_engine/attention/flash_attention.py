@@ -63,8 +63,8 @@ class FlashAttention3:
 class FlashRows:
     """A step in one layer group as FlashAttention takes it, on the device. B sequences, T new tokens.
 
-    With a window, everything counts from the first block that the window reaches. The kernel counts from the end of
-    each sequence, so the same tokens attend to each other.
+    With a window, lengths and tables begin at the first block that the window reaches. The kernel counts positions from
+    the end of each sequence, so they stay right.
 
     Attributes:
         slots: slots of the new tokens.

@@ -157,7 +157,7 @@ class ReadRange:
         return shifted
 
     def hidden(self, positions: IntArray, num_keys: int) -> NDArray[np.bool_]:
-        """Return which of `num_keys` keys the tokens at `positions` must not see; both count alike."""
+        """Return which of `num_keys` keys the tokens at `positions` must not see; both are counted from one block."""
         return hidden_keys(np.arange(num_keys), positions, self.window)
 
 

@@ -138,10 +138,10 @@ class _DecodeBatch:
         self, layer: int, query: torch.Tensor, output: torch.Tensor, scaling: float | None, extras: Extras
     ) -> None:
         """Write the attention of these tokens over their gathered blocks to their rows of `output`."""
-        key, value = extras.attended(*self._kv_cache.gather(layer, self._tables, self._buffer))
+        key, value = extras.keys_and_values(*self._kv_cache.gather(layer, self._tables, self._buffer))
         own = query.index_select(1, self._tokens).transpose(0, 1)
         single = own.reshape(len(self._tokens), key.shape[2], -1, 1, query.shape[2])
-        mask = extras.selected(self._mask, self._tokens[:, None, None, None], key.shape[1])
+        mask = extras.hide_unselected(self._mask, self._tokens[:, None, None, None], key.shape[1])
         result = softmax_attention(single, key, value, mask, scaling, extras)
         output.index_copy_(0, self._tokens, result.reshape(len(self._tokens), -1, output.shape[2]))
 
@@ -179,9 +179,9 @@ class _Chunk:
             past = key[None, self._new], value[None, self._new]
         else:
             past = self._kv_cache.gather(layer, self._tables, self._buffer)
-        past_key, past_value = extras.attended(*(part[:, : self._num_keys] for part in past))
+        past_key, past_value = extras.keys_and_values(*(part[:, : self._num_keys] for part in past))
         new = query[None, :, self._new].unflatten(1, (key.shape[1], -1))
-        mask = extras.selected(self._mask, self._new, self._num_keys)
+        mask = extras.hide_unselected(self._mask, self._new, self._num_keys)
         result = softmax_attention(new, past_key, past_value, mask, scaling, extras)
         output[self._new] = result[0].flatten(0, 1).transpose(0, 1)
 

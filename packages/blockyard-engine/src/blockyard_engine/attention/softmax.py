@@ -46,11 +46,11 @@ class Extras:
         asked[INDICES] = self.indices is not None
         return frozenset(name for name, is_asked in asked.items() if is_asked)
 
-    def attended(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_and_values(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values to attend to; latent vectors and rotated keys are joined to keys."""
         return (torch.cat((key, value), dim=-1), key) if self.is_latent else (key, value)
 
-    def selected(self, mask: torch.Tensor | None, token_indices: Any, num_keys: int) -> torch.Tensor | None:
+    def hide_unselected(self, mask: torch.Tensor | None, token_indices: Any, num_keys: int) -> torch.Tensor | None:
         """Return a mask (..., num_keys) that also hides keys that were not selected for these tokens."""
         if self.indices is None or mask is None:
             return mask

@@ -1,4 +1,4 @@
-"""Compares a layer's mask and transformers' own cache for it with the engine's attention.
+"""Checks that a layer's mask and transformers' own cache fit the attention that the engine computes.
 
 The engine computes causal attention over all tokens or the layer's window, and keeps only keys and values.
 

@@ -83,7 +83,7 @@ def small_config(config: Any) -> Any:
 
 
 def sharpen(model: Any, seed: int = 0) -> None:
-    """Give a model random weights under which every part matters, unlike freshly initialized ones."""
+    """Give a model random weights under which every part affects the logits, unlike freshly initialized ones."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weights in model.named_parameters():
@@ -124,7 +124,7 @@ def _cut(name: str, value: Any, num_layers: int, kept: int) -> Any:
 def _shrunk_entries(name: str, entries: dict[str, Any], kept: int) -> dict[str, Any]:
     """Shrink a nested config, a dict of layers that differ, or the lengths at which rotary embeddings start to scale.
 
-    The prompts of a trial exceed each length from which on a model computes differently.
+    The prompts of a trial are longer than each length at which a model begins to compute differently.
     """
     if name in _ROPE_FIELDS:
         return {

@@ -15,7 +15,7 @@ from ..results import TokenLogprob
 from ..sampling import SamplingParams
 
 
-def adjusted(
+def adjust_logits(
     logits: torch.Tensor, params: SamplingParams, banned: Collection[int], prompt: list[int], answer: list[int]
 ) -> torch.Tensor:
     """Return logits (vocabulary,) with biases, penalties for earlier tokens, and `banned` tokens excluded.
@@ -24,12 +24,12 @@ def adjusted(
     float32, so no bias overflows. O(vocabulary + tokens).
     """
     logits = _biased(logits.float(), params.biases)
-    logits = penalized(logits, params.repetition_penalty, [*prompt, *answer])
+    logits = penalize(logits, params.repetition_penalty, [*prompt, *answer])
     logits = _discouraged(logits, params.presence_penalty, params.frequency_penalty, answer)
     return _without(logits, banned)
 
 
-def penalized(logits: torch.Tensor, penalty: float, token_ids: list[int]) -> torch.Tensor:
+def penalize(logits: torch.Tensor, penalty: float, token_ids: list[int]) -> torch.Tensor:
     """Return logits (vocabulary,) with the penalty applied once to each of `token_ids`. O(vocabulary + tokens)."""
     if penalty == 1:
         return logits
@@ -115,7 +115,7 @@ class StepSampler:
         banned = context.banned(position)
         if params.adjusts_logits or banned:
             prompt, answer = token_ids[: context.num_prompt_tokens], token_ids[context.num_prompt_tokens :]
-            logits = adjusted(logits, params, banned, prompt, answer)
+            logits = adjust_logits(logits, params, banned, prompt, answer)
             token_id = int(logits.argmax())
         if params.temperature > 0:
             token_id = _draw(logits, params, uniform(params.seed, context.index, position))
@@ -152,14 +152,14 @@ def _draw(logits: torch.Tensor, params: SamplingParams, number: float) -> int:
     The sum runs in the order of token ids, not of probabilities: logits differ in their last bits between batches, and
     two nearly equal tokens that change places in a sorted order would change the draw.
     """
-    probabilities = drawn_from(logits, params)
+    probabilities = draw_weights(logits, params)
     cumulated = probabilities.cumsum(dim=-1)
     token = int(torch.searchsorted(cumulated, number * cumulated[-1], right=True))
     # Rounding may move the threshold past the last token with a probability above 0.
     return min(token, int(probabilities.nonzero()[-1]))
 
 
-def drawn_from(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def draw_weights(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     """Return the probabilities (vocabulary,) of a draw, float64 on the CPU; they need not sum to 1.
 
     O(vocabulary log vocabulary).

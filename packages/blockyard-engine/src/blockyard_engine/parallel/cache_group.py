@@ -219,7 +219,7 @@ class CacheGroup:
         return [(rank, holding) for rank, cache in enumerate(self.caches) for holding in cache.leak_report()]
 
     def reset_prefix_cache(self) -> None:
-        """Reset every cache, or none: for new weights. Raises `ConcurrentCall` while a call runs on one of them."""
+        """Reset every cache, after new weights. Raises `ConcurrentCall`, and resets none, while a call runs."""
         self._require_idle()
         for cache in self.caches:
             cache.reset_prefix_cache()

@@ -212,7 +212,7 @@ class HandoffReceiver:
         return transfer
 
     def _wants_checkpoint(self, offer: Offer, start: int) -> bool:
-        """Return whether the sender's checkpoint can be used here and is missing, as is one at the hit's end."""
+        """Return whether to fetch the sender's checkpoint: it is usable here, and no checkpoint here replaces it."""
         if offer.checkpoint_tokens == 0 or offer.checkpoint_tokens % self.cache.config.hit_alignment:
             return False
         if offer.checkpoint_tokens > start:

@@ -74,8 +74,8 @@ class ModelShard:
             return split_outputs(whole, own)
         if style == COLUMNS_GATHERED:
             shards = [Shard(rank, self._shard.size) for rank in range(self._shard.size)]
-            return gathered(whole, own, [len(each.part(whole.out_features)) for each in shards], self._group)
-        return summed(whole, own, self._group, style == ROWS_OF_WHOLE)
+            return make_gathered(whole, own, [len(each.part(whole.out_features)) for each in shards], self._group)
+        return make_summed(whole, own, self._group, style == ROWS_OF_WHOLE)
 
     def _own(self, name: str, whole: torch.nn.Linear, style: str) -> range:
         """Return the rank's features on the split side: whole heads in attention, single features elsewhere."""
@@ -181,7 +181,7 @@ class SummedLinear(torch.nn.Linear):  # type: ignore[misc]
         return total if self.whole_bias is None else total + self.whole_bias
 
 
-def gathered(whole: torch.nn.Linear, own: range, counts: list[int], group: RankGroup) -> GatheredLinear:
+def make_gathered(whole: torch.nn.Linear, own: range, counts: list[int], group: RankGroup) -> GatheredLinear:
     """Return a `GatheredLinear` that replaces `whole`. own: outputs of this rank; counts: outputs of each rank."""
     bias = None if whole.bias is None else whole.bias[own.start : own.stop]
     made: GatheredLinear = _filled(GatheredLinear, whole.weight[own.start : own.stop], bias)
@@ -189,7 +189,7 @@ def gathered(whole: torch.nn.Linear, own: range, counts: list[int], group: RankG
     return made
 
 
-def summed(whole: torch.nn.Linear, own: range, group: RankGroup, is_given_all: bool) -> SummedLinear:
+def make_summed(whole: torch.nn.Linear, own: range, group: RankGroup, is_given_all: bool) -> SummedLinear:
     """Return a `SummedLinear` that replaces `whole`. own: inputs of this rank.
 
     `is_given_all` tells whether it receives all inputs, not only its own.

@@ -100,7 +100,7 @@ class ObjectParts:
 
 
 class RankBlocks:
-    """Blocks of all ranks for tiers (`tiers.memory.Blocks`), on rank 0; `own` is rank 0's part, in the same rows."""
+    """Blocks of all ranks for tiers (`engine_memory.Blocks`), on rank 0; `own` is rank 0's part, in the same rows."""
 
     def __init__(self, own: KVBlocks, rows: torch.Tensor, parts: ObjectParts, request_copy: RequestCopy) -> None:
         self.num_rows, self.object_bytes = rows.shape
@@ -123,7 +123,7 @@ class RankBlocks:
 
 
 class RankStates:
-    """States of all ranks for tiers (`tiers.memory.States`), on rank 0.
+    """States of all ranks for tiers (`engine_memory.States`), on rank 0.
 
     Each rank has every state; rank 0's is stored.
     """

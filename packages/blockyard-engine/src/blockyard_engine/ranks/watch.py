@@ -184,7 +184,7 @@ class PeerWatch:
             self._condition.notify_all()
 
     def _add_cause(self, why: str, is_consequence: bool) -> None:
-        """Record a cause; wait a moment for a better one than the first, then end all ranks."""
+        """Record why a rank failed. After the first cause, wait a moment for a more precise one, then end all ranks."""
         with self._condition:
             self._causes.append((is_consequence, why))
             self._condition.notify_all()

@@ -58,7 +58,7 @@ class FairShares:
     def num_lendable(self, tenant: int, other: int) -> int:
         """Return how many blocks a tenant can give to another one within both guarantees. O(members).
 
-        Both: its own, and its group's unless the other tenant is in the same group.
+        The guarantees are its own and its group's; the group's does not count if the other tenant is in it.
         """
         group_id, lent = self._group[tenant], self._held[tenant] - self._guarantees[tenant]
         if group_id != self._group[other]:
@@ -68,7 +68,7 @@ class FairShares:
     def contending_groups(self, tenant: int, needed: int) -> range:
         """Return the groups that could make room for `needed` blocks of a tenant. O(1).
 
-        None if the tenant would exceed its limit; only its own group if that one would exceed its limit.
+        The result is empty if the tenant would exceed its limit, and only its own group if that would exceed its limit.
         """
         group_id, member = int(self._group[tenant]), self._members[tenant]
         if member.max_held is not None and self._held[tenant] + needed > member.max_held:
@@ -93,10 +93,10 @@ class FairShares:
 class AdmissionQueue:
     """Yields waiting branches in the order of their admission.
 
-    Without `shares` that is their order, until the first refusal. With them, the next branch is the first of the tenant
-    with the least overuse. A refusal ends the tenant's turn, and branches of contending groups may then overtake it
-    only within their guarantees, which it could not have used. With `only_guaranteed`, only branches within their
-    guarantees may start.
+    Without `shares`, branches keep their order, and the first refusal ends it. With `shares`, the next branch is the
+    first one of the tenant with the least overuse. After a refusal the tenant gets no further branch, and contending
+    groups may overtake it only within their guarantees, whose blocks it could not have used. With `only_guaranteed`,
+    only branches within their guarantees may start.
     """
 
     def __init__(self, waiting: list[Branch], shares: FairShares | None, only_guaranteed: bool = False) -> None:

@@ -51,10 +51,10 @@ class Scheduler:
     for one that is served later. One level of priority equals `STEPS_PER_PRIORITY` steps of waiting, so a stream of
     urgent requests delays a patient one by at most that. The order of two requests never changes.
 
-    If tenants share the pool, that order holds within each tenant. The next request to start is of the tenant furthest
-    below its share (`fair_shares`); room for another tenant's request is made by the tenant furthest above its share,
-    which keeps its guarantee. A request within its tenant's guarantee starts at once: if all rows are taken, a tenant
-    above its guarantee gives up one.
+    If tenants share the pool, that order holds within each tenant. The next request to start is one of the tenant with
+    the least overuse (`fair_shares`). The tenant with the most overuse makes room for requests of others, but keeps its
+    guarantee. A request within its tenant's guarantee starts at once: if all rows are taken, a tenant above its
+    guarantee loses one.
     """
 
     def __init__(

@@ -144,7 +144,7 @@ def _alike(
 ) -> Iterator[tuple[tuple[int, bool], IntArray]]:
     """Yield the sequences of each batch, by slot.
 
-    Its key is the number of tokens, and whether the sequences have a state.
+    The sequences of a batch have equally many tokens, and all or none of them have a state.
     """
     alike: dict[tuple[int, bool], list[int]] = {}
     for row in np.argsort(slots, kind="stable").tolist():
