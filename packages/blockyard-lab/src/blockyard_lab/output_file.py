@@ -73,7 +73,7 @@ def fill_page(name: str, texts: Mapping[str, str], parts: Mapping[str, str], dat
     """Return one HTML page made of the files in `pages/`: frame, body, style and script.
 
     Args:
-        name: of the page's body and script.
+        name: name of the files with the page's body and script.
         texts: placeholders to fill with escaped text, including "title" and "subtitle".
         parts: placeholders to fill with HTML, whose text is already escaped.
         data: read by the script; None for a page without script.

@@ -16,7 +16,7 @@ class TraceSurvey:
     """Totals of a trace. A sequence is a prompt with its output, which has at least one token.
 
     Attributes:
-        name: of the trace.
+        name: name of the trace.
         num_requests: number of requests.
         num_prompt_tokens: sum of all prompts.
         num_output_tokens: sum of all outputs, as the trace has them.

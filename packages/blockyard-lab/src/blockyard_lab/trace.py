@@ -60,7 +60,7 @@ class Trace(Protocol):
     """Requests that can be walked through any number of times, without holding all of them in memory.
 
     Attributes:
-        name: for people.
+        name: name to show.
         hash_block_size: tokens per hash id; 0 if requests have no hash_ids.
         skips: lines that the latest walk skipped.
     """

@@ -210,7 +210,7 @@ def test_no_line_crosses_the_knees_caption() -> None:
         assert not path.intersects_bbox(box, filled=False) or line.get_gid() == "knee", line.get_gid()
 
 
-def test_points_above_lru_are_drawn_below(tmp_path: Path) -> None:
+def test_a_second_pair_of_axes_shows_the_distance_from_lru(tmp_path: Path) -> None:
     svg = svg_of(plain_curves(), tmp_path)
     assert "points above lru" in texts_of(svg)
     arc, mine = points_of(svg, "above-1"), points_of(svg, "above-2")

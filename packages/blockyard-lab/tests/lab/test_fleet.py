@@ -64,7 +64,7 @@ def test_load_engines_and_pools_agree_while_replicas_are_added_and_removed(name:
         found = run.outcome
         assert not run.router.load.assignments
         assert len(found.first_tokens) == len(load.jobs) - found.num_refused - found.num_unserved
-        assert len({job for job, _ in found.placed}) == len(found.first_tokens)
+        assert len({job for job, _ in found.assignments}) == len(found.first_tokens)
         assert min(found.first_tokens, default=0.0) >= 0.0
 
 
@@ -123,7 +123,7 @@ def test_requests_of_a_killed_replica_continue_elsewhere() -> None:
     run = FleetRun(load, make_cost("round-robin"), 2, 100, slow, [Change(0.5, killed=1)])
     found = run.run()
     assert (found.num_retried, found.num_unserved, len(found.first_tokens)) == (1, 0, 2)
-    assert [replica for _, replica in found.placed] == ["replica-0", "replica-1", "replica-1"]
+    assert [replica for _, replica in found.assignments] == ["replica-0", "replica-1", "replica-1"]
     # 0.051 s of prompt, then a token each 0.01 s until the end; the second replica computes prompt and given tokens.
     given = found.computed["replica-1"] - 41 - 1
     assert 40 <= given <= 46
@@ -146,8 +146,8 @@ def test_search_finds_the_sharing_assignment() -> None:
         for number in range(32)
     ]
     load = Load("two kinds", SIZE, jobs)
-    placed = [(number, number // 2 % 2) for number in range(32)]
-    found = AssignmentSearch(load, 2, 40, placed, 1.2)
+    assignments = [(number, number // 2 % 2) for number in range(32)]
+    found = AssignmentSearch(load, 2, 40, assignments, 1.2)
     before = found.num_computed
     found.improve(300, 0)
     assert found.num_computed < before

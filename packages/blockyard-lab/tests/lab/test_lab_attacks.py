@@ -129,7 +129,7 @@ def test_size_of_four_hundred_digits_is_refused(unit: str) -> None:
         ("--backend", "cloud", "backend is 'cloud'; it must be one of processes, ray, dask"),
     ],
 )
-def test_options_that_would_end_in_infinities_or_pass_unread(
+def test_infinite_and_unused_options_are_refused(
     option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, out, err = _run(capsys, "replay", "--timed", "--blocks", "900", option, value)
@@ -189,7 +189,7 @@ def test_closed_or_full_output_ends_quietly_or_with_an_error(arguments: tuple[st
     assert (done.returncode, done.stderr) == (2, "blockyard: No space left on device\n")
 
 
-def test_no_picture_is_written_where_another_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_file_is_written_if_one_of_several_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     first, second = tmp_path / "first.svg", tmp_path / "missing" / "second.svg"
     status, _, err = _run(capsys, "curve", "--policies", "lru", "--blocks", "900", "-o", str(first), "-o", str(second))

@@ -317,7 +317,7 @@ def test_page_shows_points_above_lru(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 @pytest.mark.parametrize("window", ["1900,1000", "500,800"])
-def test_words_in_the_chart_lie_on_no_others(window: str, tmp_path: Path) -> None:
+def test_texts_in_the_chart_do_not_overlap(window: str, tmp_path: Path) -> None:
     start = seen_in_browser(AWKWARD["every policy"], tmp_path, window, bytes_per_block=2**20)["start"]
     for number, (words, left, top, right, bottom) in enumerate(start["boxes"]):
         assert left >= 0, words

@@ -109,7 +109,7 @@ def test_windows_are_counted_as_the_allocator_counts() -> None:
     assert says(found, "a window (of 128 tokens)", "2 layer groups", "lower bound")
 
 
-def test_states_are_set_aside_for_every_request() -> None:
+def test_memory_for_states_is_reserved_for_every_request() -> None:
     found = plan_of("jamba-v0.1", max_num_seqs=64, lengths=[16])
     state = 28 * 573_440
     assert found.gpu.state_bytes == 64 * state
@@ -165,7 +165,7 @@ def of_blocks(num_blocks: int, **options: Any) -> dict[str, Any]:
     }
 
 
-def test_hits_are_those_of_what_running_requests_leave() -> None:
+def test_hit_rates_are_those_of_the_blocks_that_requests_leave() -> None:
     found = with_trace(CYCLE, **of_blocks(10, running=2))
     # 40 tokens take 3 blocks; 1.2 * 2 * 3 rounds up to 8; 10 - 1 - 8 = 1 is left, 4 in the whole pool would do.
     assert found.cache_budget is not None

@@ -52,7 +52,7 @@ def test_prompts_without_contents_are_like_no_other() -> None:
     assert len({tuple(expansion.prompt(request).tolist()) for request in trace}) == 3
 
 
-def test_an_id_that_is_no_token_is_refused() -> None:
+def test_an_id_that_is_not_a_token_is_refused() -> None:
     request = TraceRequest(0.0, 1, 1, np.array([2**31], np.int64))
     with pytest.raises(TraceError, match=r"2147483648.*one token"):
         Expansion(ListedTrace([request], 1)).prompt(request)
@@ -219,7 +219,7 @@ def test_speedup_brings_arrivals_closer() -> None:
     assert simulated.duration == 2.0
 
 
-def test_short_of_blocks_the_youngest_is_preempted_and_computes_again() -> None:
+def test_if_blocks_run_short_the_youngest_is_preempted() -> None:
     """Two requests of two blocks that grow to four each, in a pool of six."""
     trace = named([[1, 2], [3, 4]], output=30, every=0.0)
     found, _ = timed(trace, 7)

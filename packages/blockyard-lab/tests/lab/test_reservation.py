@@ -73,7 +73,7 @@ def test_paging_runs_more_requests_of_the_shipped_trace() -> None:
     assert [round(found.mean_running) for found in (longest, power, paged)] == [16, 51, 82]
 
 
-def test_the_waste_of_paging_is_the_replays() -> None:
+def test_the_waste_of_paging_equals_the_replays() -> None:
     trace = open_trace("chat:requests=60,seed=3")
     paged = compare_reservations(trace, 20_000, max_model_len=32_768)[2]
     found = replay(trace, ReplayOptions(num_blocks=20_000, max_model_len=32_768))

@@ -32,7 +32,7 @@ def tell(*prompts: tuple[list[int], int], most: int = 100) -> list[int]:
     return [tracker.number("", np.array(ids, np.int64), full) for ids, full in prompts]
 
 
-def test_a_prompt_that_goes_on_from_the_newest_one_is_its_next_turn() -> None:
+def test_a_prompt_that_continues_the_newest_one_is_its_next_turn() -> None:
     # Block 3 was partly filled and is another one, 9, when the answer is in it.
     assert tell(([1, 2, 3], 2), ([7, 8], 2), ([1, 2, 9, 10], 3), ([1, 2, 9, 11, 12], 5)) == [0, 1, 0, 0]
 
@@ -41,7 +41,7 @@ def test_a_prompt_that_is_repeated_is_the_same_session() -> None:
     assert tell(([1, 2], 2), ([1, 2], 2)) == [0, 0]
 
 
-def test_a_branch_from_an_older_turn_is_a_session_of_its_own() -> None:
+def test_a_branch_from_an_older_turn_begins_a_new_session() -> None:
     assert tell(([1, 2], 2), ([1, 2, 3], 3), ([1, 2, 4], 3), ([1, 2, 3, 5], 4)) == [0, 0, 1, 0]
 
 
@@ -49,7 +49,7 @@ def test_prompts_that_share_only_a_beginning_are_different_sessions() -> None:
     assert tell(([1, 2, 3], 3), ([1, 2, 4], 3), ([1], 0), ([1], 0)) == [0, 1, 2, 3]
 
 
-def test_the_longest_of_several_that_fit_is_continued() -> None:
+def test_the_longest_matching_session_is_continued() -> None:
     assert tell(([1], 1), ([1, 2, 3], 3), ([1, 9], 2), ([1, 2, 3, 4], 4)) == [0, 0, 1, 0]
     assert tell(([1, 2], 2), ([1], 1), ([1, 2, 3], 3), ([1, 8], 2)) == [0, 1, 0, 1]
 

@@ -66,7 +66,7 @@ def test_one_pass_gives_lru_at_every_capacity(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_ids_need_not_have_one_parent(seed: int) -> None:
+def test_an_id_may_have_several_parents(seed: int) -> None:
     """A trace may be malformed that way; an id behind a missing one is no hit."""
     rng = np.random.default_rng(seed)
     requests = [rng.permutation(12)[: rng.integers(1, 9)].tolist() for _ in range(60)]

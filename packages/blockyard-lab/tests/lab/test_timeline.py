@@ -40,7 +40,7 @@ def found() -> ReplayResult:
 
 
 @pytest.mark.parametrize("number", range(10))
-def test_nothing_is_lost_when_spans_are_merged(number: int) -> None:
+def test_merged_spans_keep_all_counts(number: int) -> None:
     draw = random.Random(f"{run_seed()} {number}")
     recorder, notes, held = TimelineRecorder(), [], []
     now = 0.0

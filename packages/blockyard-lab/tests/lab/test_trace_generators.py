@@ -238,7 +238,7 @@ def test_a_mix_has_all_kinds_at_their_shares() -> None:
 
 
 @pytest.mark.parametrize(("on_seconds", "off_seconds"), [(1.0, 0.0), (2.0, 6.0)])
-def test_the_mean_rate_stays(on_seconds: float, off_seconds: float) -> None:
+def test_off_phases_do_not_change_the_mean_rate(on_seconds: float, off_seconds: float) -> None:
     walk = arrivals(np.random.default_rng(0), 5.0, on_seconds, off_seconds)
     times = [next(walk) for _ in range(100_000)]
     assert times[-1][0] == pytest.approx(20_000, rel=0.05)

@@ -44,7 +44,7 @@ class ChosenModel:
     """The model that the options name.
 
     Attributes:
-        name: for people.
+        name: name to show.
         spec: its cache.
         shape: its widths; None if the config does not give them.
         weights_on: returns the weights' bytes on each of n ranks.

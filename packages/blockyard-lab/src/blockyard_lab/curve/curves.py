@@ -88,9 +88,9 @@ class HitCurves:
         num_hits: (S,) exact number of hits, by policy; of the sample if sampled.
         infinite: hit rate without a capacity limit.
         error: (S,) standard errors of a sampled curve, by policy; empty if the whole trace was simulated.
-        knee: of LRU's curve over all capacities, not only `sizes`, whether LRU was requested or not.
+        knee: knee of LRU's curve over all capacities, also if LRU was not requested.
         parts: each trace's curves, if these combine several traces; else empty.
-        letter: of a part: A, B and so on.
+        letter: letter of a part, A, B and so on; else "".
         hints: description of the hints, if policies were also run with hints.
         tiers: description of the tiers below the pool. Hit rates are then of tokens, one line for the pool and each
             tier.
@@ -174,7 +174,7 @@ class HitCurves:
         """Return everything as plain values for JSON.
 
         Args:
-            bytes_per_block: as in `rows`.
+            bytes_per_block: bytes of keys and values in a block, to add sizes in GiB; 0 to leave them out.
         """
         names = ("trace", "num_requests", "num_references", "working_set", "tokens_a_block")
         return {
@@ -193,7 +193,7 @@ class HitCurves:
         """Return a table with headline, claims and knees.
 
         Args:
-            bytes_per_block: as in `rows`.
+            bytes_per_block: bytes of keys and values in a block, to add sizes in GiB; 0 to leave them out.
             num_wanted: number of sizes that was requested, if some of them rounded to the same number of blocks.
         """
         table = []

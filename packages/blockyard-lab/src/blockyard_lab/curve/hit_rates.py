@@ -62,9 +62,9 @@ def hit_curves(
         sizes: capacities in blocks, ascending.
         hints: also run every policy with these hints, under its name and `WITH_HINTS`.
         name: name of the trace.
-        jobs: as in `run_all`.
-        backend: as in `run_all`.
-        on_done: as in `run_all`.
+        jobs: number of processes; 1 runs everything in this one.
+        backend: "processes", "ray" or "dask".
+        on_done: called with the number of finished runs.
 
     Raises:
         InvalidArgument: for an unknown policy, or none, or no size.
@@ -118,7 +118,7 @@ def count_hits(references: References, policy: PolicyName, capacity: int, ends: 
 
     Args:
         references: the trace.
-        policy: as in `hit_curves`.
+        policy: a name, a callable that makes a policy from a number of blocks, or "optimum".
         capacity: blocks of the cache.
         ends: result of `HintOracle.mark_ends`, for a run with hints.
 
@@ -166,8 +166,8 @@ def _knee_of_lru(references: References, stack: NDArray[np.int64], infinite: flo
 def _rates(references: References, hits: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return hits as a fraction of all references.
 
-    A sample counts its expected number of references, whatever it drew: a surplus or deficit consists of references to
-    the most popular contents, which hit in any cache.
+    A sample's hits are divided by the number of references that it is expected to have. It differs from the number
+    drawn by references to the most popular contents, which hit in any cache.
     """
     expected = references.num_references * references.rate
     rates = (hits + (expected - len(references.ids))) / expected if references.halvings else hits / expected

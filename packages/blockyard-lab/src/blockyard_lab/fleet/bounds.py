@@ -38,17 +38,22 @@ class AssignmentSearch:
         load: the load.
         num_replicas: number of replicas.
         num_blocks: blocks of each.
-        placed: start of the search: (job, replica) in order of time; a conversation's first one counts.
+        assignments: start of the search: (job, replica) in order of time; a conversation's first one counts.
         most_balance: largest allowed ratio of a replica's tokens to the mean.
     """
 
     def __init__(
-        self, load: Load, num_replicas: int, num_blocks: int, placed: Sequence[tuple[int, int]], most_balance: float
+        self,
+        load: Load,
+        num_replicas: int,
+        num_blocks: int,
+        assignments: Sequence[tuple[int, int]],
+        most_balance: float,
     ) -> None:
         self._load, self._num_blocks, self._most_balance = load, num_blocks, most_balance
-        self._order = list(dict.fromkeys(job for job, _ in placed))
+        self._order = list(dict.fromkeys(job for job, _ in assignments))
         self._group_of = {job: load.jobs[job].session or f"job {job}" for job in self._order}
-        first = dict(reversed([(self._group_of[job], replica) for job, replica in placed]))
+        first = dict(reversed([(self._group_of[job], replica) for job, replica in assignments]))
         self._place: dict[str, int] = first
         self._groups = sorted(first)
         self._computed = np.array([self._replay(replica) for replica in range(num_replicas)])

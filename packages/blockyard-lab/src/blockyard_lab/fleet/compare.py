@@ -110,9 +110,9 @@ def compare(
         loads: the loads, one per run.
         routers: names of routers.
         plan: the fleet.
-        jobs: as in `run_all`.
-        backend: as in `run_all`.
-        on_done: as in `run_all`.
+        jobs: number of processes; 1 runs everything in this one.
+        backend: "processes", "ray" or "dask".
+        on_done: called with the number of finished runs.
 
     Returns:
         A summary per router, and the outcomes by router and run.
@@ -159,7 +159,7 @@ def search(load: Load, outcomes: Sequence[Outcome], plan: FleetPlan, num_moves: 
     """
     start = min(outcomes, key=lambda outcome: outcome.num_computed)
     rows = {name: row for row, name in enumerate(start.computed)}
-    placed = [(job, rows[name]) for job, name in start.placed]
-    found = AssignmentSearch(load, len(rows), plan.num_blocks, placed, MOST_BALANCE)
+    assignments = [(job, rows[name]) for job, name in start.assignments]
+    found = AssignmentSearch(load, len(rows), plan.num_blocks, assignments, MOST_BALANCE)
     found.improve(num_moves, seed)
     return found.num_computed, found.balance

@@ -48,7 +48,7 @@ class Outcome:
         num_retried: requests that a killed replica lost.
         num_refused: requests that never fit.
         num_unserved: requests that arrived when there was no replica.
-        placed: (job, replica) in order of routing.
+        assignments: (job, replica) in order of routing.
     """
 
     num_prompt_tokens: int = 0
@@ -58,7 +58,7 @@ class Outcome:
     num_retried: int = 0
     num_refused: int = 0
     num_unserved: int = 0
-    placed: list[tuple[int, str]] = field(default_factory=list)
+    assignments: list[tuple[int, str]] = field(default_factory=list)
 
     @property
     def num_computed(self) -> int:
@@ -163,7 +163,7 @@ class FleetRun:
         if choice.problem or choice.replica is None:
             raise InvalidArgument(f"the router failed: {choice.problem}")
         self.outcome.num_prompt_tokens += turn.num_prompt if turn.given == 0 else 0
-        self.outcome.placed.append((turn.number, choice.replica))
+        self.outcome.assignments.append((turn.number, choice.replica))
         self.engines[choice.replica].waiting.append(turn)
         self._advance(choice.replica, now)
 

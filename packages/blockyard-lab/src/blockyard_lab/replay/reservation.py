@@ -83,11 +83,10 @@ def compare_reservations(
 ) -> list[Reservation]:
     """Serve a trace's requests from a full queue, with contiguous and with paged memory.
 
-    The schemes are those of the PagedAttention paper (Kwon et al., SOSP 2023), in favour of contiguous memory: it never
-    fragments, and the next power of two is known although it depends on the output. All requests wait from the start,
-    in the order of the trace, and share no prefixes. Each step adds one token to each running request, and prompts take
-    no time. If the paged pool runs short, the youngest request waits again. O(requests * running), with one walk
-    through the trace per scheme.
+    The schemes are those of the PagedAttention paper (Kwon et al., SOSP 2023). Contiguous memory is favoured: it never
+    fragments, and a request's length is known in advance. All requests wait from the start, in the order of the trace,
+    and share no prefixes. Each step adds one token to each running request, and prompts take no time. If the paged pool
+    runs short, the youngest request waits again. O(requests * running), with one walk through the trace per scheme.
 
     Args:
         trace: any trace.

@@ -57,7 +57,7 @@ class Documents(Generator):
 
 @dataclass(kw_only=True)
 class Trap(Documents):
-    """A trap after scans: first old documents return and new ones do not, then the opposite.
+    """Scans in which only old documents return, then a phase in which only new ones do.
 
     Args:
         scans: number of requests that first read the collection in order, again and again.
