@@ -19,7 +19,7 @@ from blockyard.core.policies.states.registry import CheckpointRegistry
 from blockyard_testing.places import child_environment
 from blockyard_testing.seeds import run_seed
 
-from ..nomemory import KINDS, NAMES, STATE_KINDS
+from ..nomemory import KINDS, NAMES, STATE_CALLS, STATE_KINDS
 
 _testcapi = pytest.importorskip("_testcapi")
 
@@ -36,7 +36,9 @@ def test_a_failed_allocation_breaks_nothing() -> None:
     draw = random.Random(run_seed())
     moves = ["resize", "swap_out", "swap_in"]
     sweep([draw.choice(moves)], ["cpu"])
-    sweep(draw.sample([name for name in NAMES if name not in moves], 3), [draw.choice([*KINDS, *STATE_KINDS])])
+    kind = draw.choice([*KINDS, *STATE_KINDS])
+    names = NAMES if kind in KINDS else [call.name for call in STATE_CALLS]
+    sweep(draw.sample([name for name in names if name not in moves], 3), [kind])
 
 
 @pytest.mark.skipif(not blockyard.compiled(), reason="of interpreted code each line may fail in the middle")

@@ -14,6 +14,7 @@ from mypy_extensions import i64
 
 from blockyard import CacheConfig, InvalidArgument, LoRA
 from blockyard.core.tokens import pack_tokens
+from blockyard.events import wire
 from blockyard.events.following.mirror import Mirror
 from blockyard.events.following.stream import Trust
 from blockyard.events.tables.event_writer import EventWriter, NumberWriter, WordList
@@ -253,8 +254,9 @@ def test_a_flood_of_tiny_events_is_refused_before_it_is_read() -> None:
 
 
 @pytest.mark.parametrize("field", ["keys", "extra_keys"])
-def test_keys_of_very_many_items_are_refused_before_they_are_read(field: str) -> None:
-    num_items = 2**24
+def test_keys_of_very_many_items_are_refused_before_they_are_read(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MOST_KEY_ITEMS", 2**14)
+    num_items = 2**20
     flood = b"\x92\xdd" + num_items.to_bytes(4, "big") + b"\x90" * num_items + b"\xc0"
     event = msgspec.msgpack.encode(FIELDS)
     event = bytes([event[0] + 1]) + event[1:] + msgspec.msgpack.encode(field) + flood
@@ -268,7 +270,7 @@ def test_keys_of_very_many_items_are_refused_before_they_are_read(field: str) ->
     finally:
         tracemalloc.stop()
     assert mirror.trust("worker") is Trust.UNTRUSTED
-    with pytest.raises(InvalidArgument, match=f"{field} of one event holds more than 524,288 lists and items"):
+    with pytest.raises(InvalidArgument, match=f"{field} of one event holds more than 16,384 lists and items"):
         read_keys(field, msgspec.Raw(flood))
 
 

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from blockyard_testing import source_text
 from blockyard_testing.each import for_each
-from blockyard_testing.import_cycles import find_cycle
 from blockyard_testing.places import PACKAGE_DIR, child_environment
 from blockyard_testing.public_face import tree_of
 
@@ -27,7 +25,6 @@ sys.path.pop(0)
 
 COMPILED = compiled_sources(PACKAGE_DIR)
 PACKAGE_FILES = sorted(path for path in PACKAGE_DIR.rglob("*.py") if path.name != "_build_record.py")
-MAX_LINES = 600
 
 
 def relative(path: Path) -> str:
@@ -414,35 +411,6 @@ def test_a_wrong_import_within_a_room_is_seen() -> None:
     assert not broken("wire/a.py", "from .message import pack")
 
 
-def import_graph() -> dict[str, set[str]]:
-    """File to files that it imports when it is imported; imports inside functions do not count."""
-    graph: dict[str, set[str]] = {}
-    for path in PACKAGE_FILES:
-        body = [node for node in tree_of(path).body if isinstance(node, (ast.Import, ast.ImportFrom))]
-        tree = ast.Module(body, [])
-        graph[relative(path)] = {
-            found
-            for _, kind, parts in imports_of(path, tree)
-            if kind == "inside" and (found := module_file(parts)) is not None
-        }
-    return graph
-
-
-def module_file(parts: list[str]) -> str | None:
-    for end in (len(parts), len(parts) - 1):
-        base = PACKAGE_DIR.joinpath(*parts[:end])
-        if base.with_suffix(".py").is_file():
-            return relative(base.with_suffix(".py"))
-        if (base / "__init__.py").is_file():
-            return relative(base / "__init__.py")
-    return None
-
-
-def test_no_import_cycle() -> None:
-    assert find_cycle(import_graph()) == []
-    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
-
-
 def test_the_package_imports_without_its_extras() -> None:
     """`import blockyard` must work, and stay quick, without torch."""
     code = (
@@ -452,26 +420,3 @@ def test_the_package_imports_without_its_extras() -> None:
         "import blockyard\nblockyard.KVCacheManager(blockyard.CacheConfig(num_blocks=8))\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=None, env=child_environment(), timeout=120)
-
-
-@every_file(PACKAGE_FILES)
-def test_files_stay_small(path: Path) -> None:
-    assert source_text.num_code_lines(path.read_text()) <= MAX_LINES
-
-
-def test_a_code_line_is_no_prose() -> None:
-    prose = '"""A file."""\n\n# why\n'
-    code = 'x = """a\nb"""  # twice\n\n\ndef f():\n    """What it does,\n\n    in short."""\n    return x\n'
-    assert source_text.num_code_lines(prose + code) == 4
-
-
-@every_file(PACKAGE_FILES)
-def test_no_commented_out_code(path: Path) -> None:
-    assert source_text.commented_code(path.read_text()) == []
-
-
-def test_commented_out_code_is_seen() -> None:
-    assert source_text.commented_code("# x = 1\n# return the block\n# import os\n# Why: it is so.\n#: int\n") == [
-        (1, "# x = 1"),
-        (3, "# import os"),
-    ]

@@ -38,7 +38,7 @@ ALL: dict[str, Maker] = {
     "a user's dice": Dice,
 }
 
-SEEDS = [1, 2, 3, run_seed()]
+SEEDS = [1, run_seed()]
 
 
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
