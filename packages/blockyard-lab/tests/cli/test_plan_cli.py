@@ -116,18 +116,18 @@ def test_text_has_the_numbers_of_the_json(capsys: pytest.CaptureFixture[str]) ->
         "  90 % of 24 GiB             21.60 GiB",
         "  weights                    14.96 GiB",
         "  left for blocks             4.64 GiB",
-        "  a length asked for             2,000           125       250.0        19",
+        "  a given length                 2,000           125       250.0        19",
         "  trace mean                     1,933           121       242.0        19",
         "  blocks                         2,376  of 16 tokens, 2.000 MiB on each GPU",
         "  tokens                        38,000  128 KiB each on each GPU",  # 2,375 blocks; 32 layers * 2 * 8 * 128 * 2
         "  CPU blocks                     2,048",
-        "  held by running requests         581  4 at work, and a fifth more to grow",  # 1.2 * 4 * 121 = 580.8
+        "  held by running requests         581  4 running, plus a fifth for growth",  # 1.2 * 4 * 121 = 580.8
         "  left for cached prefixes       1,794",
         "Block size: 32 tokens",
     ):
         assert line in lines
     assert "in 3,841 blocks" in out  # 1,794 + 2,048 - 1
-    assert lines.index("This assumes:") > lines.index("Block size: 32 tokens")
+    assert lines.index("Assumptions:") > lines.index("Block size: 32 tokens")
     assert max(map(len, lines)) <= 110
 
 
@@ -178,14 +178,14 @@ def test_replicas_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 0
     assert out.startswith("llama-3.1-70b on 8 GPUs: 2 replicas of 4 GPUs\n")
     # 72 - 141,107,412,992 / 4 / 2**30 - 2 = 37.146 GiB of 1.25 MiB: 30,429 blocks, 243 requests of 125.
-    assert "  a length asked for             2,000           125       156.2       243       486" in out.splitlines()
+    assert "  a given length                 2,000           125       156.2       243       486" in out.splitlines()
 
 
 def test_misfit_names_a_tensor_parallel_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "llama-3.1-70b", *ROUND)
     assert (status, err) == (1, "")
     assert "  missing                    61.42 GiB" in out.splitlines()
-    assert "2 GPUs would do, with --tensor-parallel 2." in out.replace("\n", " ")
+    assert "It fits with --tensor-parallel 2." in out.replace("\n", " ")
     assert run(capsys, "llama-3.1-70b", "--tensor-parallel", 2)[0] == 0
     status, out, _ = run(capsys, "llama-3.1-70b", "--activations", "79GiB", "--json")
     assert (status, json.loads(out)["fits"], json.loads(out)["smallest_tensor_parallel"]) == (1, False, None)
@@ -195,7 +195,7 @@ def test_a_length_that_does_not_fit_is_marked(capsys: pytest.CaptureFixture[str]
     status, out, _ = run(capsys, "llama-3.1-8b", "--gpu-memory", "24GiB", "--lengths", "2k,100k")
     assert status == 0
     assert (
-        "  a length asked for           100,000         6,250    12,500.0         0  does not fit" in out.splitlines()
+        "  a given length               100,000         6,250    12,500.0         0  does not fit" in out.splitlines()
     )
 
 
@@ -204,7 +204,7 @@ def test_windows_are_in_the_assumptions(capsys: pytest.CaptureFixture[str]) -> N
     # 21.6 GiB - 14,438,087,808 - 2 GiB in blocks of 384 KiB: 16,803. 32,000 / 16 and 9 of the window: 8 times 2,009.
     lines = out.splitlines()
     assert status == 0
-    assert "  a length asked for            32,000         2,009       753.4         8" in lines
+    assert "  a given length                32,000         2,009       753.4         8" in lines
     # 16,802 * 8, and 24 layers * 2 * 8 * 64 * 2
     assert "  tokens                       134,416  48 KiB each on each GPU if every layer keeps all of them" in lines
     assert any(line == "  - The weights are 20,914,757,184 parameters, quantized (mxfp4): 12.82 GiB." for line in lines)
@@ -276,7 +276,7 @@ def test_encoders_and_drafts_are_counted_on_request(capsys: pytest.CaptureFixtur
 def test_a_load_that_is_too_large_says_how_many_gpus_hold_it(capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "llama-3.1-8b", *ROUND_24, "--lengths", "8k", "--running", "20", "--gpus", "2")[1]
     # 2,344 blocks a replica; 20 requests of 500 and a fifth more are 12,000 on each of two: 24,000 / 2,343 = 11.
-    assert "the pool is too small for this load; 11 GPUs would do, 11 replicas" in out
+    assert "the pool is too small for this load; 11 GPUs (11 replicas) are enough" in out
 
 
 def test_every_known_model_has_its_weights(capsys: pytest.CaptureFixture[str]) -> None:
@@ -402,7 +402,7 @@ def test_plan_with_tiers_prints_a_row_per_size(tmp_path: Path, capsys: pytest.Ca
     assert "With tiers below the pool" in page.read_text()
     status, out, _ = run(capsys, *asked, "--tier", "1GiB/2GiB,write=selective")
     assert status == 0
-    assert out.index("GiB a day 1") < out.index("This assumes")
+    assert out.index("GiB a day 1") < out.index("Assumptions:")
 
 
 def test_tiers_need_a_trace_and_a_model_without_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,7 +105,7 @@ def test_svg_has_all_captions(tmp_path: Path) -> None:
     assert "One request after another" in " ".join(texts)
 
 
-def test_a_model_makes_the_second_axis_gib(tmp_path: Path) -> None:
+def test_with_a_model_the_second_axis_is_in_gib(tmp_path: Path) -> None:
     texts = texts_of(svg_of(plain_curves(), tmp_path, bytes_per_block=2**30, model="Some <Model>"))
     assert "capacity (GiB of Some <Model>)" in texts
     assert texts.count("1k") == 3, "1000 blocks are 1000 GiB; both pairs of axes count blocks"

@@ -178,7 +178,7 @@ def test_hit_rates_are_those_of_the_blocks_that_requests_leave() -> None:
     assert (hits.tenth_more.num_blocks, hits.tenth_more.hit_rate) == (2, 0.0)
     assert (hits.unlimited, hits.with_cpu) == (0.5, None)
     assert [row.label for row in found.requests] == ["", "trace mean", "trace p99"]
-    assert says(found, "2 requests are at work at once on a replica, as given", "8 blocks of 16 prompt tokens")
+    assert says(found, "2 requests run at once on a replica, as given", "8 blocks of 16 prompt tokens")
 
 
 def test_a_cpu_tier_adds_its_blocks() -> None:
@@ -209,7 +209,7 @@ def test_running_requests_follow_from_arrivals() -> None:
     assert with_trace(CYCLE, seconds_per_token=0.5).running == 4
     found = with_trace(CYCLE, seconds_per_token=0.6)
     assert found.running == 5
-    assert says(found, "1.00 arrivals a second and 8 tokens an output, at 0.6 s each")
+    assert says(found, "1.00 arrivals per second and 8 tokens per output, at 0.6 s each")
     assert with_trace(CYCLE, seconds_per_token=0.6, max_num_seqs=3).running == 3
 
 
@@ -226,9 +226,9 @@ def test_capacities_are_converted_by_tokens() -> None:
         assert found.num_blocks == num_blocks
         assert found.hits is not None
         assert found.hits.whole_pool.hit_rate == found.hits.expected.hit_rate == rate
-        assert says(found, "blocks have 4 tokens and the trace's 16", "at least as many tokens hit as is said")
+        assert says(found, "blocks have 4 tokens and the trace's 16", "at least as many tokens hit as shown")
     large = with_trace(CYCLE, KVCacheSpec.uniform(4, 4, 64, block_size=32))
-    assert says(large, "blocks have 32 tokens and the trace's 16", "fewer tokens hit than is said")
+    assert says(large, "blocks have 32 tokens and the trace's 16", "fewer tokens hit than shown")
     assert not says(with_trace(CYCLE), "converted by tokens")
 
 
@@ -238,7 +238,7 @@ def test_other_policies_run_the_trace_too() -> None:
     for policy in ("lru", "arc", "optimum"):
         found = with_trace(CYCLE, **of_blocks(4, running=0, policy=policy))
         assert found.hits is not None
-        assert says(found, f"evicting by {policy}")
+        assert says(found, f"evicts by {policy}")
         rates[policy] = found.hits.expected.hit_rate
     assert (rates["lru"], rates["optimum"]) == (2 / 8, 3 / 8)
     assert 0.0 <= rates["arc"] <= rates["optimum"]

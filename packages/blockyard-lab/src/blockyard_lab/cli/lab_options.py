@@ -49,7 +49,7 @@ def add_format_options(group: Any) -> None:
 def add_running_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for parallel runs."""
     group = parser.add_argument_group("running")
-    group.add_argument("--jobs", type=int, metavar="N", help="processes at once; default: one a core")
+    group.add_argument("--jobs", type=int, metavar="N", help="number of processes; default: one per core")
     group.add_argument(
         "--backend", default="processes", metavar="NAME", help="processes, ray or dask (joblib's); default: processes"
     )
@@ -57,9 +57,7 @@ def add_running_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_files(parser: argparse.ArgumentParser, metavar: str, line: str) -> None:
-    parser.add_argument(
-        "-o", "--output", action="append", default=[], metavar=metavar, help=f"{line}; may be given often"
-    )
+    parser.add_argument("-o", "--output", action="append", default=[], metavar=metavar, help=f"{line}; may be repeated")
 
 
 def add_output_options(parser: argparse.ArgumentParser, line: str) -> None:
@@ -112,22 +110,22 @@ def skips_as_dict(trace: Trace) -> dict[str, Any]:
 
 
 _REPLAY_DESCRIPTION = """\
-Send a trace through the real block manager, for every policy and pool size, and say what hit, why the rest did not,
-what was evicted, and how full the pool was. A second table says what the same memory would hold if every request's
-were reserved in one piece: how much of it is never filled, and how many requests run at once.
+Send a trace through the real block manager, for every policy and pool size, and report hits, causes of misses,
+evictions and the use of the pool. A second table shows the same memory without paging, one piece reserved for each
+request: how much of it stays empty, and how many requests run at once.
 
-Requests run one after another, each to its end, as fast as they go; with --timed they arrive by their timestamps,
-run together, hold their blocks, wait for admission and are preempted where blocks are short.
+Requests run one after another. With --timed they arrive by their timestamps, run together, hold their blocks, wait
+for admission, and are preempted if blocks run short.
 """
 
 _REPLAY_EPILOG = """\
 examples:
   blockyard replay                                              the small trace, four sizes, LRU
-  blockyard replay trace.jsonl --blocks 10k,100k,25%            sizes as numbers, or shares of the working set
-  blockyard replay trace.jsonl --policies lru,arc,mine.py:Mine  your own policy against the others
+  blockyard replay trace.jsonl --blocks 10k,100k,25%            sizes as numbers, or percent of the working set
+  blockyard replay trace.jsonl --policies lru,arc,mine.py:Mine  your own policy compared with others
   blockyard replay trace.jsonl --timed --blocks 30k             by the trace's timestamps
   blockyard replay trace.jsonl --max-model-len 32768            paging against 32,768 tokens reserved a request
-  blockyard replay trace.jsonl --timed -o run.html --blocks 30k what happened when, as a page
+  blockyard replay trace.jsonl --timed -o run.html --blocks 30k requests, blocks and hits over time, as a page
   blockyard replay trace.jsonl --blocks 30k --num-cpu-blocks 90k  evicted blocks kept in the CPU's memory
   blockyard replay trace.jsonl --kv-bytes 128KiB --tier 50GiB/1TiB   how many GiB of files for which hit rate
   blockyard replay trace.jsonl --csv > runs.csv                 for a spreadsheet
@@ -152,7 +150,7 @@ def add_replay_options(commands: Any) -> None:
         "--beside", action="append", default=[], metavar="N:TRACE", help="N sessions of another trace at the same time"
     )
     add_running_options(parser)
-    _add_files(parser, "FILE.html", "with --timed: a page of what happened when")
+    _add_files(parser, "FILE.html", "with --timed: a page of requests, blocks and hits over time")
     add_output_options(parser, "run")
 
 
@@ -162,24 +160,23 @@ def _add_replay_cache(group: Any) -> None:
         "--policy",
         default="lru",
         metavar="LIST",
-        help=f"of {POLICY_HELP}; file.py:ClassName is your own; default: lru",
+        help=f"names of {POLICY_HELP}, or file.py:ClassName for your own; default: lru",
     )
     group.add_argument(
         "--blocks",
         default="10%,25%,50%,100%",
         metavar="LIST",
-        help="pool sizes, like 10k,100k,25%%; a share is of the blocks of all different prompts; "
-        "default: 10%%,25%%,50%%,100%%",
+        help="pool sizes, like 10k,100k,25%%; percent of the trace's distinct blocks; default: 10%%,25%%,50%%,100%%",
     )
     add_cache_field(group, "block_size", "; default: 16, with --closed 512", says_default=True, default=None)
     group.add_argument(
         "--max-model-len",
         type=int,
         metavar="N",
-        help="tokens of the longest request that the model serves, reserved for every request by an engine that does "
-        "not page; default: the trace's longest request, rounded up to a power of two",
+        help="tokens of the longest request that the model serves, which an engine without paging reserves for each "
+        "request; default: the trace's longest request, rounded up to a power of two",
     )
-    add_cache_field(group, "num_cpu_blocks", " that keeps what the pool evicts, for later hits", default=0)
+    add_cache_field(group, "num_cpu_blocks", " that keeps evicted blocks for later hits", default=0)
     add_cache_field(group, "watermark", "; default: 0, with --closed 0.01", says_default=True, default=None)
     _add_tiers(group, "; needs --kv-bytes")
     _add_kv_bytes(group)
@@ -192,8 +189,8 @@ def _add_tiers(group: Any, note: str) -> None:
         action="append",
         default=[],
         metavar="SIZES",
-        help="a tier below the pool, like 50GiB/200GiB,write=selective,policy=lru,speed=2GB,start=0.001; every size is "
-        f"tried, auto is five that find shares of what the pool lacks; may be given often, nearest first{note}",
+        help="a tier below the pool, like 50GiB/200GiB,write=selective,policy=lru,speed=2GB,start=0.001; each size is "
+        f"tried, auto tries five, at which LRU finds part of the pool's misses; may be repeated, nearest first{note}",
     )
 
 
@@ -202,7 +199,9 @@ def _add_seconds_per_prompt_token(group: Any) -> None:
 
 
 def _add_kv_bytes(group: Any) -> None:
-    group.add_argument("--kv-bytes", metavar="SIZE", help="keys and values of a token in all layers, like 128KiB")
+    group.add_argument(
+        "--kv-bytes", metavar="SIZE", help="bytes of a token's keys and values in all layers, like 128KiB"
+    )
 
 
 def _add_replay_time(group: Any) -> None:
@@ -264,11 +263,12 @@ def _add_loops(group: Any, what: str, admission: str = "") -> None:
 
 _CURVE_DESCRIPTION = """\
 Draw the hit rate of a trace against the capacity of the cache, for many policies and for the offline optimum, which no
-policy can pass, from a thousandth of the working set to all of it; and mark where more blocks stop paying.
+policy can beat, from a thousandth of the working set to all of it. Mark the knee, beyond which more blocks add few
+hits.
 
-Requests run one after another through a cache of the trace's own blocks (512 tokens in a Mooncake trace), driven by
-the manager's own policies. The hit rate is a share of the block references. A trace of more than 8 million references
-is sampled, and the error is said.
+Requests run one after another through a cache of the trace's own blocks (512 tokens in a Mooncake trace), with the
+manager's policies. The hit rate is a fraction of the block references. A trace of more than 8 million references is
+sampled, and the standard error is printed.
 """
 
 _CURVE_EPILOG = """\
@@ -298,7 +298,7 @@ def add_curve_options(commands: Any) -> None:
         action="append",
         default=[],
         metavar="TRACE",
-        help="another trace in the same table and pictures, with blocks of the same size; may be given often",
+        help="another trace in the same table and pictures, with blocks of the same size; may be repeated",
     )
     _add_curve_cache(parser.add_argument_group("cache"))
     _add_curve_hints(parser.add_argument_group("hints"))
@@ -314,16 +314,16 @@ def _add_curve_hints(group: Any) -> None:
     group.add_argument(
         "--hints",
         action="store_true",
-        help="also run each policy with hints: each session says after its last request that it is over",
+        help="also run each policy with hints: after a session's last request a hint says that it is over",
     )
     group.add_argument(
-        "--hint-coverage", type=float, metavar="SHARE", help="of the sessions that give hints, 0 to 1; default: 1"
+        "--hint-coverage", type=float, metavar="X", help="fraction of the sessions with hints, 0 to 1; default: 1"
     )
     group.add_argument(
-        "--hint-wrong", type=float, metavar="SHARE", help="of the hints that say the opposite, 0 to 1; default: 0"
+        "--hint-wrong", type=float, metavar="X", help="fraction of the hints that are inverted, 0 to 1; default: 0"
     )
     group.add_argument(
-        "--hint-seed", type=int, metavar="N", help="of the choice of sessions and of wrong hints; default: 0"
+        "--hint-seed", type=int, metavar="N", help="seed that chooses sessions and wrong hints; default: 0"
     )
 
 
@@ -332,38 +332,38 @@ def _add_curve_cache(group: Any) -> None:
         "--policies",
         "--policy",
         metavar="LIST",
-        help=f"of {POLICY_HELP}; file.py:ClassName is your own, optimum the offline bound; default: all names and "
-        "optimum, or with --beside lru,optimum",
+        help=f"names of {POLICY_HELP}, optimum for the offline bound, or file.py:ClassName for your own; default: all "
+        "names and optimum, with --beside lru,optimum",
     )
-    group.add_argument("--blocks", metavar="LIST", help="capacities, like 1k,10k,25%%; default: --sizes of them")
+    group.add_argument("--blocks", metavar="LIST", help="capacities, like 1k,10k,25%%; default: see --sizes")
     group.add_argument(
         "--sizes",
         type=int,
         metavar="N",
-        help="how many capacities, from a thousandth of the working set to all of it; default: 40. With tiers "
-        "from a hundredth; default: 8",
+        help="number of capacities, from a thousandth of the working set to all of it; default: 40 (with tiers 8, "
+        "from a hundredth)",
     )
     add_cache_field(
         group, "block_size", ", of a trace of tokens; default: 16, with --closed 512", says_default=True, default=None
     )
     group.add_argument(
-        "--max-references", type=int, metavar="N", help="references kept before the trace is sampled; default: 8388608"
+        "--max-references", type=int, metavar="N", help="sample a trace with more references; default: 8388608"
     )
     group.add_argument(
-        "--model", metavar="MODEL", help="a config.json, its folder, or a known name: sizes in GiB of its cache too"
+        "--model", metavar="MODEL", help="a config.json, its folder, or a known name: show sizes in GiB too"
     )
-    group.add_argument("--dtype", metavar="NAME", help="of the model's cache; default: its own")
-    _add_tiers(group, "; --blocks or one of them has several sizes, the axis, and auto is --sizes of them")
+    group.add_argument("--dtype", metavar="NAME", help="type of the model's cache; default: the model's")
+    _add_tiers(group, "; either --blocks or one tier has several sizes, the axis; auto is --sizes of them")
     _add_kv_bytes(group)
     _add_seconds_per_prompt_token(group)
 
 
 _PLAN_DESCRIPTION = """\
-Plan the memory of an engine before it runs: from a model, GPUs and perhaps a trace, how many blocks fit, how many
+Plan the memory of an engine before it runs, from a model, GPUs and optionally a trace: how many blocks fit, how many
 requests of given lengths run at once, which hit rate to expect, which block size to take, and what one more GiB or a
-CPU tier would bring. Everything that is assumed is said at the end, with its numbers.
+CPU tier would bring. The end of the output lists all assumptions, with their numbers.
 
-Exit status: 0 if the model fits, 1 if it does not, 2 for what you can fix.
+Exit status: 0 if the model fits, 1 if it does not, 2 for invalid options.
 """
 
 _PLAN_EPILOG = """\
@@ -388,7 +388,7 @@ def add_plan_options(commands: Any) -> None:
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="a model's folder, its config.json, or a name of --list-models"
     )
-    parser.add_argument("--list-models", action="store_true", help="print the names of known models, and end")
+    parser.add_argument("--list-models", action="store_true", help="print the names of known models")
     _add_plan_model(parser.add_argument_group("model"))
     _add_plan_memory(parser.add_argument_group("memory"))
     _add_plan_work(parser.add_argument_group("work"))
@@ -401,46 +401,46 @@ def _add_plan_model(group: Any) -> None:
     group.add_argument(
         "--dtype",
         metavar="NAME",
-        help="of the weights, and of the cache if it has 16 bits or more; default: the model's",
+        help="type of the weights, and of the cache if it has 16 bits or more; default: the model's",
     )
     group.add_argument(
-        "--cache-dtype", metavar="NAME", help="of keys and values, like fp8; default: --dtype's, or the model's"
+        "--cache-dtype", metavar="NAME", help="type of keys and values, like fp8; default: --dtype, or the model's"
     )
     group.add_argument(
         "--weights",
         metavar="SIZE",
-        help="of the whole model, like 15GiB; default: the folder's *.safetensors, or what the config's parameters and "
-        "its quantization_config come to",
+        help="size of all weights, like 15GiB; default: that of the folder's *.safetensors, or counted from the config "
+        "and its quantization_config",
     )
     group.add_argument(
-        "--text-only", action="store_true", help="without the encoder of images (vLLM's --language-model-only)"
+        "--text-only", action="store_true", help="leave out the image encoder (vLLM's --language-model-only)"
     )
     group.add_argument(
-        "--mtp", action="store_true", help="with the model's own layers that predict further tokens, as drafts"
+        "--mtp", action="store_true", help="include the model's own layers for multi-token prediction, as drafts"
     )
     add_cache_field(group, "block_size", default=16)
 
 
 def _add_plan_memory(group: Any) -> None:
-    group.add_argument("--gpus", type=int, metavar="N", help="GPUs in all; default: one replica's")
+    group.add_argument("--gpus", type=int, metavar="N", help="number of GPUs; default: those of one replica")
     size = group.add_mutually_exclusive_group()
     size.add_argument("--gpu", metavar="NAME", help="h100, a100-80gb, l4, rtx-4090, ...; default: h100")
-    size.add_argument("--gpu-memory", metavar="SIZE", help="of each GPU, like 24GiB; default: what CUDA gives of --gpu")
+    size.add_argument("--gpu-memory", metavar="SIZE", help="memory of each GPU, like 24GiB; default: that of --gpu")
     group.add_argument(
         "--tensor-parallel", type=int, default=1, metavar="N", help="GPUs that share a model; default: 1"
     )
     group.add_argument(
-        "--utilization", type=float, default=0.92, metavar="SHARE", help="of a GPU's memory, 0 to 1; default: 0.92"
+        "--utilization", type=float, default=0.92, metavar="X", help="usable fraction of a GPU's memory; default: 0.92"
     )
     group.add_argument(
         "--no-cuda-graphs",
         action="store_true",
-        help="leave no memory for CUDA graphs, as vLLM before 0.20, or with --enforce-eager",
+        help="reserve no memory for CUDA graphs, like vLLM before 0.20 or with --enforce-eager",
     )
     group.add_argument(
         "--activations",
         metavar="SIZE",
-        help="what a step takes on each GPU beside weights and blocks; default: from the model and the step",
+        help="memory of a step on each GPU besides weights and blocks; default: computed from the model and the step",
     )
     group.add_argument(
         "--max-num-batched-tokens",
@@ -452,10 +452,10 @@ def _add_plan_memory(group: Any) -> None:
         "--sampler",
         choices=("fused", "sorting"),
         default="fused",
-        help="how the engine draws: sorting takes more memory (vLLM before 0.17); default: fused",
+        help="the engine's sampler; sorting takes more memory (vLLM before 0.17); default: fused",
     )
     group.add_argument(
-        "--cpu-memory", default="0GiB", metavar="SIZE", help="of a CPU tier, for all GPUs together; default: none"
+        "--cpu-memory", default="0GiB", metavar="SIZE", help="size of a CPU tier for all GPUs together; default: none"
     )
 
 
@@ -470,22 +470,22 @@ def _add_plan_work(group: Any) -> None:
         "--max-num-seqs",
         type=int,
         metavar="N",
-        help="requests that run at once at most on a replica, and sequences that a step samples for; default: no "
-        "limit, and vLLM's: 1024 on a GPU of 70 GiB or more, else 256",
+        help="most requests that run at once on a replica, and sequences that a step samples for; default: no limit "
+        "on requests, and vLLM's number for a step: 1024 on a GPU of 70 GiB or more, else 256",
     )
     group.add_argument(
         "--trace", metavar="TRACE", help="a trace file, or a generator such as chat:requests=1000,seed=1"
     )
     add_format_options(group)
     group.add_argument(
-        "--running", type=int, metavar="N", help="requests at work on a replica; default: from the trace's arrivals"
+        "--running", type=int, metavar="N", help="running requests on a replica; default: from the trace's arrivals"
     )
     group.add_argument(
         "--seconds-per-token",
         type=float,
         default=0.03,
         metavar="S",
-        help="from one output token of a request to the next, for --running's default; default: 0.03",
+        help="time from one output token to the next, for the default of --running; default: 0.03",
     )
     group.add_argument(
         "--policy", default="lru", metavar="NAME", help=f"which block is evicted: {POLICY_HELP}; default: lru"
@@ -495,12 +495,12 @@ def _add_plan_work(group: Any) -> None:
 
 
 _FLEET_DESCRIPTION = """\
-Send a load through a router to simulated replicas, for every router, and say how many prompt tokens they computed, how
-evenly, and how long requests waited for their first token; beside a bound that no router can beat.
+Send a load through each router to simulated replicas. Report how many prompt tokens were computed, how evenly, and the
+time to the first token, next to a bound that no router can beat.
 
-A load is one of A to F, which are made from seeds (A: many system prompts, B: as many as replicas, C: texts that
-overfill the pools, D: agents, E: cold bursts, F: chats among strangers), or a trace: then its blocks are its own, and
-runs are parts of it.
+A load is one of A to F, generated from seeds (A: many system prompts, B: one system prompt for each replica, C: texts
+larger than the pools, D: agents, E: cold bursts, F: chats among one-off prompts), or a trace. Runs are then parts of
+the trace, with its own blocks.
 """
 
 _FLEET_EPILOG = """\
@@ -508,7 +508,7 @@ examples:
   blockyard fleet A                                             every router, five seeds
   blockyard fleet trace.jsonl --replicas 8 --speedup 3          a trace, in five parts
   blockyard fleet A --routing robust,dynamo,round-robin --search 2000
-  blockyard fleet E --add 10:2 --kill 20:1                      two replicas more after 10 s, one killed after 20
+  blockyard fleet E --add 10:2 --kill 20:1                      two more replicas after 10 s, one killed after 20
 """
 
 
@@ -517,26 +517,28 @@ def add_fleet_options(commands: Any) -> None:
     parser = add_command(
         commands,
         "fleet",
-        "which router for many replicas: tokens computed, balance, time to first token, beside a bound",
+        "compare routers over many replicas: computed tokens, balance, time to first token",
         _FLEET_DESCRIPTION,
         _FLEET_EPILOG,
     )
     parser.add_argument("trace", nargs="?", default="A", metavar="LOAD", help="A to F, or a trace; default: A")
     reading = parser.add_argument_group("reading")
     _add_reading(reading)
-    reading.add_argument("--speedup", type=float, default=1.0, metavar="X", help="a trace X times faster; default: 1")
+    reading.add_argument(
+        "--speedup", type=float, default=1.0, metavar="X", help="play a trace X times faster; default: 1"
+    )
     fleet = parser.add_argument_group("fleet")
-    fleet.add_argument("--routing", default="all", metavar="LIST", help="all, or names with commas; default: all")
+    fleet.add_argument("--routing", default="all", metavar="LIST", help="all, or comma-separated names; default: all")
     fleet.add_argument("--runs", type=int, default=5, metavar="N", help="seeds, or parts of a trace; default: 5")
     fleet.add_argument("--replicas", type=int, metavar="N", help="default: those of the load, 8 for a trace")
     fleet.add_argument(
         "--blocks",
         type=int,
         metavar="N",
-        help="of each replica, as large as the load's; default: those of the load; for a trace, all replicas together "
-        "hold a fifth of its different blocks",
+        help="blocks of each replica, in the load's block size; default: those of the load; for a trace, all replicas "
+        "together hold a fifth of its distinct blocks",
     )
-    for name, what in (("add", "come"), ("drain", "end what they have and go"), ("kill", "are killed")):
+    for name, what in (("add", "join"), ("drain", "finish their requests and leave"), ("kill", "are killed")):
         fleet.add_argument(
             f"--{name}", action="append", default=[], metavar="S:N", help=f"after S seconds N replicas {what}"
         )
@@ -545,7 +547,7 @@ def add_fleet_options(commands: Any) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="also look for the best assignment of the first run's conversations, in N moves; default: 0",
+        help="also search for the best assignment of the first run's conversations, with N moves; default: 0",
     )
     add_running_options(parser)
     add_output_options(parser, "router")

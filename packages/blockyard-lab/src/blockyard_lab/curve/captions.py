@@ -65,9 +65,9 @@ def gap_of(curves: HitCurves) -> str:
     gaps = np.maximum(curves.hit_rates[OPTIMUM] - best, 0)
     widest = int(np.argmax(gaps))
     if gaps[widest] < 0.0005:
-        return f"{best_is[0].upper()}{best_is[1:]} reaches the optimum, an upper bound for all, at every capacity here."
+        return f"{best_is[0].upper()}{best_is[1:]} reaches the optimum, an upper bound, at every capacity shown."
     where = f"at most {100 * gaps[widest]:.1f} points, at {count_of(int(curves.sizes[widest]), 'block')}"
-    return f"Shaded: from {best_is} here up to the optimum, an upper bound for all; {where}."
+    return f"Shaded: from {best_is} shown up to the optimum, an upper bound; {where}."
 
 
 def foot_of(curves: HitCurves) -> str:

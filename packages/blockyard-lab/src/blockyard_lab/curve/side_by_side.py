@@ -88,7 +88,7 @@ def line_styles_of(curves: HitCurves) -> dict[str, int]:
 
 
 def line_styles(policies: Sequence[str]) -> dict[str, int]:
-    """Return a style number for each policy: colour is the remainder by the number of colours, dashes the quotient.
+    """Return a style number for each policy: modulo `len(COLORS)` it is the colour, divided by it the dashes.
 
     The optimum has -1. Shipped policies have fixed numbers, others get the free ones in order. O(policies).
     """

@@ -29,7 +29,7 @@
         ],
       },
       {
-        title: "prompt tokens a second, as requests start",
+        title: "prompt tokens per second, when requests start",
         parts: [{ name: "hit", color: "var(--c2)", values: counts.hit_tokens }, ...misses].map((part) => ({
           ...part, values: perSecond(part.values),
         })),
@@ -38,7 +38,7 @@
     ];
     if (counts.moved_blocks.some((value) => value > 0))
       found.push({
-        title: "blocks to and from the CPU, a second",
+        title: "blocks moved to and from the CPU per second",
         parts: [{ name: "moved", color: "var(--c5)", values: perSecond(counts.moved_blocks) }],
       });
     return found;

@@ -44,7 +44,7 @@ def assumptions_of(given: Situation) -> tuple[str, ...]:
     if given.references is not None:
         sentences += _hits(given, given.references)
     elif given.traffic is not None and not given.traffic.has_contents:
-        sentences.append("The trace does not say what its prompts contain, so no hit rate can be known from it.")
+        sentences.append("The trace does not say what its prompts contain, so it gives no hit rates.")
     return tuple(sentences)
 
 
@@ -77,8 +77,8 @@ def _ranks(spec: KVCacheSpec) -> list[str]:
         return []
     if any(layer.is_latent for layer in spec.layers):
         return [
-            f"Latent attention keeps one vector a token, whole on each of the {ranks} ranks: more ranks do not make it "
-            f"smaller."
+            f"Latent attention keeps one vector per token, whole on each of the {ranks} ranks: more ranks do not make "
+            f"it smaller."
         ]
     heads = sorted({layer.num_kv_heads for layer in spec.layers})
     return [
@@ -96,10 +96,10 @@ def _windows(spec: KVCacheSpec) -> list[str]:
         return []
     names = ", ".join(str(window) for window in windows)
     return [
-        f"Layers with a window (of {names} tokens) free blocks that fall behind it; requests are counted while "
-        f"they decode, and a chunk of a prompt holds its own blocks in these layers besides, for its step.",
-        f"The engine manages the pool by {len(spec.groups)} layer group{'s' * (len(spec.groups) > 1)}; one without "
-        f"layer groups keeps every token in every layer.",
+        f"Layers with a window (of {names} tokens) free blocks that have left it. Requests are counted while they "
+        f"decode; during a step, a chunk of a prompt also holds its own blocks in these layers.",
+        f"The engine has {len(spec.groups)} layer group{'s' * (len(spec.groups) > 1)}; an engine without layer groups "
+        f"keeps every token in every layer.",
         "Cached tokens are counted with all layers, windows or not, so the tokens of the pool are a lower bound.",
     ]
 
@@ -109,42 +109,42 @@ def _states(spec: KVCacheSpec) -> list[str]:
         return []
     return [
         f"Each running request also keeps a state of {spec.state_bytes_per_sequence / _MIB:.2f} MiB on each GPU, "
-        f"outside the blocks; it is set aside for every request that may run.",
-        "A cached prefix is of use only with the state at its end, which is not counted: a hit rate is an upper bound.",
+        f"outside the blocks; memory for it is reserved for every request that may run.",
+        "A cached prefix hits only with the state at its end, which is not simulated: hit rates are upper bounds.",
     ]
 
 
 def _requests(given: Situation) -> list[str]:
-    sentences = ["Requests that run at once share no blocks and are counted at their full length, prompt and output."]
+    sentences = ["Running requests share no blocks and are counted at their full length, prompt and output."]
     if given.max_num_seqs is not None:
         sentences.append(f"At most {given.max_num_seqs} requests run at once on a replica (max_num_seqs).")
     if given.num_replicas > 1:
-        sentences.append(f"The {given.num_replicas} replicas have pools of their own and share nothing.")
+        sentences.append(f"The {given.num_replicas} replicas each have their own pool and share nothing.")
     if given.running is not None:
         sentences.append(_running(given, given.running))
     return sentences
 
 
 def _running(given: Situation, running: int) -> str:
-    hold = f"each holding the blocks of {given.mean_tokens:,.0f} tokens, and a fifth more to grow"
+    hold = f"each holding the blocks of {given.mean_tokens:,.0f} tokens, plus a fifth for growth"
     if given.running_given or given.traffic is None:
-        return f"{running} requests are at work at once on a replica, as given, {hold}."
+        return f"{running} requests run at once on a replica, as given, {hold}."
     rate = (given.traffic.num_requests - 1) / given.traffic.duration
     each = " on each replica" if given.num_replicas > 1 else ""
     return (
-        f"{running} requests are at work at once{each}, {hold}: the trace has {rate:.2f} arrivals a second and "
-        f"{given.traffic.mean_output:.0f} tokens an output, at {given.seconds_per_token:g} s each. Queues and the time "
-        f"of prompts are not in it; give the number if you know it."
+        f"{running} requests run at once{each}, {hold}: the trace has {rate:.2f} arrivals per second and "
+        f"{given.traffic.mean_output:.0f} tokens per output, at {given.seconds_per_token:g} s each. This leaves out "
+        f"queues and the time of prompts; give the number if you know it."
     )
 
 
 def _hits(given: Situation, references: References) -> list[str]:
     size = references.tokens_a_block
     sentences = [
-        f"Hit rates are shares of the trace's {references.num_references:,} blocks of {size} prompt tokens, its "
-        f"requests one after another through a cache that starts empty, evicting by {given.policy}.",
-        "Expected is the pool less what running requests hold; whole pool is the upper end, since running requests' "
-        "blocks are hit too.",
+        f"Hit rates are fractions of the trace's {references.num_references:,} blocks of {size} prompt tokens. Its "
+        f"requests run one after another through a cache that starts empty and evicts by {given.policy}.",
+        "Expected is the hit rate in the pool without the blocks of running requests; whole pool is an upper bound, "
+        "since blocks of running requests are hit too.",
     ]
     if references.halvings:
         sentences.append(f"The trace is sampled, one block in {2**references.halvings}; errors are standard errors.")
@@ -157,7 +157,7 @@ def _block_sizes(spec: KVCacheSpec, of_trace: int) -> list[str]:
         return []
     names = ", ".join(str(size) for size in sizes)
     # Only whole blocks hit: a prefix is cut to the larger of the two.
-    effect = "fewer tokens hit than is said" if sizes[-1] > of_trace else "at least as many tokens hit as is said"
+    effect = "fewer tokens hit than shown" if sizes[-1] > of_trace else "at least as many tokens hit as shown"
     return [
         f"The engine's blocks have {names} tokens and the trace's {of_trace}; capacities are converted by tokens. "
         f"Only whole blocks hit, so {effect}."
@@ -168,13 +168,13 @@ def _further_hits(given: Situation) -> list[str]:
     sentences = []
     if given.num_replicas > 1:
         sentences.append(
-            f"The trace is the traffic of all {given.num_replicas} replicas, which have equal parts of the requests at "
-            f"work. Hit rates are those of one replica's cache that sees every request: a router that sends equal "
-            f"prefixes to the same replica does better, one that does not does worse."
+            f"The trace is the traffic of all {given.num_replicas} replicas, which share the running requests equally. "
+            f"Hit rates are those of one replica's cache that sees every request: a router that sends equal prefixes "
+            f"to the same replica does better, any other does worse."
         )
     if given.cpu_gib:
         sentences.append(
-            "With the CPU tier, both together are one cache in which nothing is kept twice, and moves cost no time: an "
-            "upper bound."
+            "With the CPU tier: an upper bound, as if pool and tier were one cache that keeps nothing twice, and moves "
+            "took no time."
         )
     return sentences

@@ -138,7 +138,7 @@ class CapacityPlan:
             sections.append(_misfit(self))
         if tiers:
             sections.append([tiers_as_text(tiers)])
-        sections.append(_bullets("This assumes:", self.assumptions))
+        sections.append(_bullets("Assumptions:", self.assumptions))
         return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
@@ -166,11 +166,11 @@ def _misfit(plan: CapacityPlan) -> list[str]:
     shortest = min(plan.requests, key=lambda row: row.num_tokens)
     ranks, smallest = plan.spec.tensor_parallel_size, plan.smallest_tensor_parallel
     way_out = (
-        f"{smallest} GPUs would do, with --tensor-parallel {smallest}." if smallest else "Nor does it on up to 1024."
+        f"It fits with --tensor-parallel {smallest}." if smallest else "It does not fit with up to 1024 GPUs either."
     )
     text = (
         f"It does not fit with --tensor-parallel {ranks}: a request of {shortest.num_tokens:,} tokens needs "
-        f"{shortest.num_blocks:,} blocks and the null block, and there is room for {plan.num_blocks:,}. {way_out}"
+        f"{shortest.num_blocks:,} blocks and the null block, but only {plan.num_blocks:,} fit. {way_out}"
     )
     return textwrap.wrap(text, _WIDTH)
 
@@ -179,7 +179,7 @@ def _requests(plan: CapacityPlan) -> list[str]:
     heads = f"{'Requests of':<{_LABEL}}{'tokens':>12}{'blocks each':>14}{'MiB each':>12}{'at once':>10}"
     lines = [heads + _in_all(plan, "in all")]
     for row in plan.requests:
-        line = f"  {row.label or 'a length asked for':<{_LABEL - 2}}{row.num_tokens:>12,}{row.num_blocks:>14,}"
+        line = f"  {row.label or 'a given length':<{_LABEL - 2}}{row.num_tokens:>12,}{row.num_blocks:>14,}"
         line += f"{row.num_bytes / 2**20:>12,.1f}{row.concurrent:>10,}{_in_all(plan, f'{row.concurrent_in_all:,}')}"
         lines.append(line if row.concurrent else f"{line}  does not fit")
     return lines
@@ -208,13 +208,13 @@ def _cache(plan: CapacityPlan) -> list[str]:
             _line(
                 "held by running requests",
                 f"{budget.reserved_blocks:,}",
-                f"{plan.running:,} at work, and a fifth more to grow",
+                f"{plan.running:,} running, plus a fifth for growth",
             )
         )
         if budget.missing_blocks:
             # Replicas share the running requests equally.
             replicas = -(-budget.reserved_blocks * plan.num_replicas // (plan.num_blocks - 1))
-            more = f"{replicas * plan.spec.tensor_parallel_size:,} GPUs would do, {replicas:,} replicas"
+            more = f"{replicas * plan.spec.tensor_parallel_size:,} GPUs ({replicas:,} replicas) are enough"
             why = f"the pool is too small for this load; {more}"
             lines.append(_line("missing for them", f"{budget.missing_blocks:,}", why))
         lines.append(_line("left for cached prefixes", f"{budget.num_blocks:,}"))
@@ -227,20 +227,26 @@ def _unfilled(plan: CapacityPlan) -> list[str]:
     if not most.padding_bytes:
         return []
     share = percent(most.padding_bytes / most.num_bytes)
-    return [_line("never filled", share, f"of a request of {most.num_tokens:,} tokens: groups' tokens differ in bytes")]
+    return [
+        _line(
+            "never filled",
+            share,
+            f"of a request of {most.num_tokens:,} tokens, because tokens differ in size between layer groups",
+        )
+    ]
 
 
 def _hits(plan: CapacityPlan, trace: str) -> list[str]:
     if plan.hits is None:
         if not trace:
-            why = "for want of a --trace"
+            why = "because there is no --trace"
         elif plan.cache_budget is None:
             why = "because all requests arrive at once and --running is not given"
         else:
             why = "because the trace does not say what its prompts contain"
         return [f"Hit rate: not known, {why}."]
     hits = plan.hits
-    rows = [("expected", hits.expected), ("whole pool", hits.whole_pool), ("one more GiB a GPU", hits.one_more_gib)]
+    rows = [("expected", hits.expected), ("whole pool", hits.whole_pool), ("one more GiB per GPU", hits.one_more_gib)]
     rows.append(("a tenth more blocks", hits.tenth_more))
     if hits.with_cpu is not None:
         rows.append(("with the CPU tier", hits.with_cpu))

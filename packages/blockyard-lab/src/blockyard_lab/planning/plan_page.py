@@ -85,7 +85,7 @@ def _hits_section(plan: CapacityPlan) -> str:
     hits = plan.hits
     if hits is None:
         return "<p>Not known: see the text.</p>"
-    rows = [("expected", hits.expected), ("one more GiB a GPU", hits.one_more_gib)]
+    rows = [("expected", hits.expected), ("one more GiB per GPU", hits.one_more_gib)]
     rows += [("a tenth more blocks", hits.tenth_more), ("the whole pool", hits.whole_pool)]
     if hits.with_cpu is not None:
         rows.append(("with the CPU tier, at most", hits.with_cpu))
