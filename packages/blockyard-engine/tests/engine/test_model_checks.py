@@ -201,7 +201,7 @@ def test_masks_are_distinguished_at_any_size(window: int, max_model_len: int) ->
 # ---------------------------------------------------------------- refusals that name the reason
 
 
-def test_one_chunk_is_served_and_two_are_refused() -> None:
+def test_a_chunk_as_long_as_the_context_is_served_and_a_shorter_one_refused() -> None:
     model = _llama4(attention_chunk_size=16)
     with pytest.raises(ModelError, match=r"attention_chunk_size is 16.*max_model_len=16 makes it one chunk"):
         Engine(model, num_blocks=40)

@@ -70,7 +70,7 @@ def test_fifty_preemptions_change_no_token(llama: Any, way: str, caching: bool) 
 
 
 @pytest.mark.parametrize("num_cpu_blocks", [3, 8, 40])
-def test_equal_requests_that_are_swapped_out_all_end(llama: Any, num_cpu_blocks: int) -> None:
+def test_equal_swapped_out_requests_all_finish(llama: Any, num_cpu_blocks: int) -> None:
     """Their blocks are merged in the CPU pool, but each keeps its row and its blocks in the pool."""
     (prompt,) = mixed_prompts((21,))
     engine = Engine(

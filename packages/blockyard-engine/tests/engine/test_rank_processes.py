@@ -224,7 +224,7 @@ def test_torchrun_starts_the_ranks_of_a_command() -> None:
     assert (done.returncode, done.stdout) == (0, " Paris.\n\n"), done.stderr
 
 
-def test_the_last_sentence_of_a_rank_is_one_write() -> None:
+def test_a_rank_writes_its_last_sentence_at_once() -> None:
     """Also without buffering, so the sentences of ranks that end at once stay on separate lines."""
     program = "from blockyard_engine.ranks.follower import end_process\nend_process('rank 1 ends')"
     environment = {**child_environment(), "PYTHONUNBUFFERED": "1"}

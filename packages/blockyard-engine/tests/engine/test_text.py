@@ -84,7 +84,7 @@ def test_undecodable_tokens_are_shown_eventually() -> None:
     assert max(len(gap) for gap in gaps) <= 9
 
 
-def test_random_tokens_join_to_what_the_tokenizer_says() -> None:
+def test_pieces_of_random_tokens_join_to_the_tokenizers_text() -> None:
     chooser = random.Random(4)
     tokenizer = byte_tokenizer("<end>", "<turn>")
     for _ in range(200):

@@ -69,5 +69,5 @@ def test_beginnings_are_bounded() -> None:
         log.note([*[number] * SIZE, *[7] * (1024 - SIZE)], 1024)
     begun = beginnings_with(log.latest(), [7] * SIZE, SIZE)
     assert len(begun) == MAX_BEGINNINGS
-    assert all(len(each.ago) == 1 for each in begun)
+    assert all(len(each.ages) == 1 for each in begun)
     assert beginnings_with([], [7] * SIZE, SIZE) == []

@@ -215,7 +215,7 @@ class FileTier(WorkingTier):
         with self._lock:
             known = set(self._index.items()[0])  # these are added last, in their own order
         sizes = [size for _, each, _ in scanned for size in each]
-        index, evicted = self._index.empty(), []
+        index, evicted = self._index.make_empty(), []
         for first in range(0, len(order), _OBJECTS_PER_CALL):
             new = [at for at in order[first : first + _OBJECTS_PER_CALL].tolist() if names[at] not in known]
             evicted += index.add([names[at] for at in new], [sizes[at] for at in new])

@@ -34,7 +34,7 @@ class ObjectIndex:
         self._sizes: npt.NDArray[np.int64] = np.zeros(_FIRST_ROWS, np.int64)
         self._names: npt.NDArray[np.void] = np.zeros(_FIRST_ROWS, f"V{NAME_BYTES}")
 
-    def empty(self) -> ObjectIndex:
+    def make_empty(self) -> ObjectIndex:
         """Return an index without objects that has the same budget and policy, and continues the count of evictions."""
         index = ObjectIndex(self.max_bytes, self.max_objects, self._policy)
         index.num_evicted = self.num_evicted

@@ -141,9 +141,10 @@ class RequestRecord:
         return not (self.is_settled or self.is_deferred) and (self.load is None or self.load.is_running)
 
     def take_state_positions(self, saved: Iterable[int] = ()) -> list[int]:
-        """Return the positions in the prompt whose states are offered now, and keep the output's last one.
+        """Return and remove the positions in the prompt whose states can be offered; the output's last one stays.
 
-        saved: positions of the states that the current step saves; a later call returns them.
+        Args:
+            saved: positions of the states that the current step saves. A later call returns them.
         """
         taken = [position for position in self.state_positions if position <= self.prompt_end]
         output = [position for position in self.state_positions if position > self.prompt_end]

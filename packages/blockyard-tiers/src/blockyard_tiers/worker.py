@@ -392,7 +392,7 @@ class WorkingTier:
         self._lock = threading.RLock()  # a thread may have held the other one
         self._changed = threading.Condition(self._lock)
         self._is_closed = True
-        self._index = self._index.empty()
+        self._index = self._index.make_empty()
         for queue in (self._loads, self._stores, self._drops, self._lookups, self._dropped):
             queue.clear()
         self._ids.clear()

@@ -183,7 +183,7 @@ def test_swapped_files_are_foreign(tier: FileTier, tmp_path: Path) -> None:
     assert load(tier, [1, 36]) == {1: Cause.FOREIGN, 36: Cause.FOREIGN}
 
 
-def test_objects_of_another_model_are_other_layouts(tier: FileTier) -> None:
+def test_objects_of_another_model_have_another_layout(tier: FileTier) -> None:
     store(tier, [1], OTHER_LAYOUT)
     assert load(tier, [1]) == {1: Cause.ABSENT}
     transfer = Transfer(5, LAYOUT, [name_of(1, OTHER_LAYOUT)], [tokens_of(1)], [bytearray(size_of(1))])

@@ -70,7 +70,7 @@ def add_rank_options(group: Any) -> None:
         "--context-parallel",
         type=int,
         metavar="N",
-        help="processes that share each sequence's tokens instead, with the whole model each; default: 1",
+        help="processes that share each sequence's tokens, each with the whole model; default: 1",
     )
     group.add_argument(
         "--tensor-parallel",
@@ -94,7 +94,7 @@ def add_cache_options(group: Any, max_num_seqs: int) -> None:
         type=float,
         default=0.9,
         metavar="SHARE",
-        help="of a GPU's memory that may be in use in all, by other processes too; default: 0.9",
+        help="fraction of a GPU's memory that may be in use in total, by other processes too; default: 0.9",
     )
     add_cache_field(group, "block_size", default=16)
     add_cache_field(group, "max_num_seqs", ", one for each completion", default=max_num_seqs)
@@ -123,20 +123,20 @@ def _add_tiers(group: Any) -> None:
         metavar="PLACE",
         help="store computed blocks in file:FOLDER,bytes=50GiB, redis://..., unix://..., s3://..., gs://..., az://..., "
         "mooncake://HOST:PORT,lent=4GiB or peer:HOST:PORT, and load them from there, also after a restart; "
-        ",write=selective stores at the second use, ,write=back what the pool evicts, ,write=never only reads; may be "
-        "repeated, nearest first; default: none",
+        "write=selective stores blocks at their second use, write=back when the pool evicts them, write=never only "
+        "loads; may be repeated, nearest first; default: none",
     )
     group.add_argument(
         "--tier-buffer",
         metavar="SIZE",
         default="2GiB",
-        help="of CPU memory for blocks on their way to and from tiers; default: 2GiB",
+        help="CPU memory for blocks on their way to and from tiers; default: 2GiB",
     )
 
 
 def _add_swapping(group: Any) -> None:
     tier = group.add_mutually_exclusive_group()
-    tier.add_argument("--swap-space", metavar="SIZE", help="of CPU memory to swap to, like 4GiB; default: none")
+    tier.add_argument("--swap-space", metavar="SIZE", help="CPU memory to swap to, like 4GiB; default: none")
     add_cache_field(tier, "num_cpu_blocks", ", to swap to", default=0)
     group.add_argument(
         "--preemption",
@@ -167,7 +167,7 @@ def add_generate_options(commands: Any) -> None:
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="default: the lines of standard input")
     parser.add_argument("--chat", action="store_true", help="send each prompt through the model's chat template")
     parser.add_argument("--system", metavar="TEXT", help="with --chat: the system's message")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a completion")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per completion")
     _add_generate_sampling(parser.add_argument_group("sampling"))
     model = parser.add_argument_group("model")
     add_model_options(model)
@@ -178,13 +178,15 @@ def add_generate_options(commands: Any) -> None:
 def _add_generate_sampling(group: Any) -> None:
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     share: dict[str, Any] = {"type": float, "metavar": "X"}
-    group.add_argument("--max-tokens", default=128, help="new tokens at most; default: 128", **number)
+    group.add_argument("--max-tokens", default=128, help="most new tokens; default: 128", **number)
     group.add_argument("--temperature", default=0.0, help="0 takes the likeliest token; default: 0", **share)
     group.add_argument("--top-k", default=0, help="draw among the N likeliest tokens; default: all", **number)
-    group.add_argument("--top-p", default=1.0, help="draw among the likeliest that make this share", **share)
-    group.add_argument("--min-p", default=0.0, help="leave out tokens less likely than this share of the best", **share)
+    group.add_argument(
+        "--top-p", default=1.0, help="draw among the likeliest tokens that reach this probability", **share
+    )
+    group.add_argument("--min-p", default=0.0, help="leave out tokens below this fraction of the likeliest", **share)
     group.add_argument("--repetition-penalty", default=1.0, help="above 1: avoid earlier tokens", **share)
-    group.add_argument("--seed", default=0, help="of the draws; default: 0", **number)
+    group.add_argument("--seed", default=0, help="seed of the draws; default: 0", **number)
     group.add_argument("--n", default=1, help="completions of each prompt; default: 1", **number)
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
     group.add_argument("--ignore-eos", action="store_true", help="continue past the end, up to --max-tokens")
@@ -227,7 +229,7 @@ def add_demo_options(commands: Any) -> None:
 def _add_demo_work(group: Any) -> None:
     group.add_argument("--requests", type=int, default=32, metavar="N", help="chat requests to send; default: 32")
     group.add_argument(
-        "--max-new-tokens", type=int, default=48, metavar="N", help="tokens of an answer at most; default: 48"
+        "--max-new-tokens", type=int, default=48, metavar="N", help="most tokens of an answer; default: 48"
     )
     add_cache_field(group, "max_num_seqs", default=12)
     add_step_budget(group)
@@ -235,7 +237,7 @@ def _add_demo_work(group: Any) -> None:
         "--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest token; default: 0"
     )
     group.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the draws at a temperature above 0; default: 0"
+        "--seed", type=int, default=0, metavar="N", help="seed of the draws at a temperature above 0; default: 0"
     )
 
 

@@ -28,8 +28,8 @@ class Preemptor:
     def choose_lender(self, running: list[Branch], needy: Branch, shares: FairShares, needed: int) -> Branch | None:
         """Return another tenant's branch that makes room for `needy`, or None. O(blocks).
 
-        It belongs to the tenant with the largest overuse, if that exceeds the overuse of `needy`'s tenant, and its
-        preemption leaves its tenant the guarantee. `needed` is the number of blocks; 0 for a row only.
+        The branch belongs to the tenant with the largest overuse, which must exceed that of `needy`'s tenant. Without
+        the branch, its tenant still has its guarantee. `needed` is the number of blocks; 0 if only a row is needed.
         """
         tenant = needy.request.tenant
         shares.read()

@@ -174,7 +174,7 @@ def _add_fleet(group: Any) -> None:
         type=float,
         default=0.8,
         metavar="X",
-        help="target load of a replica: tokens of its requests, answers at full length, relative to its pool; "
+        help="target load: running requests, with answers at full length, fill this fraction of each pool; "
         "default: 0.8",
     )
     group.add_argument(

@@ -70,13 +70,13 @@ class Beginning:
     Attributes:
         tokens: their common tokens, as bytes of int32.
         keys: their extra keys.
-        ago: for each prompt, how many prompts were answered since.
+        ages: for each of the prompts, the number of prompts answered after it.
         names: names of their requests.
     """
 
     tokens: bytes
     keys: tuple[ExtraKey, ...]
-    ago: list[int]
+    ages: list[int]
     names: list[str]
 
 
@@ -87,7 +87,7 @@ def beginnings_with(prompts: Iterable[AnsweredPrompt], tokens: list[int], block_
     """
     wanted = np.array(tokens, np.int32)
     found: dict[tuple[bytes, tuple[ExtraKey, ...]], Beginning] = {}
-    for ago, prompt in enumerate(reversed(list(prompts))):
+    for age, prompt in enumerate(reversed(list(prompts))):
         num_blocks = min(len(prompt.tokens), prompt.num_hit) // block_size
         rows = prompt.tokens[: num_blocks * block_size].reshape(num_blocks, block_size)
         for row in np.flatnonzero((rows == wanted).all(axis=1)).tolist():
@@ -95,7 +95,7 @@ def beginnings_with(prompts: Iterable[AnsweredPrompt], tokens: list[int], block_
             if name not in found and len(found) == MAX_BEGINNINGS:
                 continue
             beginning = found.setdefault(name, Beginning(*name, [], []))
-            beginning.ago.append(ago)
+            beginning.ages.append(age)
             beginning.names.append(prompt.name)
     return list(found.values())
 
@@ -116,6 +116,6 @@ def read_hits(
 
 def hits_answer(hits: list[Beginning], num_prompts: int) -> dict[str, Any]:
     """Return how many of the latest prompts hit a block, how long ago the last did, and names, latest first."""
-    ago = [number for each in hits for number in each.ago]
+    ages = [age for each in hits for age in each.ages]
     names = [name for each in hits for name in each.names if name]
-    return {"num": len(ago), "of": num_prompts, "ago": min(ago, default=None), "names": names[:_MAX_NAMES]}
+    return {"num": len(ages), "of": num_prompts, "ago": min(ages, default=None), "names": names[:_MAX_NAMES]}
