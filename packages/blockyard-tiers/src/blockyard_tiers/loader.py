@@ -152,23 +152,14 @@ class Loader:
         will_start: bool,
     ) -> None:
         """Search the tiers for blocks that the pool lacks, and start loading them, or join another load of them."""
-        names, usable = record.chain.names, (len(token_ids) - 1) // self._block_size
         cached = self._cache.num_cached_tokens(token_ids, extra_keys=extra_keys) // self._block_size
+        usable = (len(token_ids) - 1) // self._block_size
         if cached >= usable:
-            record.is_deferred = True  # until then the pool may evict them
+            record.is_deferred = True  # until it starts, the pool may evict them
             return
-        shared = self._loads.get(names[cached])
-        if shared is not None and shared.generation != record.generation:
-            self._drop_load(shared)
-        elif shared is not None:
-            stop = shared.transfers[-1].stop
-            if shared.state is None or (stop <= usable and names[stop - 1] == shared.names[stop - 1]):
-                record.num_found = record.num_chosen = stop
-                self._join(key, record, shared)
-            else:  # a state after other tokens is of no use here, but the blocks before it may soon be in the pool
-                record.is_settled = now - record.waiting_since > self._finder.patience(usable - cached)
+        if self._join_shared(key, record, cached, usable, now):
             return
-        found, pending = self._finder.find(names, cached, usable)
+        found, pending = self._finder.find(record.chain.names, cached, usable)
         best, stop = (found[-1].use, found[-1].stop) if found else (None, cached)
         if self._finder.should_wait(record, pending, best, usable - stop or usable - cached, now):
             return
@@ -182,26 +173,68 @@ class Loader:
             self._reclaim(stop - cached + (0 if self._states is None else self._states.num_rows))
             record.cause = record.rest_cause
             chosen = self._finder.choose(record, found, len(self.free), now)
-            is_short = record.cause == "no_buffers"
-            is_freeing = bool(self._context.copies or self.transfers)  # rows become free without further action
-            if is_short and is_freeing and self._is_patient(record, usable - cached, now):
+            if record.cause == "no_buffers" and self._waits_for_buffers(record, usable - cached, now):
                 return
-            if is_short and self._loads:
-                record.is_deferred = True  # other requests are ahead, and start first
-                return
-        state: Segment | None = None
         if self._states is not None and chosen:
-            state, pending, is_searched = self._finder.find_state(
-                self._context.state_layout, record, cached, chosen[-1].stop
-            )
-            best = next((use for use in reversed(self._context.uses) if use not in pending), None)
-            if self._finder.should_wait(record, pending, best, usable - cached, now):
-                return
-            if not is_searched and self._is_patient(record, usable - cached, now):
-                return
-            chosen = self._finder.choose_up_to_state(record, chosen, state, now)
-            if state is None and (pending or not is_searched):
-                record.cause = "late"
+            self._start_with_state(key, record, chosen, cached, usable, now)
+        else:
+            self._start(key, record, chosen, None, cached, now)
+
+    def _join_shared(self, key: Hashable, record: RequestRecord, cached: int, usable: int, now: float) -> bool:
+        """Join another request's load of the first missing block, if there is one. Return False if not.
+
+        If that load ends in a state after other tokens, it is of no use here. The request then waits for a while,
+        because the blocks before the state may soon be in the pool.
+        """
+        names = record.chain.names
+        shared = self._loads.get(names[cached])
+        if shared is None:
+            return False
+        if shared.generation != record.generation:
+            self._drop_load(shared)
+            return False
+        stop = shared.transfers[-1].stop
+        if shared.state is None or (stop <= usable and names[stop - 1] == shared.names[stop - 1]):
+            record.num_found = record.num_chosen = stop
+            self._join(key, record, shared)
+        else:
+            record.is_settled = now - record.waiting_since > self._finder.patience(usable - cached)
+        return True
+
+    def _waits_for_buffers(self, record: RequestRecord, num_missing: int, now: float) -> bool:
+        """Return whether a request without enough buffers waits for those of others. It may be deferred."""
+        is_freeing = bool(self._context.copies or self.transfers)  # rows become free without further action
+        if is_freeing and self._is_patient(record, num_missing, now):
+            return True
+        record.is_deferred = bool(self._loads)  # other requests are ahead, and start first
+        return record.is_deferred
+
+    def _start_with_state(
+        self, key: Hashable, record: RequestRecord, chosen: list[Segment], cached: int, usable: int, now: float
+    ) -> None:
+        """Search the tiers for the last state within the chosen blocks, and start loading the blocks up to it."""
+        state, pending, is_searched = self._finder.find_state(
+            self._context.state_layout, record, cached, chosen[-1].stop
+        )
+        best = next((use for use in reversed(self._context.uses) if use not in pending), None)
+        if self._finder.should_wait(record, pending, best, usable - cached, now):
+            return
+        if not is_searched and self._is_patient(record, usable - cached, now):
+            return
+        chosen = self._finder.choose_up_to_state(record, chosen, state, now)
+        if state is None and (pending or not is_searched):
+            record.cause = "late"
+        self._start(key, record, chosen, state, cached, now)
+
+    def _start(
+        self,
+        key: Hashable,
+        record: RequestRecord,
+        chosen: list[Segment],
+        state: Segment | None,
+        cached: int,
+        now: float,
+    ) -> None:
         record.num_chosen = chosen[-1].stop if chosen else cached
         record.is_settled = not chosen or not self._begin(key, record, chosen, state, now)
 
