@@ -294,27 +294,33 @@ class Loader:
         cached = chosen[0].first
         deadline = now + self._finder.patience(record.num_chosen - cached)
         load = PrefixLoad(record.chain.names, cached, record.generation, deadline)
+        is_of_use = False
+        try:
+            is_of_use = self._submit_load(load, record.chain, chosen, state)
+        finally:  # also if a tier raises: the transfers before it are running
+            if not is_of_use:
+                for transfer in load.all_transfers():
+                    transfer.is_dropped = True
+        if is_of_use:
+            self._loads[load.names[cached]] = load
+            self._join(key, record, load)
+        return is_of_use
+
+    def _submit_load(self, load: PrefixLoad, chain: NameChain, chosen: list[Segment], state: Segment | None) -> bool:
         if state is not None:
-            load.state = self._load_state(record.chain, state)
+            load.state = self._load_state(chain, state)
             if load.state is None:
                 return False
         blocks = max(TRANSFER_BYTES // self._blocks.object_bytes, 1)
         for segment in chosen:
             for first in range(segment.first, segment.stop, blocks):
-                transfer = self._load_blocks(record.chain, segment, first, min(first + blocks, segment.stop))
+                transfer = self._load_blocks(chain, segment, first, min(first + blocks, segment.stop))
                 if transfer is None:
                     break
                 load.transfers.append(transfer)
             if not load.transfers or load.transfers[-1].stop < segment.stop:
                 break
-        is_of_use = bool(load.transfers) and (state is None or load.transfers[-1].stop == state.stop)
-        if is_of_use:
-            self._loads[load.names[cached]] = load
-            self._join(key, record, load)
-        else:
-            for transfer in load.all_transfers():
-                transfer.is_dropped = True
-        return is_of_use
+        return bool(load.transfers) and (state is None or load.transfers[-1].stop == state.stop)
 
     def _load_blocks(self, chain: NameChain, segment: Segment, first: int, stop: int) -> OffloadTransfer | None:
         rows = [self.free.pop() for _ in range(first, stop)]
@@ -334,15 +340,29 @@ class Loader:
     def _submit(
         self, transfer: OffloadTransfer, layout: bytes, digests: list[bytes], buffers: list[Any]
     ) -> OffloadTransfer | None:
-        """Give a transfer to its tier, and return it; if the tier refuses it, free its rows and return None."""
+        """Give a transfer to its tier, and return it; if the tier refuses it, free its rows and return None.
+
+        A tier that raises an ordinary exception has queued nothing. After an interrupt it may have queued the transfer,
+        so the rows are free only when the result arrives.
+        """
         number = next(self._context.numbers)
-        if transfer.use.tier.load(Transfer(number, layout, transfer.names, digests, buffers)) is not None:
-            self.free += transfer.rows
-            return None
         self.transfers[number] = transfer
-        if transfer.segment is not None:
-            transfer.segment.num_running += 1
-        return transfer
+        is_queued = False
+        try:
+            cause = transfer.use.tier.load(Transfer(number, layout, transfer.names, digests, buffers))
+            is_queued = cause is None
+        except Exception:
+            raise
+        except BaseException:
+            is_queued = transfer.is_dropped = True
+            raise
+        finally:
+            if is_queued and transfer.segment is not None:
+                transfer.segment.num_running += 1
+            elif not is_queued:
+                del self.transfers[number]
+                self.free += transfer.rows
+        return transfer if is_queued else None
 
     def _join(self, key: Hashable, record: RequestRecord, load: PrefixLoad) -> None:
         record.load = load

@@ -104,10 +104,12 @@ class StoreBuffers:
         self._hold(rows)
 
         def submit_parts() -> None:
-            for use, objects in parts:
-                for first in range(0, len(objects), self.transfer_objects):
-                    self._submit_one(use, layout, objects[first : first + self.transfer_objects], source)
-            self._release(rows)
+            try:
+                for use, objects in parts:
+                    for first in range(0, len(objects), self.transfer_objects):
+                        self._submit_one(use, layout, objects[first : first + self.transfer_objects], source)
+            finally:  # also if a tier raises
+                self._release(rows)
 
         if is_copied is None:
             submit_parts()
@@ -119,20 +121,30 @@ class StoreBuffers:
     ) -> None:
         number, names = next(self._numbers), [each.name for each in objects]
         transfer = Transfer(number, layout, names, [each.digest for each in objects], [each.buffer for each in objects])
-        if use.tier.store(transfer) is not None:
-            if source is not None:
-                source[0].go_back(source[1])
-            else:
-                use.num_skipped += len(names)
-                if use.write == "back":
-                    self.refused_names += names
-            return
-        if source is not None:
-            source[0].transfer_ids.add(number)
         rows = [row for each in objects for row in each.rows]
         self.transfers[number] = OffloadTransfer(use, names, rows)
         self._hold(rows)
-        remember(use.present, names)
+        is_queued = False
+        try:
+            is_queued = use.tier.store(transfer) is None
+        except Exception:
+            raise
+        except BaseException:  # an interrupt: the tier may have queued the transfer, and reads the rows then
+            is_queued = True
+            raise
+        finally:
+            if not is_queued:
+                self.end(number)
+        if is_queued:
+            if source is not None:
+                source[0].transfer_ids.add(number)
+            remember(use.present, names)
+        elif source is not None:
+            source[0].go_back(source[1])
+        else:
+            use.num_skipped += len(names)
+            if use.write == "back":
+                self.refused_names += names
 
     def _hold(self, rows: Iterable[int]) -> None:
         for row in rows:

@@ -12,7 +12,7 @@ import pytest
 from blockyard import Admission, CacheConfig, KVCacheManager
 from blockyard_testing.patience import wait_until
 from blockyard_testing.tiers_offload_world import FaultyTier, SmallBlocks, SmallStates
-from blockyard_tiers import FirstMatch, NameChain, Offload, Prefix, TierStats, TierUse
+from blockyard_tiers import Cause, FirstMatch, NameChain, Offload, Prefix, TierStats, TierUse, Transfer
 from blockyard_tiers.finder import Finder
 from blockyard_tiers.state_names import state_name
 from blockyard_tiers.transfers import RequestRecord
@@ -212,3 +212,59 @@ def test_the_last_state_is_found_at_any_position(step: int, is_silent: bool) -> 
         assert kept is not None
         assert kept.stop == max(places)
         assert tier.num_questions <= most // 256 + 4
+
+
+# ---------------------------------------------------------------- tiers that raise
+
+
+class RaisingTier(FaultyTier):
+    """Its third transfer raises, before it is queued or (an interrupt) after."""
+
+    num_before = 2
+    error: BaseException = RuntimeError("the tier is broken")
+    queues_first = False
+
+    def _take(self, transfer: Transfer, is_load: bool) -> Cause | None:
+        self.num_before -= 1
+        if self.num_before != -1:
+            return super()._take(transfer, is_load)
+        if self.queues_first:
+            super()._take(transfer, is_load)
+        raise self.error
+
+
+def finish_transfers(site: Site) -> None:
+    for tier in site.tiers:
+        while tier.transfers:
+            tier.work()
+    site.offload.poll()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the tier is broken"), KeyboardInterrupt()])
+def test_load_that_raises_loses_no_buffer(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blockyard_tiers.loader.TRANSFER_BYTES", 1)  # a transfer per block
+    tier = RaisingTier(random.Random(1), faults=0.0, objects=objects_of(LONG))
+    tier.error, tier.queues_first = error, isinstance(error, KeyboardInterrupt)
+    site = Site(tier)
+    rows = sorted(site.offload._loader.free)
+    with pytest.raises(type(error)):
+        site.serve("a", LONG)
+    site.offload.forget("a")
+    finish_transfers(site)
+    assert sorted(site.offload._loader.free) == rows
+    site.offload.check()
+    assert site.serve("b", LONG) == 80
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the tier is broken"), KeyboardInterrupt()])
+def test_store_that_raises_loses_no_buffer(error: BaseException) -> None:
+    tier = RaisingTier(random.Random(1), faults=0.0)
+    tier.error, tier.queues_first, tier.num_before = error, isinstance(error, KeyboardInterrupt), 0
+    site = Site(tier, write="through")
+    rows = sorted(site.offload._saver.buffers.free)
+    with pytest.raises(type(error)):
+        site.serve("a", LONG, save=True)
+    site.offload.forget("a")
+    finish_transfers(site)
+    assert sorted(site.offload._saver.buffers.free) == rows
+    site.offload.check()
