@@ -121,7 +121,7 @@ def look_up_row(peer: Peer, size: int, order: npt.NDArray[np.int32]) -> Measured
 
 def hold_row(peer: Peer, size: int) -> Measured:
     """The same, and every hit block is held and released."""
-    return _hit_row(LEASE, peer, size, peer.hold_and_give_back)
+    return _hit_row(LEASE, peer, size, peer.hold_and_release)
 
 
 def _hit_row(name: str, peer: Peer, size: int, ask: Callable[[Any], int]) -> Measured:

@@ -66,7 +66,7 @@ class NanoLike(Peer):
     def look_up(self, prompt: list[int]) -> int:
         return BLOCK_SIZE * len(self._hits(prompt)[0])
 
-    def hold_and_give_back(self, prompt: list[int]) -> int:
+    def hold_and_release(self, prompt: list[int]) -> int:
         sequence = self.admit(self.request(prompt))
         self.free(sequence)
         return sequence.num_hit

@@ -37,7 +37,7 @@ class Peer(ABC):
         """How many tokens of the prompt are cached, with all hashing and key building that this takes."""
 
     @abstractmethod
-    def hold_and_give_back(self, prompt: Any) -> int:
+    def hold_and_release(self, prompt: Any) -> int:
         """Look up, hold every hit block, give all of them back; returns the tokens hit."""
 
     @abstractmethod

@@ -57,7 +57,7 @@ class SGLang(Peer):
     def look_up(self, prompt: array) -> int:
         return self._match(prompt).device_prefix_len
 
-    def hold_and_give_back(self, prompt: array) -> int:
+    def hold_and_release(self, prompt: array) -> int:
         match = self._match(prompt)
         self._cache.path_device_indices(match.last_device_node)
         self._cache.inc_lock_ref(match.last_device_node)

@@ -57,7 +57,7 @@ class VLLM(Peer):
     def look_up(self, prompt: list[int]) -> int:
         return self._manager.get_computed_blocks(self.request(prompt))[1]
 
-    def hold_and_give_back(self, prompt: list[int]) -> int:
+    def hold_and_release(self, prompt: list[int]) -> int:
         request = self.request(prompt)
         blocks, num_hit, _ = self._manager.get_computed_blocks(request)
         pool = self._manager.block_pool

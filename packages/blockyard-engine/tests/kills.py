@@ -175,7 +175,7 @@ def require_right(side: Side, seq: int) -> None:
         assert torch.equal(side.states.state(side.cache.states.slot(seq)), side.state(tokens, count))
         for end in range(size, count + 1, size):
             blocks = side.cache.states.blocks(tokens[:end])
-            assert not len(blocks) or torch.equal(side.states.kept(blocks), side.state(tokens, end))
+            assert not len(blocks) or torch.equal(side.states.saved_state(blocks), side.state(tokens, end))
 
 
 def child(run: Any, side: Side, rendezvous: str, ends: list[Connection], own: int, told: Connection) -> None:

@@ -86,7 +86,7 @@ class Snapshot:
         part = slice(begun, begun + _CONTENTS_PER_CALL)
         blocks, identities = self._blocks[part], self._identities[part]
         is_there = blocks < self._cache.contents.num_blocks
-        is_there[is_there] = self._cache.contents.still(blocks[is_there], identities[is_there, 0])
+        is_there[is_there] = self._cache.contents.still_cached(blocks[is_there], identities[is_there, 0])
         positions = np.flatnonzero(is_there)[:most]
         named = self._names.name_blocks(blocks[positions], identities[positions])
         self._tokens[begun + positions] = self._cache.contents.tokens(blocks[positions])

@@ -164,7 +164,7 @@ def _c_names(wanted: Iterator[Name]) -> dict[str, Name]:
 
 
 def c_escaped(text: str) -> str:
-    """Return `text` as the inside of an ASCII string literal in C.
+    """Return `text` as the contents of an ASCII string literal in C.
 
     Octal escapes always have three digits. Question marks are escaped because two of them begin a trigraph. MSVC allows
     16 KiB per literal; no docstring is longer.
@@ -221,7 +221,7 @@ _RANGE_CHECK: Final = re.compile(
 def with_expected_ranges(c_text: str) -> str:
     """Return mypyc's C with `likely(...)` around the range checks of vec indices.
 
-    Without the hint gcc jumps to the common case, which costs a tenth of a lookup, a commit or a free.
+    Without the hint gcc puts the common case after a jump, which costs a tenth of a lookup, a commit or a free.
 
     Raises:
         LookupError: there is no such check.

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 
 class Admission(Enum):
-    """Answer to whether a prompt can be allocated (vLLM's AllocStatus). Only OK is truthy."""
+    """Outcome of the admission of a prompt (vLLM's AllocStatus). Only OK is truthy."""
 
     #: It fits now.
     OK = "ok"
@@ -228,7 +228,7 @@ class AllocationEvent:
 class Histogram:
     """Histogram of durations: counts[i] of them were above bounds[i - 1] and at most bounds[i].
 
-    The last count is of those above all bounds. `total` is their sum.
+    The last count is of durations above all bounds. `total` is the sum of all durations.
     """
 
     bounds: tuple[float, ...]
@@ -242,7 +242,7 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """Return their mean; 0 if there are none."""
+        """Return the mean duration; 0 if there are none."""
         return self.total / self.num_samples if self.num_samples else 0.0
 
 
@@ -269,15 +269,15 @@ class MissCauses:
 
     Attributes:
         num_hit: tokens taken from the cache.
-        num_tail: tokens after the last block that can be hit, including the last token. All of a prompt shorter than a
-            block.
+        num_tail: tokens after the last block that can be hit, including the last token. All tokens of a prompt shorter
+            than a block.
         num_never_seen: tokens in blocks that were never cached under these keys, or too long ago to be remembered.
         num_evicted: tokens in blocks that were cached and evicted.
         num_other_keys: tokens of prompts whose first block is cached only under another salt, adapter or generation.
         num_recomputed: tokens of preempted requests (`resumed=True`), whatever the cause. Their hits are not counted in
             totals.
-        evicted_ago: number of evictions since the most recently evicted of these blocks was evicted, 0 for the last
-            eviction; -1 if none was, if it is forgotten, and in totals.
+        evicted_ago: number of evictions since the most recent eviction of one of these blocks; 0 if that was the last
+            one, -1 if none was evicted or it is forgotten, and in totals.
         num_no_state: tokens whose keys and values are cached, after the last cached state (docs/states.md).
     """
 

@@ -1,4 +1,4 @@
-"""Types of arguments, for type checkers. At run time every argument is checked, and rejected with `InvalidArgument`."""
+"""Types of arguments, for type checkers. At run time, arguments of other types raise `InvalidArgument`."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def require_int(name: str, value: object, low: int, high: int) -> int:
 
 
 def require_str(name: str, value: object) -> str:
-    """Return `value` if it is a plain string. A subclass could run its own code when hashed or compared."""
+    """Return `value` if it is a plain string; a subclass could run its own code when it is hashed or compared."""
     if type(value) is not str:
         needed = f", a {type(value).__name__}; it must be a plain string"
         needed = needed if isinstance(value, str) else "; it must be a string"

@@ -1,4 +1,4 @@
-"""`CacheConfig`: the size and the options of a cache, checked when they are written down."""
+"""`CacheConfig`: the size and the options of a cache, checked when the config is made."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class CacheConfig:
         states: which states of a hybrid model are checkpointed.
         cpu: the CPU pool.
         hints: limits of `retain` and `hint`.
-        observe: what the cache records about itself.
+        observe: records that the cache keeps about itself.
         num_bytes: size of the pool in bytes instead of num_blocks; every `LayerGroup` then needs token_bytes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The layers of a model, as the cache sees them: groups that share a block table, and layers that keep a state.
+"""The layers of a model as the cache groups them: layers that share a block table, and layers that keep a state.
 
 The allocator (`core.store.group_table`) and the capacity calculator (`sizing`) both ask `windows` which blocks a
 sliding window still needs.

@@ -10,7 +10,7 @@ MAX_HASH_SEED = 2**62 - 1
 
 
 def hash_seed_or_drawn(hash_seed: object) -> int:
-    """Return `hash_seed`, or a random seed for None, so that clients cannot craft prompts whose hashes collide.
+    """Return `hash_seed`, or a random seed if it is None, so that clients cannot craft prompts with colliding hashes.
 
     Raises:
         InvalidArgument: `hash_seed` is not an integer from 0 to 2**62 - 1.

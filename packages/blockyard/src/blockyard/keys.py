@@ -124,7 +124,7 @@ def _order(key: ExtraKey) -> tuple[int, int, int, str, str]:
 
 
 def _require_single(keys: tuple[ExtraKey, ...]) -> None:
-    """Reject repetitions, which are neighbours in the canonical order."""
+    """Reject keys that occur twice; in canonical order these are neighbours."""
     for key, following in itertools.pairwise(keys):
         if key == following:
             raise InvalidArgument(f"extra_keys holds {key!r} twice; give each key once")
@@ -194,8 +194,8 @@ def spans_by_block(
 def cut_spans(spans: dict[int, tuple[Any, ...]], num_tokens: int, block_size: int) -> dict[int, tuple[Any, ...]]:
     """Return the spans by block after the prompt is truncated to `num_tokens`. O(blocks).
 
-    A span that crosses the cut becomes an item that no prompt can name: its beginning was computed as part of the whole
-    item, and other tokens may follow it.
+    A span that crosses the cut becomes an item that no prompt can name, because its beginning was computed as part of
+    the whole item, and other tokens may follow it.
 
     >>> cut_spans({0: (("image", "cat", 2, 4),), 1: (("image", "cat", -2, 4),)}, 3, 4)
     {0: (('image', 'cat', 2, 4, 'cut at', 3),)}

@@ -154,7 +154,7 @@ def _first_block(first_block: object, parent: object, keys: tuple[ExtraKey, ...]
 
 
 def _wire_keys(keys: tuple[ExtraKey, ...], spans: tuple[BlockSpan, ...], is_first: bool) -> list[Any] | None:
-    """Return the extra keys of one block as they are encoded, None if there are none."""
+    """Return the extra keys of one block in the form that is encoded; None if there are none."""
     wire: list[Any] = [("lora", key.name, key.path) for key in keys if isinstance(key, LoRA)]
     wire += [("mm", content, start) for _, content, start, _ in spans]
     if is_first:

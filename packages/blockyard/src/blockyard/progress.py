@@ -10,7 +10,7 @@ from typing import Any
 class WorkBar:
     """Progress bar with the remaining time.
 
-    Draws nothing if `shown` is false, stderr is not a terminal, or rich is not installed.
+    It is not drawn if `shown` is false, stderr is not a terminal, or rich is not installed.
 
     Args:
         what: label, one word.

@@ -112,7 +112,7 @@ def found_installed(name: str) -> str:
 
 
 def moved_methods(contract: Mapping[str, str], found: Callable[[str], str] = found_installed) -> list[str]:
-    """Return a line for each method of a contract that is missing or has other arguments."""
+    """Return a line for each method of a contract that is missing or has other arguments than it says."""
     lines = []
     for name, expected in contract.items():
         is_there = found(name)
@@ -143,6 +143,6 @@ def require_methods(given: Any, contract: Mapping[str, str], adapter: str, engin
 
 
 def listed(moved: Sequence[str]) -> str:
-    """Return the first of the methods, and how many more there are."""
+    """Return the first methods, and the number of further ones."""
     more = len(moved) - MOST_NAMED
     return "; ".join(moved[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")

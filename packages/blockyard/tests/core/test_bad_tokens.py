@@ -237,7 +237,7 @@ def test_accepted_drafts_may_differ_in_number(make: Any) -> None:
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        ([[1], 2], r"^next_tokens\[1\] is 2; a list of tokens is needed, as beside it$"),
+        ([[1], 2], r"^next_tokens\[1\] is 2; it must be a list of tokens like the other rows$"),
         ([1, [2]], r"^next_tokens is \[1, \[2\]\]; integers are needed, and no lists of different lengths or beside"),
         ([[1], [2, [3]]], r"^next_tokens\[1\] is \[2, \[3\]\]; integers are needed"),
         ([[1]], r"^next_tokens has 1 rows for 2 sequences$"),

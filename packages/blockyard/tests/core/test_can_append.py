@@ -100,7 +100,7 @@ def test_append_refuses_what_has_no_place(settings: dict[str, Any]) -> None:
     """Six tokens leave room for two; one more may wait in the row; a fourth has no place."""
     cache = Checked(**settings)
     seq = cache.prefilled(prompt(1, 6))
-    with refused(cache.cache, InvalidArgument, match="3 fit before the next reserve"):
+    with refused(cache.cache, InvalidArgument, match="only 3 fit until the next reserve"):
         cache.append([seq], [[1, 2, 3, 4]])
     cache.append([seq], [[1, 2, 3]])
     with pytest.raises(InvalidArgument, match="0 fit"):

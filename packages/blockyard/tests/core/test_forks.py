@@ -115,11 +115,13 @@ def test_one_token_can_wait_while_the_block_is_shared() -> None:
     parent = cache.prefilled(prompt(1, 5))
     child = cache.fork(parent)[0]
     with refused(
-        cache.cache, InvalidArgument, match=r"^next_tokens\[0\] has 2 tokens for sequence \d+; 1 fit before the next"
+        cache.cache,
+        InvalidArgument,
+        match=r"^next_tokens\[0\] has 2 tokens for sequence \d+; only 1 fit until the next",
     ):
         cache.commit([child], 0, [[8, 9]])
     cache.commit([child], 0, [[8, -1]])
-    with pytest.raises(InvalidArgument, match="0 fit before the next"):
+    with pytest.raises(InvalidArgument, match="only 0 fit until the next"):
         cache.commit([child], 0, [9])
     assert (cache.tokens(parent), cache.tokens(child)) == (prompt(1, 5), [*prompt(1, 5), 8])
     cache.compute(child, [9])
@@ -196,8 +198,8 @@ def test_who_cannot_be_forked_yet() -> None:
     cache = Checked()
     seq = cache.allocate(prompt(1, 9))
     for reserved, computed, message in (
-        (0, 0, "has computed 0 of its prompt; 8 tokens are needed"),
-        (5, 5, "has computed 5 of its prompt; 8 tokens are needed"),
+        (0, 0, "has computed 0 tokens; compute 8 first"),
+        (5, 5, "has computed 5 tokens; compute 8 first"),
         (4, None, "has 4 reserved tokens; commit them first"),
     ):
         cache.reserve([seq], reserved)
@@ -348,7 +350,7 @@ def test_who_cannot_be_cut() -> None:
     cache = Checked()
     seq = cache.allocate(prompt(1, 9))
     cache.reserve([seq], 5)
-    for message in ("has 5 reserved tokens; commit them first", "has computed 5 of its prompt; 8 tokens are needed"):
+    for message in ("has 5 reserved tokens; commit them first", "has computed 5 tokens; compute 8 first"):
         with refused(cache.cache, SequenceNotReady, match=rf"^truncate: sequence {seq} {message}$"):
             cache.truncate(seq, 3)
         cache.commit([seq], min(5, cache.cache._parts.sequences.num_reserved[0]))

@@ -333,7 +333,7 @@ def test_check_finds_a_block_that_nothing_leads_to(runs: Runs) -> None:
     check_index(index)
     index._slots[runs.slots().index(9)] = 0
     index.rings.next_equal[9] = FOLLOWS
-    with pytest.raises(InvariantError, match="I5: block 9 is not found from its own tokens"):
+    with pytest.raises(InvariantError, match="I5: a lookup of block 9's tokens does not find block"):
         check_index(index)
 
 

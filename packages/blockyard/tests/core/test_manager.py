@@ -302,7 +302,7 @@ def test_a_joiner_waits_until_its_prefix_is_computed() -> None:
     plan = cache.reserve([joiner, owner], [2, 6])
     assert plan.status.tolist() == [WAITS, SCHEDULED], "the owner must come first in the list"
     assert plan.num_scheduled.tolist() == [0, 6]
-    with pytest.raises(SequenceNotReady, match=r"^fork: sequence \d+ has computed 8 of its prompt"):
+    with pytest.raises(SequenceNotReady, match=r"^fork: sequence \d+ has computed 8 tokens; compute"):
         cache.fork(joiner)
     plan = cache.reserve([owner, joiner], [6, 2])
     assert plan.status.tolist() == [SCHEDULED, SCHEDULED]
@@ -402,7 +402,9 @@ def test_the_last_token_waits_at_the_end_of_a_block() -> None:
     assert cache.state(seq) == (5, 4)
     assert cache.tokens(seq) == [*prompt(1, 4), 7]
     with refused(
-        cache.cache, InvalidArgument, match=r"^next_tokens\[0\] has 1 tokens for sequence \d+; 0 fit before the next"
+        cache.cache,
+        InvalidArgument,
+        match=r"^next_tokens\[0\] has 1 tokens for sequence \d+; only 0 fit until the next",
     ):
         cache.commit([seq], 0, [8])
     assert cache.reserve([seq], 1).slot_mapping.tolist() == [8]

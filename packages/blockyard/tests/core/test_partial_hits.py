@@ -279,7 +279,9 @@ def test_before_the_copy_it_cannot_branch_or_be_cut(is_mapped: bool) -> None:
     calls = [lambda: cache.fork(seq), lambda: cache.truncate(seq, 2), lambda: cache.regroup([seq], [0, 0])]
     before = snapshot(cache.cache)
     for call in calls:
-        with pytest.raises(SequenceNotReady, match="'early' has the beginning of a block to copy; its next step does"):
+        with pytest.raises(
+            SequenceNotReady, match="'early' must first copy the beginning of a block: let it run its next step"
+        ):
             call()
         assert snapshot(cache.cache) == before
     assert cache.regroup([seq], [0]) == [seq]
@@ -372,7 +374,7 @@ def test_a_window_that_slides_past_what_was_to_be_loaded_lets_go_of_it() -> None
     cache.free(cache.prefilled([70]))  # takes the block that nobody had, and the first one behind the window
     seq = cache.allocate([0, 1, 2, 3, 4, 5, 99])
     assert cache.num_computed_tokens(seq) == 6
-    with pytest.raises(SequenceNotReady, match="has 1 blocks to bring back from the CPU"):
+    with pytest.raises(SequenceNotReady, match="has 1 blocks to load from the CPU pool"):
         cache.fork(seq)
     cache.commit([seq], [0])  # the window slides
     plan = cache.reserve([seq], 1)

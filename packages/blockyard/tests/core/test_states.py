@@ -593,7 +593,9 @@ def test_checkpoints_round_down_and_count_once() -> None:
 
 
 def test_state_hints_are_refused_without_states() -> None:
-    with pytest.raises(InvalidArgument, match="states is given; groups has no StateSpec: leave it out"):
+    with pytest.raises(
+        InvalidArgument, match=r"states is given, but the cache has no states \(groups has no StateSpec\): leave it out"
+    ):
         KVCacheManager(CacheConfig(num_blocks=10)).allocate([1, 2], states=StateHints(checkpoints=[1]))
 
 

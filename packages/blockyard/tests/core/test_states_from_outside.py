@@ -196,7 +196,9 @@ def test_a_state_is_brought_behind_tokens_of_the_prompt(brought: Any, words: str
     for allocate in (cache.allocate, cache.try_allocate):
         with pytest.raises(InvalidArgument, match=words):
             allocate(list(range(20)), states=StateHints(external_state_tokens=brought))
-    with pytest.raises(InvalidArgument, match="states is given; groups has no StateSpec: leave it out"):
+    with pytest.raises(
+        InvalidArgument, match=r"states is given, but the cache has no states \(groups has no StateSpec\): leave it out"
+    ):
         KVCacheManager(CacheConfig(100)).allocate([1, 2, 3], states=StateHints(external_state_tokens=2))
 
 

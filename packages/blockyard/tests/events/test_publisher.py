@@ -83,7 +83,7 @@ def test_a_pool_alone_is_published(publishing: Publishing) -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: BlockPool(4), "cache has enable_kv_cache_events=False; events need True"),
+        (lambda: BlockPool(4), "cache has enable_kv_cache_events=False; make it with enable_kv_cache_events=True"),
         (lambda: make_cache().pool, "it must be a KVCacheManager or a BlockPool"),
     ],
 )
@@ -119,7 +119,7 @@ def test_error_for_a_port_in_use_is_one_sentence(publishing: Publishing) -> None
     ("options", "said"),
     [
         ({"cache": "x"}, "cache is 'x'; it must be a KVCacheManager or a BlockPool"),
-        ({"cache": make_cache(enable_kv_cache_events=False)}, "events need True"),
+        ({"cache": make_cache(enable_kv_cache_events=False)}, "make it with enable_kv_cache_events=True"),
         ({"first_sequence": "one"}, "first_sequence is 'one'; it must be 'clock' or 'zero'"),
         ({"heartbeat": 0}, "heartbeat is 0"),
         ({"heartbeat": "x"}, "heartbeat is 'x'"),

@@ -94,8 +94,8 @@ def test_what_returns_late_is_worth_more_when_that_time_comes() -> None:
     rates = ReturnRates(1000, 1)
     for _ in range(20_000):
         for age in range(11):
-            rates.entered(5 * NUM_AGES + age)
-        rates.returned(5 * NUM_AGES + 10)
+            rates.count_entry(5 * NUM_AGES + age)
+        rates.count_return(5 * NUM_AGES + 10)
     worths = list(rates.worths())[5 * NUM_AGES : 6 * NUM_AGES]
     assert worths[0] < worths[6] < worths[9] < worths[10]
     assert worths[11] < worths[10]

@@ -39,20 +39,20 @@ class HintModel:
     # Sessions.
 
     def begin(self, session: str) -> None:
-        self.say(session, False)
+        self.set_over(session, False)
         number = self.tick()
         held = [block for block in self.order if self.of(block) == session and self.is_current(block)]
         self.old_since |= dict.fromkeys(held, number)
         self.latest[session] = number
 
     def forget(self, session: str) -> None:
-        self.say(session, False)
+        self.set_over(session, False)
         del self.latest[session]
         for block, owner in list(self.owner.items()):
             if owner is not None and owner[0] == session:
                 self.owner[block] = None
 
-    def say(self, session: str, is_over: bool) -> None:
+    def set_over(self, session: str, is_over: bool) -> None:
         (self.over.add if is_over else self.over.discard)(session)
 
     def of(self, block: int) -> str | None:
@@ -146,24 +146,24 @@ class Walk:
                 self.forget(self.sessions.oldest())
             self.slots[session] = self.sessions.open()
         slot = self.slots[session]
-        self.say(session, False)
-        self.hinted.session_begins(slot)
+        self.set_over(session, False)
+        self.hinted.on_session_begin(slot)
         self.model.begin(session)
-        self.sessions.hear(slot)
+        self.sessions.touch(slot)
         return self.sessions.begin(slot), self.model.latest[session]
 
     def forget(self, slot: int) -> None:
         session = next(name for name, own in self.slots.items() if own == slot)
-        self.say(session, False)
-        self.hinted.session_ends(slot)
+        self.set_over(session, False)
+        self.hinted.on_session_end(slot)
         self.sessions.close(slot)
         self.model.forget(session)
         del self.slots[session]
 
-    def say(self, session: str, is_over: bool) -> None:
-        self.sessions.say(self.slots[session], is_over)
-        self.hinted.session_changed(self.sessions, self.slots[session])
-        self.model.say(session, is_over)
+    def set_over(self, session: str, is_over: bool) -> None:
+        self.sessions.set_over(self.slots[session], is_over)
+        self.hinted.on_session_change(self.sessions, self.slots[session])
+        self.model.set_over(session, is_over)
 
     def end(self) -> None:
         if not self.running:
@@ -193,7 +193,7 @@ class Walk:
 
     def hint(self) -> None:
         if self.slots:
-            self.say(self.random.choice(sorted(self.slots)), self.random.random() < 0.6)
+            self.set_over(self.random.choice(sorted(self.slots)), self.random.random() < 0.6)
 
 
 @pytest.mark.parametrize("number", range(60))

@@ -128,7 +128,9 @@ def test_adopt_that_may_not_evict_refuses_what_is_cached() -> None:
     pool = BlockPool(8, SIZE)
     pool.free_blocks(cached(pool, TOKENS[:12]))
     before = snapshot(pool)
-    with pytest.raises(InvalidArgument, match=r"^block_ids\[1\] is 2, which is cached; may_evict is False$"):
+    with pytest.raises(
+        InvalidArgument, match=r"^block_ids\[1\] is 2, which is cached; with may_evict=False it must not be$"
+    ):
         pool.adopt([6, 2], may_evict=False)
     with pytest.raises(InvalidArgument, match="may_evict is 'no'"):
         pool.adopt([6], may_evict="no")
@@ -144,7 +146,7 @@ def test_evicted_blocks_are_free_and_the_next_to_be_taken() -> None:
     assert (ids.tolist(), ids.dtype) == ([3, 2], np.int32)
     assert order(pool) == [3, 2, 4, 5, 6, 7, 1]
     assert pool.num_evicted_blocks == 2
-    with refused(pool, OutOfBlocks, match="num_blocks is 2; fewer blocks are cached and idle"):
+    with refused(pool, OutOfBlocks, match="num_blocks is 2; only 1 blocks are cached and idle"):
         pool.evict(2)
     assert pool.evict(0).tolist() == []
 

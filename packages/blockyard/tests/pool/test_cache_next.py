@@ -257,7 +257,7 @@ def test_a_part_that_begins_behind_what_is_not_cached_is_not_gone_on_from() -> N
     lease = pool.get_new_blocks(3)
     part = pool.touch(lease, holder="part", start=2)
     pool.free_blocks(lease)
-    with pytest.raises(InvalidArgument, match="what comes before block 2 of the prompt is not known to lease 2"):
+    with pytest.raises(InvalidArgument, match="lease 2 does not know the content before block 2 of the prompt"):
         pool.cache_next_blocks(part, TOKENS[8:12], part.num_cached_blocks)
     pool.check()
 

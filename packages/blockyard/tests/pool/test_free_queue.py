@@ -188,16 +188,16 @@ def set_count(value: int) -> Corruption:
 
 
 CORRUPTIONS = {
-    "the count is one too high": (set_count(6), "5 blocks are linked, the count says 6"),
-    "the count is one too low": (set_count(4), "5 blocks are linked, the count says 4"),
-    "a link skips a block": (set_link("next_free", 2, 4), "4 blocks are linked, the count says 5"),
-    "the list ends early": (set_link("next_free", 2, 0), "2 blocks are linked, the count says 5"),
-    "the head is lost": (set_link("next_free", 0, 0), "0 blocks are linked, the count says 5"),
-    "a link goes round in a circle": (set_link("next_free", 4, 2), "7 blocks are linked, the count says 5"),
-    "a block links to itself": (set_link("next_free", 3, 3), "7 blocks are linked, the count says 5"),
-    "a block points back to a wrong one": (set_link("prev_free", 3, 1), "block 3 points back to 1, not 2"),
-    "the first block has one before it": (set_link("prev_free", 1, 5), "block 1 points back to 5, not 0"),
-    "the tail is not the last block": (set_link("prev_free", 0, 4), "the tail is 4, the last block is 5"),
+    "the count is one too high": (set_count(6), "5 blocks are linked, but num_free is 6"),
+    "the count is one too low": (set_count(4), "5 blocks are linked, but num_free is 4"),
+    "a link skips a block": (set_link("next_free", 2, 4), "4 blocks are linked, but num_free is 5"),
+    "the list ends early": (set_link("next_free", 2, 0), "2 blocks are linked, but num_free is 5"),
+    "the head is lost": (set_link("next_free", 0, 0), "0 blocks are linked, but num_free is 5"),
+    "a link goes round in a circle": (set_link("next_free", 4, 2), "7 blocks are linked, but num_free is 5"),
+    "a block links to itself": (set_link("next_free", 3, 3), "7 blocks are linked, but num_free is 5"),
+    "a block points back to a wrong one": (set_link("prev_free", 3, 1), "block 3 has the predecessor 1; it must be 2"),
+    "the first block has one before it": (set_link("prev_free", 1, 5), "block 1 has the predecessor 5; it must be 0"),
+    "the tail is not the last block": (set_link("prev_free", 0, 4), "the tail is 4, but the last block is 5"),
 }
 
 

@@ -75,7 +75,7 @@ def test_a_place_that_was_given_back_cannot_be_cached() -> None:
     pool.extend(lease, 2)
     pool.release(lease, 1, 2)
     before = snapshot(pool)
-    with pytest.raises(InvalidArgument, match="has released its block at position 1, which cannot be cached"):
+    with pytest.raises(InvalidArgument, match="has released its block at position 1, so it cannot cache a block there"):
         pool.cache_next_blocks(lease, TOKENS[4:12], lease.num_cached_blocks)
     with pytest.raises(InvalidArgument, match="has released its block at position 1"):
         pool.cache_full_blocks(lease, TOKENS[:12], num_cached_blocks=1)
@@ -149,7 +149,7 @@ def test_a_tail_whose_head_was_not_cached_up_to_it_does_not_go_on() -> None:
     lease = cached(pool, TOKENS[:4])
     pool.extend(lease, 2)
     tail = pool.split(lease, 2)
-    with pytest.raises(InvalidArgument, match="what comes before block 2 of the prompt is not known"):
+    with pytest.raises(InvalidArgument, match="does not know the content before block 2 of the prompt"):
         pool.cache_next_blocks(tail, TOKENS[8:12], tail.num_cached_blocks)
     with pytest.raises(InvalidArgument, match="lease begins with block 2 of its prompt"):
         pool.cache_full_blocks(tail, TOKENS[:4])
@@ -163,7 +163,7 @@ def test_a_cut_behind_a_released_window_forgets_what_stood_there() -> None:
     pool.free_blocks(pool.split(lease, 1))
     pool.extend(lease, 3)
     assert lease[0] == 0
-    with pytest.raises(InvalidArgument, match="what comes before block 1 of the prompt is not known"):
+    with pytest.raises(InvalidArgument, match="does not know the content before block 1 of the prompt"):
         pool.cache_next_blocks(lease, prompt(2, 4), lease.num_cached_blocks)
     pool.check()
 

@@ -272,8 +272,8 @@ CORRUPTIONS = {
     "a held block in the queue": (queue_call("append", 2), "^I1: block 2 has ref_cnt 1, in queue: True$"),
     "a free block out of the queue": (queue_call("remove", 4), "^I1: block 4 has ref_cnt 0, in queue: False$"),
     "a block queued twice": (queue_call("append", 4), "^free queue: "),
-    "a forgotten content": (set_identity(3, 0), "^index: 0 blocks have a content, the count says 1$"),
-    "an invented content": (set_identity(4, 2), "^index: 2 blocks have a content, the count says 1$"),
+    "a forgotten content": (set_identity(3, 0), "^index: 0 blocks have content, but num_indexed is 1$"),
+    "an invented content": (set_identity(4, 2), "^index: 2 blocks have content, but num_indexed is 1$"),
 }
 
 

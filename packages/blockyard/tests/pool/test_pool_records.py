@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from blockyard import BlockPool, CacheConfig, ConcurrentCall, InvalidArgument, KVCacheManager, OverBudget, PolicyError
-from blockyard.core.blocks.observer import LossTeller
+from blockyard.core.blocks.observer import LossNotifier
 from blockyard.core.gate import Gate
 from blockyard_testing.own_policies import MRU
 
@@ -277,7 +277,7 @@ def test_the_pool_of_a_manager_tells_too() -> None:
 def test_what_one_listener_does_is_told_to_another_before_the_call_returns() -> None:
     """The pools of a manager share a gate: the second's listener makes the first lose a block."""
     gate = Gate()
-    first, second = LossTeller(gate), LossTeller(gate)
+    first, second = LossNotifier(gate), LossNotifier(gate)
     gate.listeners += [first, second]
     told: list[Any] = []
 

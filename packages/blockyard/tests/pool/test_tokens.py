@@ -206,7 +206,7 @@ def test_one_number_of_numpy_stands_for_all(number: Any) -> None:
 
 
 def test_as_many_numbers_as_sequences() -> None:
-    with pytest.raises(InvalidArgument, match=r"^n has 2 items for 3 sequences$"):
+    with pytest.raises(InvalidArgument, match=r"^n has 2 items; it must have one for each of the 3 sequences$"):
         int64_vector("n", [1, 2], 3)
     with pytest.raises(InvalidArgument, match=r"^n has shape \(1, 2\); one dimension is needed$"):
         int64_vector("n", [[1, 2]], 1)
@@ -241,5 +241,5 @@ def test_a_table_of_next_tokens() -> None:
 def test_a_table_needs_a_row_a_sequence() -> None:
     with pytest.raises(InvalidArgument, match=r"^t has shape \(2, 3\) for 3 sequences$"):
         token_table("t", np.ones((2, 3), dtype=np.int64), 3)
-    with pytest.raises(InvalidArgument, match=r"^t has 2 items for 3 sequences$"):
+    with pytest.raises(InvalidArgument, match=r"^t has 2 items; it must have one for each of the 3 sequences$"):
         token_table("t", [1, 2], 3)

@@ -328,8 +328,8 @@ def key_like(cache: KVCache, *shape: int, dtype: Any = torch.float32) -> Any:
 
 
 BAD_CALLS: list[tuple[Callable[[KVCache], Any], str]] = [
-    (lambda c: c.swap_out([[1, 1]]), "swap_outs has 1 blocks to move; without a CPU pool"),
-    (lambda c: c.swap_in([[1, 1]]), "swap_ins has 1 blocks to move; without a CPU pool"),
+    (lambda c: c.swap_out([[1, 1]]), "swap_outs has 1 blocks to move; it must be empty without a CPU pool"),
+    (lambda c: c.swap_in([[1, 1]]), "swap_ins has 1 blocks to move; it must be empty without a CPU pool"),
     (lambda c: make_cache(num_cpu_blocks=4).swap_out([[1, 4]]), "swap_outs holds 4 at position 0; .* from 1 to 3"),
     (lambda c: make_cache(num_cpu_blocks=4).swap_in([[0, 4]]), "swap_ins holds 0 at position 0; .* from 1 to 3"),
     (lambda c: make_cache(num_cpu_blocks=4).swap_in([[1, 9]]), "swap_ins holds 9 at position 0; .* from 1 to 8"),

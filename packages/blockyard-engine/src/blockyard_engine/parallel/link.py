@@ -246,7 +246,8 @@ class SenderLink(_Link):
             return []
         is_there = kept == offer.checkpoint_tokens > 0
         blocks = self._sender.checkpoint_blocks(offer.id, now) if is_there else np.empty(0, np.int32)
-        return [*([slots.kept(blocks)] if len(blocks) else []), slots.state(self._sender.state_slot(offer.id, now))]
+        saved = [slots.saved_state(blocks)] if len(blocks) else []
+        return [*saved, slots.state(self._sender.state_slot(offer.id, now))]
 
     def close(self) -> None:
         """Release all offers of this link, and tell the receiver. A second call does nothing."""

@@ -249,7 +249,7 @@ def read_tokens(
     ids = blocks.astype(np.int32)
     there = ids < cache.contents.num_blocks
     ids = np.where(there, ids, 0).astype(np.int32)
-    return cache.contents.tokens(ids), there & cache.contents.still(ids, contents)
+    return cache.contents.tokens(ids), there & cache.contents.still_cached(ids, contents)
 
 
 def read_branch(branch: TreeBranch, cache: KVCacheManager, status: EngineStatus) -> list[int]:  # noqa: ARG001
@@ -259,7 +259,7 @@ def read_branch(branch: TreeBranch, cache: KVCacheManager, status: EngineStatus)
     blocks, contents = branch.blocks[:MAX_LIT], branch.contents[:MAX_LIT]
     there = blocks < cache.contents.num_blocks  # a pool may have shrunk
     ids = blocks[there].astype(np.int32)
-    lit: list[int] = ids[cache.contents.still(ids, contents[there])].tolist()
+    lit: list[int] = ids[cache.contents.still_cached(ids, contents[there])].tolist()
     return lit
 
 

@@ -34,7 +34,7 @@ def as_text(rows: Sequence[dict[str, str]], num_names: int = 1) -> str:
 def as_narrow_text(rows: Sequence[dict[str, str]], num_keys: int, width: int = WIDTH) -> str:
     """Return the rows as a right-aligned table, split into several tables if it is wider than `width`.
 
-    Each of them begins with the first `num_keys` columns.
+    Each table begins with the first `num_keys` columns.
     """
     columns = list(rows[0])
     widths = {column: 2 + max(len(column), *(len(row[column]) for row in rows)) for column in columns}

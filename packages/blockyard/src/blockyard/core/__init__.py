@@ -10,7 +10,7 @@ From the bottom up (docs/architecture.md has a line on every file):
     sequences/             the state of each running sequence, and in-flight prefix sharing
     watch/                 history, residency, causes of misses
     pools/                 the public pool classes: leases, then pools by tokens and by names
-    store/                 where keys and values are: in the hashed blocks (plain), or below them (grouped)
+    store/                 which blocks have keys and values: the hashed ones (plain) or those of another pool (grouped)
     plan                   the arrays and copies that the data plane carries out
     parts                  makes the objects of a cache, and chooses its store
     checking               the invariants that need several of these together

@@ -22,7 +22,7 @@ _FEW_ZEROS_I32: Final = vec[i32]([i32(0)] * FEW_ITEMS)
 
 
 def zeros_i64(length: int) -> vec[i64]:
-    """Return a vec of `length` zeros, copied from a numpy buffer, which is 20 times faster than from a list."""
+    """Return a vec of `length` zeros. Copying it from a numpy buffer is 20 times faster than from a list."""
     if length <= FEW_ITEMS:
         return _FEW_ZEROS_I64[:length]
     return vec[i64](np.zeros(_source_items(length), dtype=np.int64)[:length])
@@ -108,10 +108,10 @@ def power_of_two(least: int) -> int:
 
 
 def words_to_cache_line(items: vec[i64]) -> int:
-    """Return how many leading words to skip so that the next one starts a cache line.
+    """Return how many leading words to skip so that the next word starts a cache line.
 
-    A vec's items begin 40 bytes into a line. Rows of 64 bytes that start there would each straddle two lines,
-    and a lookup in a large pool would wait for both.
+    A vec's items begin 40 bytes into a cache line. Rows of 64 bytes that start there would each straddle two lines, and
+    a lookup in a large pool would wait for both.
     """
     address = int(view_i64(items).__array_interface__["data"][0])
     return (-address % CACHE_LINE_BYTES) // 8

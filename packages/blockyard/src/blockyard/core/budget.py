@@ -82,10 +82,11 @@ class Budget:
 class SharedBudget(Budget):
     """The budget of a pool that tenants share. All operations are O(1) unless they say otherwise.
 
-    A block is charged to one tenant: the one whose sequence took it, until it is free again or another tenant takes it.
-    A tenant's *shortfall* is the part of its guarantee that it does not hold, `max(0, min_blocks - held)`; a group's is
-    that of its own guarantee or the sum of its members', whichever is more. A tenant may take free blocks only beyond
-    the shortfalls of all others, so the free blocks, idle ones included, are never fewer than all shortfalls together.
+    A block is charged to one tenant, whose sequence took it, until the block is free again or another tenant takes it.
+    A tenant's *shortfall* is the part of its guarantee that it does not hold, `max(0, min_blocks - held)`. A group's
+    shortfall is that of the group's guarantee, or the sum of its members' if that is more. A tenant may take free
+    blocks only beyond the shortfalls of all others, so the free blocks, idle ones included, are never fewer than all
+    shortfalls together.
     """
 
     def __init__(self, groups: Sequence[TenantGroup], num_blocks: int, max_num_seqs: int) -> None:

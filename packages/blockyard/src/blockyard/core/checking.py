@@ -1,4 +1,4 @@
-"""`check()`: the invariants that span sequences, leases, steps in flight and pools."""
+"""The invariants that `check()` verifies across sequences, leases, steps in flight and pools."""
 
 from mypy_extensions import i64
 
@@ -23,7 +23,7 @@ def check_sequences(pool: BlockLedger, leases: list[BlockLease], sequences: Sequ
         pool: ledger of the token blocks.
         leases: leases of the pool that has keys and values.
         sequences: the sequence table.
-        is_stored: whether `pool` is that pool.
+        is_stored: True if `pool` is that pool.
     """
     rows = sequences.live_rows()
     _check_counts(pool, leases, sequences, rows, is_stored)
@@ -98,14 +98,14 @@ def _check_lengths(sequences: SequenceTable, row: i64, block_size: i64) -> None:
 
 
 def _check_ready(sequences: SequenceTable, row: i64, block_size: i64) -> None:
-    """Verify that a row without a recheck writes as far as its blocks reach, and its tail is the last of them."""
+    """Verify that a ready row may write up to the end of its blocks, and that its tail is the last of them."""
     if sequences.ready[row] != sequences.num_blocks[row] * block_size:
         _fail("I6", f"{sequences.name(row)} is ready up to {sequences.ready[row]} tokens, which is not where it ends")
     _check_tail(sequences, sequences.name(row), row)
 
 
 def _check_tail(table: BlockTable, name: str, row: i64) -> None:
-    """Verify that the tail of a ready row is its last block, unless the window has passed that."""
+    """Verify that the tail of a ready row is its last block, unless the window has passed that block."""
     place = table.num_blocks[row] - 1
     if 0 <= place < table.num_null[row]:
         return
@@ -119,9 +119,10 @@ def _num_open(sequences: SequenceTable, row: i64) -> i64:
 
 
 def _check_published(pool: BlockLedger, sequences: SequenceTable, row: i64, is_stored: bool) -> None:
-    """Verify that published blocks are indexed in one chain, and computed if they have no producer (I3).
+    """Verify that published blocks are indexed in one chain, and that those without a producer are computed (I3).
 
-    Token blocks without keys and values have no producer: a hit may be evicted while its sequence is swapped out.
+    Token blocks without keys and values have no producer, because their stored blocks may be evicted while the sequence
+    is swapped out.
     """
     index = pool.index
     if not pool.enable_prefix_caching or sequences.generation[row] != index.num_generations:
@@ -145,7 +146,7 @@ def _joined(sequences: SequenceTable, row: i64) -> bool:
 
 
 def _check_writer(pool: BlockLedger, sequences: SequenceTable, row: i64) -> None:
-    """Verify that reserved tokens go to blocks of this sequence only, waiters for its prefix aside (I7)."""
+    """Verify that only the sequence itself, and waiters for its prefix, hold the blocks of its reserved tokens (I7)."""
     block_size = i64(pool.block_size)
     start = sequences.num_computed[row]
     num_open = _num_open(sequences, row)
@@ -215,7 +216,7 @@ def check_groups(
 
 
 def _check_group_row(store: GroupedStore, group: GroupTable, row: i64, held: list[int]) -> None:
-    """Verify that only passed blocks are null, and published blocks have the content of their token blocks."""
+    """Verify that only passed blocks are null, and that published blocks have the content of their token blocks."""
     sequences = store.sequences
     name = f"{sequences.name(row)}, group {group.number}"
     blocks = [int(block) for block in group.row_blocks(row)]
@@ -263,7 +264,7 @@ def _check_holders(pool: ContentLedger, leases: list[BlockLease], held: list[int
 
 
 def _check_cpu(store: GroupedStore, cpu: ContentLedger, leases: list[BlockLease], rows: list[int]) -> None:
-    """Verify that swapped sequences, loads and pending saves hold exactly the referenced CPU blocks."""
+    """Verify that swapped sequences, loads and pending saves hold exactly the CPU blocks that are referenced."""
     cpu.check()
     held = [0] * int(cpu.capacity)
     for block in store.tier.waiting_blocks() if store.tier is not None else []:
@@ -298,7 +299,7 @@ def check_steps(pool: BlockLedger, sequences: SequenceTable) -> None:
 
 
 def _check_row(fence: StepFence, sequences: SequenceTable, open_steps: OpenSteps, row: i64, of_step: list[int]) -> None:
-    """Verify that reservations follow one another in steps in flight, and their tokens add up."""
+    """Verify that a row's reservations are in consecutive order in steps in flight, and that their tokens add up."""
     tokens: i64 = 0
     before = fence.num_ended
     for number in range(open_steps.num_open[row]):
@@ -319,7 +320,7 @@ def _check_row(fence: StepFence, sequences: SequenceTable, open_steps: OpenSteps
 
 
 def _check_fence(pool: BlockLedger, fence: StepFence) -> None:
-    """Verify that each block that waits for a step in flight is in one list, once, and held."""
+    """Verify that each block that waits for a step in flight is held, and is in exactly one list, once."""
     blocks = fence.block_ids()
     if len(set(blocks)) != len(blocks) or len(blocks) != fence.num_blocks:
         raise InvariantError(f"I10: {fence.num_blocks} blocks wait for steps in flight, listed are {blocks}")

@@ -1,4 +1,4 @@
-"""For the public classes of the core: fast checks of arguments, and errors for copies and subclasses."""
+"""Fast checks of arguments of the public classes, and their errors for copies and subclasses."""
 
 from mypy_extensions import i64
 
@@ -6,7 +6,7 @@ from ..arguments import require_bool, require_int, require_str
 
 
 def read_int(name: str, value: object, low: i64, high: i64) -> i64:
-    """Return `value` if it is an integer from `low` to `high`; see `require_int`. A plain int is read without it."""
+    """Return `value` if it is an integer from `low` to `high`. Only other types than int need `require_int`."""
     if type(value) is int:
         number: int = value
         if int(low) <= number <= int(high):
@@ -15,14 +15,14 @@ def read_int(name: str, value: object, low: i64, high: i64) -> i64:
 
 
 def read_str(name: str, value: object) -> str:
-    """Return `value` if it is a string; see `require_str`. A plain str is read without it."""
+    """Return `value` if it is a string. Only other types than str need `require_str`."""
     if type(value) is str:
         return value
     return require_str(name, value)
 
 
 def read_bool(name: str, value: object) -> bool:
-    """Return `value` if it is a bool; see `require_bool`. A plain bool is read without it."""
+    """Return `value` if it is a bool, with the error of `require_bool`."""
     if isinstance(value, bool):
         return value
     return require_bool(name, value)

@@ -1,8 +1,8 @@
 """One call at a time: how a cache and its pools treat calls that arrive during another call.
 
 A finaliser, a policy written in Python, an argument with `__index__` or `__array__`, a signal handler or another thread
-can call the cache during a call. A `free` is then queued and carried out when the running call ends; any other call is
-refused. Otherwise the running call would continue with values that are no longer true.
+can call the cache during a call. A `free` is then queued and carried out when the running call ends. Any other call is
+refused, because the running call would continue with outdated values.
 """
 
 from typing import Final
@@ -24,12 +24,12 @@ class Interruption:
         self.error: BaseException | None = None
 
     def note(self, error: BaseException) -> None:
-        """Keep the first exception until it can be raised."""
+        """Store the exception until it can be raised. Later ones are ignored."""
         if self.error is None:
             self.error = error
 
     def raise_now(self) -> None:
-        """Raise the exception that was kept, if any."""
+        """Raise the stored exception, if any."""
         error = self.error
         if error is not None:
             self.error = None
@@ -40,12 +40,12 @@ class Deferred:
     """Frees that arrived during another call."""
 
     def carry_out(self) -> None:
-        """Carry out the queued frees, including those queued meanwhile."""
+        """Carry out the queued frees, including those that are queued meanwhile."""
         raise NotImplementedError("Deferred must have carry_out()")
 
 
 class Listener:
-    """The caller's code that is notified after calls."""
+    """An object that notifies the caller's code after calls."""
 
     def notify(self) -> bool:
         """Notify the caller if there is something to report. Return whether there was."""
@@ -86,7 +86,7 @@ class Gate:
         self.running = call
 
     def enter_free(self, call: str) -> bool:
-        """Begin a call that frees. Returns False if another call runs: queue the free."""
+        """Begin a call that frees. Return False if another call runs: queue the free."""
         if self.state != OPEN:
             return False
         self.state = ENTERED
@@ -94,7 +94,7 @@ class Gate:
         return True
 
     def wait(self) -> None:
-        """Let the running call carry out a free that was queued."""
+        """Make the running call carry out a queued free when it ends."""
         if self.state == OPEN:
             # In the interpreted build another thread's call may have ended meanwhile.
             self.state = ENTERED
@@ -103,7 +103,7 @@ class Gate:
             self.state = FREES_WAIT
 
     def leave(self) -> None:
-        """End a call. Raises what interrupted it, now that it is finished or undone."""
+        """End a call. Raises its interruption, because the call is completed or undone now."""
         if self.state == ENTERED:
             self.state = OPEN
         else:
@@ -112,7 +112,7 @@ class Gate:
             self.interruption.raise_now()
 
     def leave_with_result(self) -> None:
-        """End a call whose result must not be lost: the next call raises what interrupted it."""
+        """End a call whose result must not be lost. Its interruption is raised by the next call."""
         if self.state == ENTERED:
             self.state = OPEN
         else:
@@ -123,7 +123,7 @@ class Gate:
         self.state = FREES_WAIT
 
     def note_change(self) -> None:
-        """Record that the running call, which belongs to no step, changes the cached contents."""
+        """Record that the running call changes the cached contents outside of a step."""
         if len(self.listeners) > 0:
             self.has_changed = True
             self.state = FREES_WAIT

@@ -23,7 +23,7 @@ from .sequences.table import NO_TOKEN
 
 
 class Inspection:
-    """Answers questions about a cache. Those that read more than one number need the gate."""
+    """The queries of a cache. Those that read more than one number must be called inside the gate."""
 
     def __init__(
         self, parts: Parts, allocate_calls: AllocateCalls, evict_calls: EvictCalls, hint_calls: HintCalls
@@ -53,7 +53,7 @@ class Inspection:
         return tokens if pending == NO_TOKEN else np.append(tokens, np.int32(pending))
 
     def num_owned_blocks(self, rows: vec[i64]) -> npt.NDArray[np.int64]:
-        """Return how many blocks each sequence holds alone."""
+        """Return how many blocks only this sequence holds, for each sequence."""
         owned = zeros_i64(len(rows))
         ref_cnt = self.parts.kv_pool.ref_cnt
         for index in range(i64(len(rows))):
@@ -138,7 +138,7 @@ class Inspection:
         )
 
     def _num_padding_bytes(self) -> int:
-        """Return the bytes that running sequences' blocks leave empty. O(running sequences * groups)."""
+        """Return the bytes that running sequences leave empty in their blocks. O(running sequences * groups)."""
         config = self.parts.config
         padding = 0
         for group, table in zip(config.layer_groups, self.store.tables, strict=True):
@@ -197,13 +197,17 @@ class Inspection:
     def residency(self) -> Residency:
         """Return how long sampled blocks lived."""
         if self.parts.residency is None:
-            raise InvalidArgument("residency_sample is 0; blocks are followed with residency_sample=1 or more")
+            raise InvalidArgument(
+                "residency_sample is 0; set ObserveConfig(residency_sample=1) or more to sample blocks"
+            )
         return self.parts.residency.residency()
 
     def take_events(self) -> KVCacheEvents:
         """Return the contents cached and uncached since the last call."""
         if self.parts.events is None:
-            raise InvalidArgument("enable_kv_cache_events is False; events are noted with enable_kv_cache_events=True")
+            raise InvalidArgument(
+                "enable_kv_cache_events is False; set ObserveConfig(enable_kv_cache_events=True) to record events"
+            )
         return self.parts.events.take()
 
     # Leaks and invariants.

@@ -29,7 +29,7 @@ from ..errors import InvalidArgument, not_enough_memory
 from ..kv_events import KVCacheEvents
 from .arrays import view_i32
 from .blocks.block import KVCacheBlock
-from .blocks.eviction import wished_end, wished_policy, wished_priority
+from .blocks.eviction import read_expiry, read_priority, resolve_policy
 from .blocks.lease import BlockLease
 from .calls.admission import LATER, NEVER
 from .calls.allocate import REFUSED_FOR_NOW, REFUSED_FOREVER, AllocateCalls
@@ -66,7 +66,7 @@ from .tokens import int64_items, int64_vector, token_table
 
 
 class KVCacheManager:
-    """Decides which block holds which tokens of which sequence. It never touches a tensor.
+    """Maps the tokens of each sequence to blocks. It never touches a tensor.
 
     The life of a sequence; every call takes one handle or a whole batch:
 
@@ -255,7 +255,9 @@ class KVCacheManager:
         prompt = self._prompt(token_ids, extra_keys)
         if states is not None:
             if not self._parts.config.has_states:
-                raise InvalidArgument("states is given; groups has no StateSpec: leave it out")
+                raise InvalidArgument(
+                    "states is given, but the cache has no states (groups has no StateSpec): leave it out"
+                )
             read_state_hints(states, prompt, self._block_size)
         return prompt
 
@@ -306,13 +308,13 @@ class KVCacheManager:
     def num_cached_tokens(self, token_ids: object, *, extra_keys: object = (), num_seqs: object = 1) -> int:
         """Return the length of the hit that `allocate` would find now; never all tokens. Holds nothing. O(tokens).
 
-        For routers and schedulers. With layer groups and a CPU pool it counts what every group can take.
+        For routers and schedulers. With layer groups or a CPU pool, only tokens that every group can load are counted.
 
         Args:
             token_ids: the prompt, integers (n,).
             extra_keys: what else the keys and values depend on (`blockyard.keys`).
             num_seqs: sequences that the prompt will be forked into. In a cache with states more of them can shorten the
-                hit: a state that does not fit beside the blocks that the forks copy is not loaded.
+                hit: a state that does not fit besides the blocks that the forks copy is not loaded.
 
         Raises:
             InvalidArgument: if an argument is outside its limits.
@@ -389,22 +391,22 @@ class KVCacheManager:
     def commit(
         self, seqs: object, num_computed: object, next_tokens: object = None, *, step: object = None
     ) -> tuple[int, ...]:
-        """Record what a step computed and append the sampled tokens. The reservations end. O(batch).
+        """Record how many tokens a step computed and append the sampled tokens. The reservations end. O(batch).
 
         Full computed blocks can be hit from now on.
 
         Args:
             seqs: handles (B,).
-            num_computed: tokens computed of what was reserved, from the first on: integers (B,), or one number for all;
-                0 if the step failed.
+            num_computed: number of reserved tokens that were computed, counted from the first: integers (B,), or one
+                number for all; 0 if the step failed.
             next_tokens: tokens to append: integers (B,), (B, k) with -1 for none, or a list of lists of any lengths
                 (accepted drafts). All known tokens but the last must have a block.
             step: `plan.step`, with `max_steps_in_flight` above 1. Commit the steps of a sequence in order. If less was
                 computed than reserved, later reservations of that sequence end: commit 0 tokens for them.
 
         Returns:
-            Sequences whose reservation had ended before, because a sequence was freed that computed a prefix for them.
-            Nothing was recorded for them: reserve again. Usually empty.
+            Sequences whose reservation had ended before, because a sequence that computed a prefix for them was freed.
+                Nothing was recorded for them: reserve again. Usually empty.
 
         Raises:
             UnknownSequence: if a sequence is not running.
@@ -420,10 +422,10 @@ class KVCacheManager:
             self._gate.leave()
 
     def end_step(self, step: object) -> None:
-        """Say that the device has finished all steps up to `step`. O(blocks that waited).
+        """Record that the device has finished all steps up to `step`. O(blocks that waited).
 
         With `max_steps_in_flight` above 1, blocks that sequences of these steps released (`free`, `truncate`, swaps,
-        sliding windows) are given to nobody else until then (`num_fenced_blocks`).
+        sliding windows) are reused only then (`num_fenced_blocks`).
 
         Args:
             step: `plan.step` of the last finished step.
@@ -437,14 +439,16 @@ class KVCacheManager:
             self._parts.kv_pool.act("end_step")
             steps = self._steps
             if not isinstance(steps, InFlight):
-                raise InvalidArgument("end_step: max_steps_in_flight is 1; steps have numbers with 2 or more")
+                raise InvalidArgument(
+                    f"step is {shown(step)}; steps are not numbered unless max_steps_in_flight > 1: leave out end_step"
+                )
             steps.end(read_ended(step, steps))
         finally:
             self._gate.leave()
 
     @property
     def steps_in_flight(self) -> range:
-        """Numbers of the steps that are reserved and not ended; empty with `max_steps_in_flight=1`. O(1)."""
+        """Numbers of the steps that were reserved and have not ended; empty with `max_steps_in_flight=1`. O(1)."""
         steps = self._steps
         if not isinstance(steps, InFlight):
             return range(1, 1)
@@ -452,21 +456,21 @@ class KVCacheManager:
 
     @property
     def num_fenced_blocks(self) -> int:
-        """Released blocks that wait for a step to end; nearly all are free then. O(1)."""
+        """Released blocks that wait for a step to end before they can be reused. O(1)."""
         return int(self._parts.kv_pool.fence.num_blocks)
 
     def can_append(self, seqs: object, num_new_tokens: object = 1) -> bool:
         """Return whether `reserve` would serve all of `seqs` now. Changes nothing. O(batch).
 
-        It can be False although `reserve` would succeed, by one block: for forks that share their last block, and for a
-        sequence that waits for blocks which another one would compute in the same step.
+        It may return False although `reserve` would succeed, for lack of one block: for forks that share their last
+        block, and for a sequence that waits for blocks which another one would compute in the same step.
 
         Args:
             seqs: handles (B,).
             num_new_tokens: tokens to reserve for each, integers (B,), or one number for all.
 
         Returns:
-            False also while no further step may be in flight.
+            True if all would be served; False also while no further step may be in flight.
 
         Raises:
             UnknownSequence: if a sequence is not running.
@@ -748,7 +752,7 @@ class KVCacheManager:
         """
         self._gate.enter("set_eviction_policy")
         try:
-            self._evict.order.install(wished_policy(policy, self._parts.kv_pool))
+            self._evict.order.install(resolve_policy(policy, self._parts.kv_pool))
         finally:
             self._gate.leave()
 
@@ -776,8 +780,8 @@ class KVCacheManager:
         self._gate.enter("retain")
         try:
             prompt = self._prompt(token_ids, extra_keys)
-            level = wished_priority(priority)
-            return self._evict.retain(prompt, level, wished_end(expires_at))
+            level = read_priority(priority)
+            return self._evict.retain(prompt, level, read_expiry(expires_at))
         finally:
             self._gate.leave()
 
@@ -800,12 +804,12 @@ class KVCacheManager:
             self._gate.leave()
 
     def hint(self, target: object, *, over: object = False) -> HintOutcome:
-        """Say whether a session is over. It only changes the order in which idle blocks are evicted. O(log sessions).
+        """Set whether a session is over. This only affects which idle blocks are evicted first. O(log sessions).
 
         Args:
             target: name of the session, or handle of a running sequence.
-            over: True if the session does not continue: blocks that it alone has used are then evicted before all
-                others. False takes that back.
+            over: True if the session does not continue: blocks that only this session has used are then evicted before
+                all others. False withdraws the hint.
 
         Returns:
             ACCEPTED, REFUSED or UNKNOWN (`HintOutcome`).
@@ -848,7 +852,10 @@ class KVCacheManager:
             self._gate.leave()
 
     def reset_prefix_cache(self) -> None:
-        """Uncache all blocks, for new weights. Running sequences go on, and cache nothing more. O(num_blocks)."""
+        """Uncache all blocks, because the weights change. Running sequences continue, but cache nothing more.
+
+        O(num_blocks).
+        """
         self._gate.enter("reset_prefix_cache")
         try:
             self._evict.reset_prefix_cache()
@@ -927,7 +934,7 @@ class KVCacheManager:
             self._gate.leave()
 
     def num_owned_blocks(self, seqs: object) -> npt.NDArray[np.int64]:
-        """Return how many blocks each sequence holds alone, int64 (B,): what preempting it would free. O(blocks).
+        """Return how many blocks only this sequence holds, int64 (B,): preempting it would free them. O(blocks).
 
         Args:
             seqs: a handle, or handles (B,).
@@ -950,7 +957,7 @@ class KVCacheManager:
         return whole_table(self._parts.store.tables[0])
 
     def group_table(self, group: object) -> npt.NDArray[np.int32]:
-        """Return the block table of a layer group, as `block_table`.
+        """Return the block table of a layer group, int32 (max_num_seqs, blocks): a read-only view that stays current.
 
         Args:
             group: number of the layer group.
@@ -1002,7 +1009,7 @@ class KVCacheManager:
 
     @property
     def contents(self) -> CachedContents:
-        """Contents that prompts can hit, to read in slices."""
+        """Contents that prompts can hit, readable in slices."""
         return self._contents
 
     @property
@@ -1012,7 +1019,7 @@ class KVCacheManager:
 
     @property
     def states(self) -> CacheStates:
-        """Calls on the states of a hybrid model: where they are, and which the caller supplies."""
+        """Calls on the states of a hybrid model: find checkpoints, or supply a state from outside."""
         return self._states
 
     @property
@@ -1057,7 +1064,7 @@ class KVCacheManager:
 
     @property
     def usage(self) -> float:
-        """Share of the usable blocks that are in use, 0 to 1. O(1)."""
+        """Fraction of the usable blocks that are in use, 0 to 1. O(1)."""
         return self._parts.pool.usage
 
     def block(self, block_id: object) -> KVCacheBlock:
@@ -1083,10 +1090,10 @@ class KVCacheManager:
     # What happened, and why.
 
     def miss_causes(self, seq: object) -> MissCauses:
-        """Return why tokens of a sequence's prompt were not hit, counted by cause. O(1).
+        """Return why tokens of a sequence's prompt were not hit, counted by cause at `allocate`. O(1).
 
-        As `allocate` found it. If the producer of a hit is freed before it has computed the hit, the counts change at
-        the sequence's first `commit`.
+        If the producer of a hit is freed before it has computed the hit, the counts change at the sequence's first
+        `commit`.
 
         Args:
             seq: handle of the sequence.
@@ -1160,7 +1167,7 @@ class KVCacheManager:
             self._gate.leave()
 
     def __init_subclass__(cls) -> None:
-        """Refuse: a subclass of a compiled class could not be made."""
+        """Refuse subclasses: the class is compiled."""
         raise refuse_subclass("KVCacheManager")
 
     def __repr__(self) -> str:

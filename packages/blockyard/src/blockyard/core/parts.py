@@ -7,7 +7,7 @@ from ..hash_seeds import hash_seed_or_drawn
 from ..tenants import tenant_groups
 from .blocks.budget_watch import BudgetWatch
 from .blocks.fence import StepFence
-from .blocks.lease import LeaseBook
+from .blocks.lease import LeaseRegistry
 from .blocks.ledger import BlockLedger
 from .blocks.observer import Clock
 from .budget import SharedBudget
@@ -78,7 +78,7 @@ class Parts:
         if config.partial_hits:
             self.token_blocks.index.continuations = Continuations(self.token_blocks.num_blocks)
         self.events = self._make_events()
-        self.leases = LeaseBook(self.kv_pool)
+        self.leases = LeaseRegistry(self.kv_pool)
         if is_grouped:
             self.leases.token_blocks = self.token_blocks
         self.pool = LeasePool(self.leases, self.gate, self.history)
@@ -119,4 +119,4 @@ class Parts:
 
     def _make_cpu_pool(self) -> LeasePool | None:
         pool = self.store.cpu_pool
-        return None if pool is None else LeasePool(LeaseBook(pool), self.gate, None)
+        return None if pool is None else LeasePool(LeaseRegistry(pool), self.gate, None)

@@ -15,14 +15,14 @@ MAX_WAITING_PROMPTS = 64
 
 
 def read_prompts(prompts: object, extra_keys: object, block_size: int) -> list[Prompt]:
-    """Return the prompts of a batch, which have their extra keys in common."""
+    """Return the prompts of a batch, all with the same extra keys."""
     if not isinstance(prompts, (list, tuple)) or not prompts:
         raise InvalidArgument(f"prompts is {shown(prompts)}; it must be a list of at least 1 prompt")
     return [make_prompt(tokens, extra_keys, block_size) for tokens in prompts]
 
 
 def read_state_hints(states: object, prompt: Prompt, block_size: int) -> None:
-    """Put into a prompt what its caller says about its states."""
+    """Store in a prompt the hints that its caller gave about its states."""
     if not isinstance(states, StateHints):
         raise InvalidArgument(f"states is {shown(states)}; it must be a StateHints")
     prompt.checkpoints = read_checkpoints(states.checkpoints, int(prompt.num_tokens))
@@ -31,7 +31,7 @@ def read_state_hints(states: object, prompt: Prompt, block_size: int) -> None:
 
 
 def read_checkpoints(checkpoints: object, num_tokens: int) -> list[int]:
-    """Return the lengths that a caller names of a prompt of `num_tokens` tokens, sorted and without duplicates."""
+    """Return the checkpoint positions that a caller requests for a prompt, sorted and without duplicates."""
     items = int64_items("checkpoints", checkpoints)
     if len(items) > MAX_CHECKPOINTS:
         raise InvalidArgument(f"checkpoints has {len(items)} items; the limit is {MAX_CHECKPOINTS}")
@@ -64,7 +64,7 @@ def read_branches(waiting_prompts: object, prompt: Prompt, block_size: int) -> l
 
 
 def read_holders(holders: object, num_seqs: int, default: str | None) -> list[str]:
-    """Return a name for each sequence. Where none are given: `default` for each, or no names if it is None."""
+    """Return a name for each sequence. If none are given, each is `default`, or the list is empty if that is None."""
     given: list[object] = list(holders) if isinstance(holders, (list, tuple)) else [holders]
     if not isinstance(holders, (list, tuple)) or len(given) not in (0, num_seqs):
         raise InvalidArgument(f"holders is {shown(holders)}; it must have {num_seqs} names, one for each sequence")
@@ -73,7 +73,7 @@ def read_holders(holders: object, num_seqs: int, default: str | None) -> list[st
 
 
 def read_committed(step: object, steps: Steps) -> i64:
-    """Return the step that `commit` names; `NO_STEP` where steps have no numbers."""
+    """Return the step that `commit` was given; `NO_STEP` if steps have no numbers."""
     if not isinstance(steps, InFlight):
         if step is not None and require_int("step", step, 0, LAST_TOKEN) != 0:
             raise InvalidArgument(
@@ -92,7 +92,7 @@ def read_committed(step: object, steps: Steps) -> i64:
 
 
 def read_ended(step: object, in_flight: InFlight) -> i64:
-    """Return the step that `end_step` names: one that is in flight."""
+    """Return the step that `end_step` was given, which must be in flight."""
     first = in_flight.fence.num_ended + 1
     last = in_flight.fence.num_begun
     if first > last:

@@ -46,7 +46,7 @@ class PackedTokens:
         words: the packed tokens.
         num_tokens: number of tokens.
         placeholders: tokens below 0 by position, which are stored as PLACEHOLDER; None if there are none.
-        is_checked: whether tokens below 0 have been looked for; if not, they are stored as they are.
+        is_checked: False if tokens below 0 were not searched for; any are then stored unchanged.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ def pack_tokens(
     Args:
         token_ids: the tokens.
         block_size: tokens per block.
-        with_placeholders: whether integers below 0 are accepted.
-        checks_later: whether a long int32 array may be packed unchecked, for a later `first_below_zero`.
+        with_placeholders: True to accept integers below 0.
+        checks_later: True to pack a long int32 array unchecked, for a later `first_below_zero`.
 
     Raises:
         InvalidArgument: not a non-empty, one-dimensional sequence of integers from 0 to 2**31 - 1.
@@ -110,7 +110,7 @@ def pack_tokens(
 
 
 def _pack_few(tokens: vec[i32], block_size: i64) -> vec[i64]:
-    """Return packed tokens in blocks of even size, two per step; none if one is below 0. O(tokens)."""
+    """Return the packed tokens in blocks of even size, two tokens per step; empty if a token is below 0. O(tokens)."""
     num_tokens = i64(len(tokens))
     words = zeros_i64(int((num_tokens + block_size - 1) // block_size * (block_size >> 1)))
     lowest: i64 = 0
@@ -156,7 +156,7 @@ def _pack_list(token_ids: list[Any], block_size: int, with_placeholders: bool) -
 
 
 def _pack_plain(token_ids: list[Any], block_size: i64) -> vec[i64]:
-    """Return a list's packed tokens in one pass, or none if it holds anything but plain valid tokens. O(tokens).
+    """Return a list's packed tokens in one pass, empty if it has anything but plain valid tokens. O(tokens).
 
     No foreign code runs.
     """
@@ -185,7 +185,7 @@ def _pack_plain(token_ids: list[Any], block_size: i64) -> vec[i64]:
 
 
 def _integer(item: object, index: i64) -> int:
-    """Return an item that is not a plain integer as one, if it is numpy's. Bools are rejected."""
+    """Return an item that is no plain integer as one if it is an integer of numpy. Bools are rejected."""
     if not isinstance(item, np.integer):
         raise InvalidArgument(f"token_ids[{index}] is {shown(item)}; a token is an integer from 0 to {MAX_TOKEN}")
     return plain_int(f"token_ids[{index}]", item)
@@ -212,7 +212,7 @@ def are_tokens(items: vec[i64]) -> bool:
 
 
 def pack_items(tokens: vec[i64], block_size: i64) -> vec[i64]:
-    """Return the packed words of tokens given one per item. O(tokens)."""
+    """Return the packed words of tokens that are given one per item. O(tokens)."""
     num_blocks = (i64(len(tokens)) + block_size - 1) // block_size
     words = zeros_i64(int(num_blocks * ((block_size + 1) >> 1)))
     position: i64 = 0
@@ -254,7 +254,7 @@ def _pack_as_it_lies(
 
 
 def first_below_zero(words: vec[i64], first: i64) -> tuple[int, int]:
-    """Return position and value of the first token below 0 from word `first` on, or (-1, 0). O(tokens).
+    """Return the position and value of the first token below 0 from word `first` on, or (-1, 0). O(tokens).
 
     The blocks must have an even size.
     """
@@ -294,7 +294,7 @@ class TokenTable:
 
 
 def token_table(name: str, value: object, num_seqs: i64) -> TokenTable:
-    """Return integers (num_seqs,) or (num_seqs, k), or lists of any lengths, as a table. None has no columns."""
+    """Return integers (num_seqs,) or (num_seqs, k), or lists of any lengths, as a table. None gives no columns."""
     if value is None:
         return TokenTable(zeros_i64(0), 0)
     if is_plain_array(value) or _is_flat(value):
@@ -305,21 +305,25 @@ def token_table(name: str, value: object, num_seqs: i64) -> TokenTable:
     if array.ndim != 2:
         return TokenTable(int64_vector(name, array, num_seqs), 1)
     if array.shape[0] != num_seqs:
-        raise InvalidArgument(f"{name} has shape {array.shape} for {num_seqs} sequences")
+        raise InvalidArgument(
+            f"{name} has shape {array.shape}; it must have one row for each of the {num_seqs} sequences"
+        )
     return TokenTable(int64_items(name, array.reshape(-1)), array.shape[1])
 
 
 def _table_of_rows(name: str, rows: list[Any], num_seqs: i64) -> TokenTable:
-    """Return a table of one list of tokens per sequence, such as accepted drafts; shorter ones are padded with -1."""
+    """Return a table from a list of tokens per sequence, such as accepted drafts. Shorter lists are padded with -1."""
     if i64(len(rows)) != num_seqs:
-        raise InvalidArgument(f"{name} has {len(rows)} rows for {num_seqs} sequences")
+        raise InvalidArgument(f"{name} has {len(rows)} rows; it must have one for each of the {num_seqs} sequences")
     columns: i64 = 0
     tokens = zeros_i64(2 * len(rows))
     ends = zeros_i64(len(rows))
     end: i64 = 0
     for index in range(len(rows)):
         if not _is_row(rows[index]):
-            raise InvalidArgument(f"{name}[{index}] is {shown(rows[index])}; a list of tokens is needed, as beside it")
+            raise InvalidArgument(
+                f"{name}[{index}] is {shown(rows[index])}; it must be a list of tokens like the other rows"
+            )
         items = int64_items(f"{name}[{index}]", rows[index])
         columns = max(columns, i64(len(items)))
         if end + i64(len(items)) > i64(len(tokens)):
@@ -357,7 +361,7 @@ def _array(name: str, value: object) -> npt.NDArray[Any]:
     if type(value) is np.ndarray:
         return value
     if isinstance(value, (str, bytes, bytearray)) or value is None:
-        raise InvalidArgument(f"{name} is {type(value).__name__}; a run of integers is needed")
+        raise InvalidArgument(f"{name} is {type(value).__name__}; it must be a sequence of integers")
     try:
         if isinstance(value, Sequence) and not isinstance(value, memoryview):
             value = _plain_list(name, value)
@@ -416,7 +420,7 @@ def int64_vector(name: str, value: object, length: i64) -> vec[i64]:
         return filled_i64(_int64(name, plain_int(name, value)), length)
     items = int64_items(name, value)
     if len(items) != length:
-        raise InvalidArgument(f"{name} has {len(items)} items for {length} sequences")
+        raise InvalidArgument(f"{name} has {len(items)} items; it must have one for each of the {length} sequences")
     return items
 
 
@@ -449,7 +453,10 @@ def _copy_plain(values: list[Any], items: vec[i64]) -> bool:
 
 
 def plain_int(name: str, value: object) -> int:
-    """Return an integer of Python or numpy as a plain one. An object may only pretend to be one (`__class__`)."""
+    """Return an integer of Python or numpy as a plain int.
+
+    Objects that only pretend to be one (`__class__`) are rejected.
+    """
     try:
         return index_of(value)  # type: ignore[arg-type]
     except TypeError:
@@ -458,7 +465,7 @@ def plain_int(name: str, value: object) -> int:
 
 def _int64(name: str, value: int) -> int:
     if not -(2**62) < value < 2**62:
-        raise InvalidArgument(f"{name} is {shown(value)}; its size must stay below 2**62")
+        raise InvalidArgument(f"{name} is {shown(value)}; it must be above -2**62 and below 2**62")
     return value
 
 

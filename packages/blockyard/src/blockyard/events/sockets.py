@@ -1,4 +1,4 @@
-"""ZeroMQ sockets. Errors name the argument."""
+"""ZeroMQ sockets, with errors that name the argument."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bind_socket(
         kind: type of the socket.
         name: argument, for errors.
         endpoint: where to bind it.
-        linger: milliseconds to send the last messages when it is closed.
+        linger: milliseconds for sending the last messages when it is closed.
         options: further options of ZeroMQ.
 
     Raises:

@@ -99,7 +99,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 class Batch(msgspec.Struct, array_like=True):
     """The events of one message; `ts` is in seconds since 1970.
 
-    `epoch` identifies the life of the publisher if numbers do not. It is a field of Blockyard's, at the end, which
+    `epoch` identifies the run of the publisher if numbers do not. It is a field of Blockyard's, at the end, which
     decoders of arrays ignore (except Dynamo's, which needs numbers from the clock anyway).
     """
 
@@ -210,7 +210,7 @@ def decode_batch(payload: Payload) -> Batch:
 
 
 def _require_few(packed: bytes) -> None:
-    """Refuse too many events of older forms: an event of 1 byte in the payload takes 80 bytes when decoded."""
+    """Refuse too many events of older forms, because an event of 1 byte in the payload takes 80 bytes when decoded."""
     size = {0xDC: 2, 0xDD: 4}.get(packed[0], 0)
     number = int.from_bytes(packed[1 : 1 + size], "big")
     if number > MOST_EVENTS:
@@ -238,7 +238,7 @@ PlainKey = tuple[Any, ...]
 
 
 def tag_keys(request: Iterable[PlainKey], spans: Iterable[PlainKey]) -> list[list[Any]]:
-    """Return the extra keys of a block, each with its kind first: salt, adapter, then the spans in order."""
+    """Return the extra keys of a block, each with its kind as first item: salt, adapter, then the spans in order."""
     return [list(key) for key in request] + [["span", *span] for span in spans]
 
 

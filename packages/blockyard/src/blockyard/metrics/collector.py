@@ -77,7 +77,7 @@ class CacheCollector(Collector):
             )
 
     def collect(self) -> Iterable[Metric]:
-        """Return all metrics, without those that a cache does not know. Those of one cache are from one moment."""
+        """Return all metrics, omitting those that a cache does not know. The values of one cache are of one moment."""
         readings = [(self._labels(engine), read()) for engine, read in self._sources.items()]
         made = [family.metric(readings) for family in FAMILIES]
         made += [durations.metric(readings) for durations in RESIDENCY]

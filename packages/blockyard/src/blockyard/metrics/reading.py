@@ -1,4 +1,4 @@
-"""The numbers of a cache at one moment. Made where the cache may be called, read anywhere."""
+"""The numbers of a cache at one moment, made by a thread that may call the cache and readable in any."""
 
 from __future__ import annotations
 

@@ -43,10 +43,10 @@ def _digest(secret: str) -> str:
 
 
 class TenantTokens(Collector):
-    """Counts prompt tokens by tenant. Register it beside a `CacheCollector`.
+    """Counts prompt tokens by tenant. Register it besides a `CacheCollector`.
 
-    The first tenants are shown at once. A later one replaces the smallest when it has reached more than twice its
-    tokens, and is counted from then on. However many names clients invent, a place changes hands at most 63 times,
+    The first tenants are shown at once. A later one replaces the smallest when it has reached more than twice that
+    one's tokens, and is counted from then on. However many names clients invent, a slot changes hands at most 63 times,
     memory is bounded, and no counter decreases. Candidates are tracked by the space-saving algorithm (Metwally et al.,
     2005).
 

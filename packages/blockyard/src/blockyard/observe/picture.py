@@ -13,7 +13,7 @@ from ..errors import InvalidArgument
 
 
 def pool_of(cache: KVCacheManager | LeasePool) -> LeasePool:
-    """Return the pool of a manager, or the given pool. Raises `InvalidArgument` for anything else."""
+    """Return the pool of a manager, or the pool itself if given one. Raises `InvalidArgument` for anything else."""
     if not isinstance(cache, (KVCacheManager, LeasePool)):
         raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager or a pool")
     return cache if isinstance(cache, LeasePool) else cache.pool
@@ -37,7 +37,7 @@ _MAX_LINES = 16
 
 @dataclass(frozen=True, slots=True)
 class GroupTokens:
-    """Tokens and blocks that sequences hold in one layer group. A token of a shared block counts once."""
+    """Tokens and blocks that sequences hold in one layer group. Tokens of a shared block count once."""
 
     name: str
     block_size: int
@@ -108,12 +108,12 @@ def draw_pool(pool: KVCacheManager | LeasePool | PoolSnapshot, width: int = 64) 
 
 
 def _states(pool: LeasePool) -> str:
-    """Return a character for each block from block 1; a blank for each one that a shrunk pool has removed."""
+    """Return a character for each block from block 1; a blank for a block that a shrunk pool has removed."""
     return "".join([_CHARACTERS[BlockState(state)] for state in pool.states()[1:].tolist()]).rstrip(GONE)
 
 
 def _tokens_held(cache: KVCacheManager, group: int) -> GroupTokens:
-    """Return the tokens held in one group. A shared block counts once, with the sequence that fills most of it."""
+    """Return the tokens held in one group. A shared block counts once, for the sequence that fills most of it."""
     layers = cache.config.layer_groups[group]
     filled: dict[int, int] = {}
     for seq in cache.running():

@@ -26,14 +26,14 @@ _ACTIONS = ("take", "share", "release", "evict", *(f"retention {cause}" for caus
 def describe_history(cache: KVCacheManager | LeasePool, limit: int = 20) -> str:
     """Return a summary of the allocation history, then its latest `limit` events, one per line. O(history_size).
 
-    The first line also has all blocks allocated and freed so far, remembered or not. Raises `InvalidArgument` for a
+    The first line also counts all blocks allocated and freed so far, remembered or not. Raises `InvalidArgument` for a
     limit outside 0 to 2**20.
 
     >>> from blockyard import CacheConfig, KVCacheManager, ObserveConfig
     >>> cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=2, observe=ObserveConfig(history_size=100)))
     >>> cache.free(cache.allocate([1, 2, 3], holder="chat"))
     >>> print(describe_history(cache))  # doctest: +ELLIPSIS
-    2 events, of which the latest 2 are remembered: take 2 blocks in 1, release 2 blocks in 1; in all 2 blocks ...
+    2 events, ... are remembered: take 2 blocks in 1, release 2 blocks in 1; in all 2 blocks ...
     event 0 at 0: allocate 'chat': take 1, 2; 6 free
     event 1 at 0: free 'chat': release 1, 2; 8 free
     """

@@ -58,7 +58,7 @@ class LoadTracker:
     """Tracks the requests in flight by name. After every call the sums by replica equal those of the requests.
 
     A request is assigned once. It is removed when it completes, is rejected or cancelled, or its replica is removed,
-    whichever comes first; later removals do nothing. Replicas are in the order in which they were added.
+    whichever comes first; later removals do nothing. Replicas keep the order of their addition.
     """
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class Work:
         self._timed = np.delete(self._timed, row, axis=1)
         self._speeds = None
 
-    def give(self, row: int, num_tokens: int) -> None:
+    def assign(self, row: int, num_tokens: int) -> None:
         """Record tokens assigned to a replica. O(replicas)."""
         self.given *= 1 - 1 / (HORIZON * len(self.given))
         self.given[row] += num_tokens
@@ -175,10 +175,10 @@ class Work:
         self.given[source] = max(self.given[source] - num_tokens, 0.0)
         self.given[target] += num_tokens
 
-    def ended(self, row: int, num_tokens: int, since: float, now: float) -> None:
-        """Record a computed prompt. Prompts run one after another, so it began when the one before it ended.
+    def record_computed(self, row: int, num_tokens: int, since: float, now: float) -> None:
+        """Record a computed prompt. Prompts run one after another, so it began when the previous one ended.
 
-        A prompt during which another request ended is not timed: it may have waited for that one's blocks.
+        A prompt during which another request ended is not timed, because it may have waited for that request's blocks.
         """
         begin = max(since, float(self._ended[row]))
         self._ended[row] = now
@@ -188,7 +188,7 @@ class Work:
             self._timed[:, row] = MEMORY * self._timed[:, row] + sample
             self._speeds = None
 
-    def left(self, row: int, now: float) -> None:
+    def record_end(self, row: int, now: float) -> None:
         """Record the end of a request."""
         self._left[row] = now
 

@@ -1,4 +1,4 @@
-"""Which replica was sent which beginnings of prompts, by links instead of tokens."""
+"""Which prompts' beginnings each replica was sent, by links instead of tokens."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Choice:
         replica: name of the replica, None if there is none.
         num_tokens: prompt tokens that it holds, by its events.
         order: all candidates, best first.
-        problem: an error on the way, usually ""; only load decided then.
+        problem: an error during the choice, usually ""; after an error only load decided.
         candidates: the candidates as arrays.
         costs: their costs.
     """
@@ -143,12 +143,12 @@ class Router:
 
         Args:
             request: the request.
-            hits: leading tokens held by replica, in the order of `replicas`; kept by the router.
+            hits: leading tokens held by each replica, in the order of `replicas`; the router keeps the array.
             gpu_hits: those on the GPU.
             is_believed: whether each replica's events are complete and recent.
             allowed: names of the replicas that may take the request; None for all.
-            avoid: names of the replicas to take only if no other may. Replicas at which the tenant would wait longer
-                than at others (`Shares`) are treated alike.
+            avoid: names of the replicas to choose only if no other may. Replicas where the tenant would wait longer
+                than elsewhere (`Shares`) are treated in the same way.
         """
         problem = ""
         if not is_name(request.name):
@@ -163,7 +163,9 @@ class Router:
         try:
             costs = np.asarray(self.cost.costs(request, candidates), np.float64)
             if costs.shape != (len(candidates.names),) or np.isnan(costs).any():
-                raise ValueError(f"costs are {costs}; one number for each of {len(candidates.names)} is needed")
+                raise ValueError(
+                    f"costs are {costs}; they must be {len(candidates.names)} numbers, one for each candidate"
+                )
         except Exception as error:
             problem = f"{type(self.cost).__name__} failed: {error!r}"
             _log.exception("the cost failed; only load decides")
@@ -191,7 +193,7 @@ class Router:
     def _blocks_needed(self, request: RouteRequest, candidates: Candidates) -> tuple[list[int], Ints]:
         """Return the blocks that the request would need on each candidate, and its wait there (`Shares.wait`).
 
-        Blocks shared with requests in flight count once. O(candidates).
+        O(candidates). Blocks shared with requests in flight count once.
         """
         shares, booked, names = self.shares, self.load.blocks, candidates.names
         if shares is None or request.tenant < 0:
@@ -232,7 +234,7 @@ class Router:
         if request.links:
             self._links[request.name] = request.links
             self.in_flight.add(request.links, replica)
-        self._work.give(self.load.rows[replica], uncached)
+        self._work.assign(self.load.rows[replica], uncached)
         try:
             self.cost.record(request, replica)
         except Exception:
@@ -253,7 +255,7 @@ class Router:
         """Record that a prompt is computed. A second call, or an unknown name, changes nothing."""
         before = self.load.record_first_token(request)
         if before is not None:
-            self._work.ended(self.load.rows[before.replica], before.uncached, before.since, now)
+            self._work.record_computed(self.load.rows[before.replica], before.uncached, before.since, now)
 
     def finish(self, request: str, replica: str | None = None, now: float = 0.0) -> None:
         """Remove a request that completed, failed, or was rejected or cancelled.
@@ -267,7 +269,7 @@ class Router:
         """
         assignment = self._release(request, replica)
         if assignment is not None:
-            self._work.left(self.load.rows[assignment.replica], now)
+            self._work.record_end(self.load.rows[assignment.replica], now)
 
     def _release(self, request: str, replica: str | None) -> Assignment | None:
         assignment = self.load.free(request, replica)

@@ -137,9 +137,9 @@ class Fleet:
         return self.router.drop(replica)
 
     def sync(self, replicas: Mapping[str, Addresses]) -> None:
-        """Drop replicas that are not in `replicas` and follow new ones.
+        """Remove the replicas that are not in `replicas`, and follow the new ones.
 
-        A replica whose address is malformed is logged and not subscribed to.
+        If an address is malformed, it is logged and the replica is not subscribed to.
         """
         for name in [name for name in self.router.load.rows if name not in replicas]:
             self.drop(name)
@@ -227,7 +227,7 @@ class Fleet:
         self.router.reassign(request, replica)
 
     def finish(self, request: str, replica: str | None = None) -> None:
-        """Remove a request that completed, failed, or was rejected or cancelled. With `replica`, only from there."""
+        """Remove a request that completed, failed, or was rejected or cancelled; with `replica`, only from there."""
         self.router.finish(request, replica, self._clock())
 
     # State.
@@ -235,8 +235,8 @@ class Fleet:
     def poll(self) -> int:
         """Read the messages that have arrived, without waiting, and update which replicas are trusted.
 
-        Call it often. A choice polls by itself if the last poll was more than 5 ms ago, or four times its duration, 50
-        ms at most. Returns the number of messages. O(messages + replicas).
+        Call it often. `choose` polls if the last poll was more than 5 ms ago, or four times its duration, at most 50
+        ms. Returns the number of messages. O(messages + replicas).
         """
         began = self._clock()
         try:
@@ -259,7 +259,10 @@ class Fleet:
         return count
 
     def is_trusted(self, replica: str) -> bool:
-        """Return whether a replica's hits counted at the last poll. False for an unknown replica."""
+        """Return whether a replica was trusted at the last poll, so that its hits count.
+
+        False for an unknown replica.
+        """
         row = self.router.load.rows.get(replica) if is_name(replica) else None
         return row is not None and self._is_believed is not None and bool(self._is_believed[row])
 

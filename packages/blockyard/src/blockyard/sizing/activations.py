@@ -57,7 +57,7 @@ class StepMemory:
 
     @property
     def total_bytes(self) -> int:
-        """Return the peak: the encoder runs, then the model, then the sampler."""
+        """Return the peak. The encoder, the model and the sampler run one after another."""
         running = max(self.forward_bytes + self.workspace_bytes, self.sampling_bytes + self.workspace_bytes)
         return max(running, self.encoder_bytes) + self.context_bytes + self.graph_bytes
 
@@ -79,7 +79,7 @@ class EncoderShape:
     max_item_tokens: int
 
     def bytes_of(self, max_num_batched_tokens: int) -> int:
-        """Return the bytes of one layer's tensors for as many images of the largest size as fit into a step. O(1).
+        """Return the bytes of one layer's tensors for as many images of the largest size as fit in a step. O(1).
 
         Ranks share the weights, but each gathers all queries, keys and values.
         """
@@ -135,11 +135,10 @@ def step_memory(
 
 
 def num_cuda_graphs(max_num_seqs: int) -> int:
-    """Return the number of CUDA graphs that vLLM captures: piecewise for steps of 1, 2, 4, 8, 16, ...
+    """Return the number of CUDA graphs that vLLM captures: piecewise ones and those for decode. O(1).
 
-    tokens, and for decode.
-
-    The largest has twice `max_num_seqs` tokens, at most 512; decode graphs have at most `max_num_seqs`. O(1).
+    Piecewise graphs are for steps of 1, 2, 4, 8, 16, ... tokens, up to twice `max_num_seqs` and at most 512. Decode
+    graphs have at most `max_num_seqs` tokens.
     """
     largest = min(2 * max_num_seqs, _MAX_CAPTURED)
     sizes = [1, 2, 4, *range(8, 257, 8), *range(272, _MAX_CAPTURED + 1, 16)]
@@ -154,7 +153,7 @@ def _sampler_tenths(sampler: object) -> int:
 
 
 def _forward_quarters(shape: ModelShape, ranks: int) -> int:
-    """Return quarters of elements per token: hidden states, and a dense MLP. Experts are in the workspace."""
+    """Return elements per token, in quarters, of hidden states and a dense MLP. Experts are in the workspace."""
     mlp = 0 if shape.num_experts else -(-shape.mlp_size // ranks)
     return 4 * _MLP_TENSORS * mlp + _HIDDEN_QUARTERS * shape.hidden_size
 

@@ -51,8 +51,8 @@ class CacheBudgetAdvice:
 def advise_block_size(mean_sequence_tokens: float) -> BlockSizeAdvice:
     """Return the power of two from 8 to 128 that is nearest, by ratio, to the square root of the mean length. O(1).
 
-    Large blocks waste half a block per sequence; small blocks make long tables and many hashes. With the square root
-    both costs grow alike.
+    Large blocks waste half a block per sequence; small blocks make long tables and many hashes. At the square root both
+    costs are balanced.
 
     Args:
         mean_sequence_tokens: mean tokens of prompt and output together; above 0.

@@ -320,7 +320,7 @@ ATTENTION_FAMILIES = (
     row(
         "bailing_moe bailing_moe_v2",
         gqa(28, 2048, 16, 4, sliding_window=None, use_sliding_window=False),
-        rules.switched_off,
+        rules.no_windows,
         source=VLLM,
         harmless="max_window_layers norm_head",
     ),

@@ -80,7 +80,7 @@ class ConfigFields:
         for name in names:
             value = self._one(name)
             if value is not None:
-                return require_int(self.spelled(name), value, low, high)
+                return require_int(self.name_in_config(name), value, low, high)
         if default is None:
             also = f" (nor {', '.join(names[1:])})" if names[1:] else ""
             raise InvalidArgument(
@@ -93,7 +93,7 @@ class ConfigFields:
         """Return whether the field is present and true. Raises `InvalidArgument` if it is not a boolean."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise InvalidArgument(f"{self.spelled(name)} is {shown(value)}; it must be true or false")
+            raise InvalidArgument(f"{self.name_in_config(name)} is {shown(value)}; it must be true or false")
         return value is True
 
     def items(self, name: str) -> list[object] | None:
@@ -102,11 +102,11 @@ class ConfigFields:
         if value is None:
             return None
         if not isinstance(value, (list, tuple)):
-            raise InvalidArgument(f"{self.spelled(name)} is {shown(value)}; it must be a list")
+            raise InvalidArgument(f"{self.name_in_config(name)} is {shown(value)}; it must be a list")
         return list(value)
 
-    def spelled(self, name: str) -> str:
-        """Return the name of a field in the config, for errors."""
+    def name_in_config(self, name: str) -> str:
+        """Return the name that the config uses for a field, for errors."""
         return name
 
     @property
@@ -134,7 +134,7 @@ class ConfigFields:
         return self._sources[-1] is not self._outer
 
     def present(self) -> dict[str, object]:
-        """Return all fields of the text layers, those that single layers have of their own included. O(fields)."""
+        """Return all fields of the text layers, including those that apply to single layers. O(fields)."""
         inner = self._sources[-1]
         fields = dict(_all_fields(inner))
         every = fields.pop("per_layer_config", None)
@@ -147,10 +147,10 @@ class ConfigFields:
 
 
 class FamilyFields(ConfigFields):
-    """The fields that a family of models reads, under the names and with the defaults that it has for them.
+    """The fields that a family of models reads, with the family's names and defaults.
 
-    A field that is absent has the default of the family's class, one that is null is None. Any other field is None,
-    whatever the config holds: the class does not read it.
+    An absent field has the default of the family's class, a null one is None. Any field that the class does not read is
+    None, whatever the config has.
     """
 
     def __init__(self, fields: ConfigFields, family: Family) -> None:
@@ -160,7 +160,7 @@ class FamilyFields(ConfigFields):
         self._family = family
 
     def fixed(self, name: str, default: Any) -> Any:
-        """Return a fixed property of the family's class; `default` if it has none of this name."""
+        """Return a property of the family's class that no field changes; `default` if the class does not have it."""
         return self._family.fixed.get(name, default)
 
     @property
@@ -173,8 +173,8 @@ class FamilyFields(ConfigFields):
         """Return whether the config has fields for single layers."""
         return bool(_field(self._sources[-1], "per_layer_config"))
 
-    def spelled(self, name: str) -> str:
-        """Return the name under which the config has a field, the family's own name if it is absent."""
+    def name_in_config(self, name: str) -> str:
+        """Return the name that the config uses for a field, or the family's own name if the field is absent."""
         for source in self._sources:
             for spelling in self._family.names_of(name):
                 if _field(source, spelling) is not None:

@@ -1,7 +1,7 @@
 """Weight matrices of image encoders, counted from a config's `vision_config`.
 
 An engine loads the encoder with the text model unless it is started for text only. Unknown encoders are reported, so
-that a plan can say what it omits.
+that a plan can list them as missing.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ def _other(name: str, size: int) -> Matrix:
 
 
 def _qwen(sizes: _Sizes) -> Iterator[Matrix]:
-    """Yield Qwen3-VL's and Qwen3.5's. Mergers join squares of patches, one per level that the text model reads."""
+    """Yield the matrices of Qwen3-VL and Qwen3.5.
+
+    A merger joins squares of patches, one for each level that the text model reads.
+    """
     hidden, wide = sizes.count("hidden_size"), sizes.count("intermediate_size")
     patch, merge = sizes.count("patch_size"), sizes.count("spatial_merge_size")
     pixels = sizes.count("in_channels", 3) * sizes.count("temporal_patch_size", 2) * patch**2
@@ -140,7 +143,7 @@ def _gemma_4(sizes: _Sizes) -> Iterator[Matrix]:
 
 
 def _siglip(sizes: _Sizes) -> Iterator[Matrix]:
-    """Yield Gemma 3's, without the pooling head."""
+    """Yield the matrices of Gemma 3's encoder, without the pooling head."""
     hidden, wide, patch = sizes.count("hidden_size"), sizes.count("intermediate_size"), sizes.count("patch_size")
     yield _other("vision_tower.embeddings", hidden * (3 * patch**2 + 1 + (sizes.count("image_size") // patch) ** 2))
     for index in range(sizes.count("num_hidden_layers")):
@@ -155,7 +158,7 @@ def _siglip(sizes: _Sizes) -> Iterator[Matrix]:
 
 
 def _pixtral(sizes: _Sizes) -> Iterator[Matrix]:
-    """Yield Mistral 3's, which join two by two patches."""
+    """Yield the matrices of Mistral 3's encoder, which joins two by two patches."""
     hidden, wide = sizes.count("hidden_size"), sizes.count("intermediate_size")
     yield _other("vision_tower.patch_conv", 3 * hidden * sizes.count("patch_size") ** 2 + hidden)
     for index in range(sizes.count("num_hidden_layers")):

@@ -1,8 +1,7 @@
 """The known model families, found by model type or architecture.
 
 A row has the fields that the family reads, with the class's defaults, the rule for the kinds of its layers, and aliases
-of fields. A config field that can change the cache (`field_names`) and is neither read nor listed as harmless is
-rejected.
+of fields. A config field that may change the cache (`field_names`) is rejected unless it is read or listed as harmless.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ class Family:
 
     Attributes:
         model_types: their names in configs.
-        reads: fields that determine what a layer keeps, with the class's defaults.
+        reads: fields that determine the size of a layer's cache, with the class's defaults.
         rule: kinds of the layers if no list in the config gives them.
-        state: reads the state of a layer that has one.
+        state: function that reads the state of a layer that has one.
         aliases: other names of fields, by field.
         harmless: fields that look relevant to the cache but are not.
         source: where the row was taken from.

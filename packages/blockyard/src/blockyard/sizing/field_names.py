@@ -54,7 +54,7 @@ query_num chunk_input
 
 
 def can_change_cache(name: str) -> bool:
-    """Return whether a field of this name may change what a layer keeps. O(length of the name)."""
+    """Return whether a field of this name may change the size of a layer's cache. O(length of the name)."""
     if name in _HARMLESS or name.startswith(_OTHER_PARTS):
         return False
     name = name.lstrip("_")
@@ -63,5 +63,5 @@ def can_change_cache(name: str) -> bool:
 
 
 def is_off(value: object) -> bool:
-    """Return whether this value of a field enables nothing: null, false, or empty."""
+    """Return whether a field's value turns its feature off: null, false, or empty."""
     return value is None or value is False or (isinstance(value, (str, list, tuple, Mapping)) and len(value) == 0)

@@ -97,7 +97,7 @@ def family_of(fields: ConfigFields) -> Family:
 
 
 def _is_known(model_type: str) -> bool:
-    """Return whether only the text layers of models of this outer type are known to keep keys and values."""
+    """Return whether only the text layers keep keys and values in models of this outer type."""
     return wrapped_model_type(model_type) is not None or find_family(model_type) is not None
 
 
@@ -274,8 +274,8 @@ def _num_kv_heads(fields: FamilyFields, kind: str) -> int:
     num_kv_heads = fields.count(name, default=num_heads)
     if num_heads % num_kv_heads:
         raise InvalidArgument(
-            f"{fields.spelled(name)} is {num_kv_heads}; it must divide {fields.spelled('num_attention_heads')}, "
-            f"{num_heads}"
+            f"{fields.name_in_config(name)} is {num_kv_heads}; it must divide "
+            f"{fields.name_in_config('num_attention_heads')}, {num_heads}"
         )
     return num_kv_heads
 

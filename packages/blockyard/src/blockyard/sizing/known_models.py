@@ -129,7 +129,7 @@ def _qwen_3_5(
 
 
 def _gemma_4(layers: int, hidden: int, heads: int, kv_heads: int, period: int = 6, **others: Any) -> dict[str, Any]:
-    """Return a config in which every `period`-th layer and the last one are full."""
+    """Return a config whose full layers are every `period`-th one and the last one."""
     kinds = ["full_attention" if (i + 1) % period == 0 else "sliding_attention" for i in range(layers)]
     text = _plain("gemma4_text", layers, hidden, heads, kv_heads, head_dim=256, global_head_dim=512, **others)
     text |= {"layer_types": [*kinds[:-1], "full_attention"], "vocab_size": 262144}

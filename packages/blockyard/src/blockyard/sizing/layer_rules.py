@@ -91,7 +91,7 @@ def all_hybrid(_fields: ConfigFields, num_layers: int) -> list[str]:
 
 
 def must_list(_fields: ConfigFields, _num_layers: int) -> list[str]:
-    """Raise `InvalidArgument`, for families whose configs must list the kinds."""
+    """Raise `InvalidArgument`, for families whose configs must list the kinds of the layers."""
     raise InvalidArgument(
         "layer_types is missing; the config must list which layers have attention (transformers.AutoConfig adds it)"
     )
@@ -101,29 +101,29 @@ def must_list(_fields: ConfigFields, _num_layers: int) -> list[str]:
 
 
 def all_slide(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Return sliding for all layers if there is a window and its switch, if any, is on."""
+    """Return sliding for all layers if the config has a window that is not switched off."""
     switch = fields.get("use_sliding_window")
     slides = fields.get("sliding_window") is not None and (switch is None or fields.flag("use_sliding_window"))
     return [SLIDING if slides else FULL] * num_layers
 
 
 def last_slide(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Return sliding for the layers from `max_window_layers` on, if switched on (Qwen2, Qwen3)."""
+    """Return sliding for the layers from `max_window_layers` on, if windows are switched on (Qwen2, Qwen3)."""
     if not fields.flag("use_sliding_window") or fields.get("sliding_window") is None:
         return [FULL] * num_layers
     first = fields.count("max_window_layers", low=0)
     return [SLIDING if index >= first else FULL for index in range(num_layers)]
 
 
-def switched_off(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Reject configs that switch a window on, which this family's code does not have (Ling)."""
+def no_windows(fields: ConfigFields, num_layers: int) -> list[str]:
+    """Reject configs that switch a window on, because this family's code has none (Ling)."""
     if fields.flag("use_sliding_window"):
         raise InvalidArgument("use_sliding_window is true; it must be false: this model is not known to have windows")
     return [FULL] * num_layers
 
 
 def must_be(field: str, known: str) -> LayerRule:
-    """Return a rule of full attention for all layers that requires `field` to be absent or `known`."""
+    """Return a rule for families with full attention in all layers that requires `field` to be absent or `known`."""
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
         if fields.get(field) not in (None, known):
@@ -134,7 +134,7 @@ def must_be(field: str, known: str) -> LayerRule:
 
 
 def windows_from(field: str) -> LayerRule:
-    """Return a rule of sliding layers from number `field` on, if there is a window."""
+    """Return a rule: the layers from number `field` on slide, if there is a window."""
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
         first = num_layers if fields.get("sliding_window") is None else fields.count(field, low=0)
@@ -144,7 +144,7 @@ def windows_from(field: str) -> LayerRule:
 
 
 def alternate_when_on(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Return sliding for every other layer up to `max_window_layers`, if switched on (Qwen2-MoE)."""
+    """Return sliding for every other layer up to `max_window_layers`, if windows are switched on (Qwen2-MoE)."""
     if not fields.flag("use_sliding_window"):
         return [FULL] * num_layers
     end = fields.count("max_window_layers", low=0)
@@ -152,7 +152,7 @@ def alternate_when_on(fields: ConfigFields, num_layers: int) -> list[str]:
 
 
 def last_of(interval: int, field: str = "sliding_window_pattern", ends_full: bool = False) -> LayerRule:
-    """Return a rule by which the last of every `interval` layers is full and the others slide.
+    """Return a rule: the last of every `interval` layers is full, the others slide.
 
     Args:
         interval: default interval.
@@ -179,7 +179,7 @@ def _lettered(field: str, pattern: str, num_layers: int) -> list[str]:
 
 
 def first_of(interval: int, field: str = "") -> LayerRule:
-    """Return a rule of full attention for the first of every `interval` layers; `field`, if given, overrides it."""
+    """Return a rule: the first of every `interval` layers is full. `field`, if given, overrides the interval."""
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
         step = fields.count(field, default=interval) if field else interval
@@ -189,7 +189,7 @@ def first_of(interval: int, field: str = "") -> LayerRule:
 
 
 def counted_backwards(interval: int) -> LayerRule:
-    """Return a rule of full attention for every `interval`-th layer, counted from the last one."""
+    """Return a rule: every `interval`-th layer is full, counted from the last one."""
 
     def rule(_fields: ConfigFields, num_layers: int) -> list[str]:
         return [SLIDING if (num_layers - 1 - index) % interval else FULL for index in range(num_layers)]
@@ -198,7 +198,7 @@ def counted_backwards(interval: int) -> LayerRule:
 
 
 def first_and_every(interval: int) -> LayerRule:
-    """Return a rule of full attention for the first layer and the last of every `interval`, by default."""
+    """Return a rule: by default, the first layer and the last of every `interval` layers are full."""
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
         listed = fields.items("hybrid_layer_pattern")
@@ -211,14 +211,14 @@ def first_and_every(interval: int) -> LayerRule:
 
 
 def prefixed(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Return the kinds with another interval for the dense first layers (Cohere 2 MoE)."""
+    """Return the kinds of layers with another interval for the dense first layers (Cohere 2 MoE)."""
     dense = min(fields.count("first_k_dense_replace", low=0, default=0), num_layers)
     first = every(fields.count("prefix_dense_sliding_window_pattern"), FULL, SLIDING, dense)
     return first + every(fields.count("sliding_window_pattern"), FULL, SLIDING, num_layers - dense)
 
 
 def rotary_slide(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Return sliding for layers without rotary embeddings, if switched on (SmolLM 3)."""
+    """Return sliding for layers without rotary embeddings, if windows are switched on (SmolLM 3)."""
     if not fields.flag("use_sliding_window") or fields.get("sliding_window") is None:
         return [FULL] * num_layers
     return [FULL if has_rotary else SLIDING for has_rotary in _rotary(fields, num_layers)]
@@ -264,7 +264,7 @@ def every(interval: int, last: str, others: str, num_layers: int) -> list[str]:
 
 
 def attention_every(interval: int) -> LayerRule:
-    """Return a rule of attention in the last of every `full_attention_interval` layers, and states in the others."""
+    """Return a rule: the last of every `full_attention_interval` layers has attention, the others have states."""
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
         return every(fields.count("full_attention_interval", default=interval), FULL, STATE, num_layers)
@@ -272,8 +272,8 @@ def attention_every(interval: int) -> LayerRule:
     return rule
 
 
-def some_attention_every(interval: int) -> LayerRule:
-    """Return a rule of attention for the last of every `interval` layers, and for the last layer if none has it."""
+def attention_every_or_last(interval: int) -> LayerRule:
+    """Return a rule: the last of every `interval` layers has attention; if there are fewer layers, the last one."""
 
     def rule(_fields: ConfigFields, num_layers: int) -> list[str]:
         kinds = every(interval, FULL, STATE, num_layers)
@@ -283,7 +283,10 @@ def some_attention_every(interval: int) -> LayerRule:
 
 
 def alternating_states(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Read `attn_type_list`, 1 for attention and 0 for a state. By default they alternate (MiniMax-Text-01)."""
+    """Return the kinds in `attn_type_list`, 1 for attention and 0 for a state.
+
+    By default attention and states alternate (MiniMax-Text-01).
+    """
     listed = fields.items("attn_type_list")
     if listed is not None:
         return [FULL if value else STATE for value in exactly("attn_type_list", listed, num_layers)]
@@ -297,7 +300,7 @@ def attention_by_period(fields: ConfigFields, num_layers: int) -> list[str]:
 
 
 def attention_at(field: str, other: str) -> LayerRule:
-    """Return a rule of attention for the layers that `field` lists, and `other` for the rest."""
+    """Return a rule: the layers that `field` lists have attention, the others are of kind `other`."""
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:
         indices = fields.items(field)
@@ -311,7 +314,10 @@ def attention_at(field: str, other: str) -> LayerRule:
 
 
 def grouped(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Return attention for the last of every `layer_group_size` layers and for the remainder (Ling, Ring)."""
+    """Return attention for the last of every `layer_group_size` layers and for the layers after the last group.
+
+    For Ling and Ring.
+    """
     size = fields.count("layer_group_size")
     whole = num_layers // size * size
     return [STATE if (index + 1) % size and index < whole else FULL for index in range(num_layers)]
@@ -335,7 +341,7 @@ def kimi_linear(fields: ConfigFields, num_layers: int) -> list[str]:
 
 
 def all_ones(fields: ConfigFields, num_layers: int) -> list[str]:
-    """Require 1 for every layer in `attn_type_list`: none has linear attention (MiniMax M2)."""
+    """Return full attention for every layer; require that `attn_type_list` has 1 for each (MiniMax M2)."""
     listed = fields.items("attn_type_list")
     if listed is not None and any(value != 1 for value in exactly("attn_type_list", listed, num_layers)):
         raise InvalidArgument(f"attn_type_list is {shown(listed)}; all entries must be 1 for this model")

@@ -91,8 +91,8 @@ class AttentionLayer:
         value_size: elements of a value per head.
         sliding_window: tokens that a token attends to, itself included; 0 for all.
         is_latent: whether one vector serves all heads, so that every rank keeps it whole.
-        index_size: elements of the key by which sparse attention selects tokens (DeepSeek V3.2), whole on every rank; 0
-            for none.
+        index_size: elements of the index key with which sparse attention selects tokens (DeepSeek V3.2), whole on every
+            rank; 0 for none.
         rope_size: elements of the rotary part of a latent vector that sparse attention reads, which vLLM keeps in 16
             bits if the rest has 8; 0 for other layers.
 
@@ -120,7 +120,7 @@ class AttentionLayer:
 
     @property
     def kind(self) -> str:
-        """Return `full`, or those of `sliding`, `latent` and `indexed` that apply, in this order."""
+        """Return `full`, or the words among `sliding`, `latent` and `indexed` that apply, in this order."""
         words = ["sliding"] * (self.sliding_window > 0) + ["latent"] * self.is_latent
         words += ["indexed"] * (self.index_size > 0)
         return " ".join(words) or "full"

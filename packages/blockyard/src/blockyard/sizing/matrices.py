@@ -25,7 +25,7 @@ class Matrix:
     """Equal matrices of one module.
 
     Attributes:
-        name: name of the module in the published file; of experts, the first one's.
+        name: name of the module in the published file; for experts, the name of the first one.
         rows: rows of each.
         columns: columns of each.
         count: number of matrices (experts).
@@ -42,7 +42,7 @@ class Matrix:
 
     @property
     def num_elements(self) -> int:
-        """Return the elements of all of them."""
+        """Return the number of elements of all of them together."""
         return self.rows * self.columns * self.count
 
 
@@ -134,7 +134,7 @@ def draft_matrices(config: object) -> list[Matrix]:
 
 
 def mlp_is_mixture(fields: ConfigFields, shape: ModelShape, index: int) -> bool:
-    """Return whether a layer's MLP is a mixture of experts. Gemma 4's has a dense MLP besides."""
+    """Return whether a layer's MLP is a mixture of experts. Gemma 4's also has a dense MLP."""
     if not shape.num_experts:
         return False
     if fields.model_type == "gemma4_text":
@@ -147,7 +147,7 @@ def mlp_is_mixture(fields: ConfigFields, shape: ModelShape, index: int) -> bool:
 
 
 class _Text:
-    """A text model's matrices."""
+    """The matrices of a text model."""
 
     def __init__(self, config: object) -> None:
         fields = ConfigFields(config)
@@ -234,7 +234,10 @@ class _Text:
         return queries + keys_and_values + (self._shape.hidden_size if self._kind.has_output_bias else 0)
 
     def _latent_attention(self, layer: AttentionLayer, base: str) -> Iterator[Matrix]:
-        """Yield DeepSeek's: queries, and keys and values, pass through narrow vectors with a norm each."""
+        """Yield the matrices of DeepSeek's attention.
+
+        Queries, and keys with values, pass through narrow normed vectors.
+        """
         fields, hidden = self._fields, self._shape.hidden_size
         heads, rotary, latent = (fields.count(f) for f in ("num_attention_heads", "qk_rope_head_dim", "kv_lora_rank"))
         key, value = fields.count("qk_nope_head_dim"), fields.count("v_head_dim")
@@ -253,7 +256,7 @@ class _Text:
             yield from self._indexer(layer.index_size, narrow, f"{base}.indexer")
 
     def _indexer(self, size: int, narrow: int, base: str) -> Iterator[Matrix]:
-        """Yield DeepSeek V3.2's indexer, which selects the tokens to attend to."""
+        """Yield the matrices of DeepSeek V3.2's indexer, which selects the tokens to attend to."""
         hidden, heads = self._shape.hidden_size, self._fields.count("index_n_heads")
         yield Matrix(f"{base}.wq_b", heads * size, narrow, ways=1)
         yield Matrix(f"{base}.wk", size, hidden, ways=1)
@@ -340,7 +343,7 @@ class _Text:
             yield _plain(f"{layer}.router.scale", hidden + count + 3 * hidden)
 
     def _per_layer_embeddings(self) -> Iterator[Matrix]:
-        """Yield the further embedding per layer of Gemma 4's small models."""
+        """Yield the additional embedding per layer of Gemma 4's small models."""
         fields, hidden = self._fields, self._shape.hidden_size
         narrow = fields.count("hidden_size_per_layer_input", low=0, default=0)
         if fields.model_type != "gemma4_text" or not narrow:

@@ -1,4 +1,4 @@
-"""Number of blocks that fit: on a device, from a measured peak without a cache, or in swap space."""
+"""Number of blocks that fit on a device, given the measured peak without a cache, or in swap space."""
 
 from __future__ import annotations
 

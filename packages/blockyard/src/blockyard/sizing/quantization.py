@@ -62,21 +62,21 @@ class Quantization:
     Attributes:
         method: name of the method.
         rules: patterns of module names and their packing, None if not quantized; the first match applies.
-        rest: packing of the other linear layers.
+        default: packing of linear layers that no rule matches.
         cache_dtype: type of keys and values that the file was made for; "" for the engine's default.
         pads_experts: whether kernels pad experts (MXFP4).
-        is_exact: whether a plain pattern names one module and none inside it.
+        is_exact: whether a plain pattern matches one module by its full name, and none inside it.
     """
 
     method: str
     rules: tuple[tuple[tuple[str, ...], Packing | None], ...]
-    rest: Packing | None
+    default: Packing | None
     cache_dtype: str = ""
     pads_experts: bool = False
     is_exact: bool = False
 
     def packing(self, matrix: Matrix) -> Packing | None:
-        """Return the packing of a matrix; None if it has the model's own type. O(patterns)."""
+        """Return the packing of a matrix; None if it is stored in the model's own type. O(patterns)."""
         if matrix.kind != LINEAR:
             return None
         name = matrix.name
@@ -84,7 +84,7 @@ class Quantization:
         for patterns, packing in self.rules:
             if any(_matches(pattern, name, self.is_exact) for pattern in patterns for name in names):
                 return packing
-        return self.rest
+        return self.default
 
 
 def read_quantization(described: object) -> Quantization | None:
@@ -108,7 +108,7 @@ def read_quantization(described: object) -> Quantization | None:
 
 
 def quantization_beside(path: Path) -> object:
-    """Return the content of the hf_quant_config.json beside a config.json, as ModelOpt writes it; None without one."""
+    """Return the content of the hf_quant_config.json in the folder of a config.json (ModelOpt); None without one."""
     file = (path if path.is_dir() else path.parent) / "hf_quant_config.json"
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -213,7 +213,7 @@ _OUTSIDE: tuple[tuple[str, ...], None] = (("re:(model\\.)?(visual|vision|multi_m
 
 
 def _fp8(method: str, found: Mapping[str, Any]) -> Quantization:
-    """Read FP8: DeepSeek's and Qwen's blocks with a scale each, or one scale per matrix; FBGEMM has one per row."""
+    """Read FP8: one scale per block (DeepSeek, Qwen), per row (FBGEMM), or per matrix."""
     skipped = _patterns(found, "modules_to_not_convert", "ignored_layers", "ignore")
     blocks = found.get("weight_block_size")
     static = 4 if found.get("activation_scheme") == "static" else 0
@@ -230,7 +230,7 @@ def _fp8(method: str, found: Mapping[str, Any]) -> Quantization:
 
 
 def _mxfp4(method: str, found: Mapping[str, Any]) -> Quantization:
-    """Read gpt-oss: experts have 4 bits and a byte of scale per 32 elements."""
+    """Read gpt-oss's format: experts have 4 bits per element and a byte of scale per 32 elements."""
     skipped = _patterns(found, "modules_to_not_convert")
     experts = ("experts",)
     return Quantization(method, ((skipped, None), (experts, Packing(4, 32, scale_bytes=1))), None, pads_experts=True)
@@ -385,7 +385,7 @@ def _compressed_tensors(method: str, found: Mapping[str, Any]) -> Quantization:
     if not isinstance(groups, Mapping):
         raise InvalidArgument(f"quantization_config.config_groups is {shown(groups)}; it must map names to groups")
     rules: list[tuple[tuple[str, ...], Packing | None]] = [(_patterns(found, "ignore"), None)]
-    rest: Packing | None = None
+    default: Packing | None = None
     for name, group in groups.items():
         packing = _group_packing(f"config_groups.{name}", _mapping(group), str(found.get("format", "")))
         targets = _patterns(group, "targets")
@@ -393,8 +393,8 @@ def _compressed_tensors(method: str, found: Mapping[str, Any]) -> Quantization:
         if named:
             rules.append((named, packing))
         if len(named) < len(targets):
-            rest = packing
-    return Quantization(method, tuple(rules), rest, _cache_dtype(found), is_exact=True)
+            default = packing
+    return Quantization(method, tuple(rules), default, _cache_dtype(found), is_exact=True)
 
 
 #: Classes of layers that a target may name instead of a module.
@@ -439,8 +439,8 @@ def _quark(method: str, found: Mapping[str, Any]) -> Quantization:
     rules: list[tuple[tuple[str, ...], Packing | None]] = [(_patterns(found, "exclude"), None)]
     for name, own in (found.get("layer_quant_config") or {}).items():
         rules.append(((name,), _quark_packing(_mapping(own).get("weight"))))
-    rest = _quark_packing(_mapping(found.get("global_quant_config") or {}).get("weight"))
-    return Quantization(method, tuple(rules), rest)
+    default = _quark_packing(_mapping(found.get("global_quant_config") or {}).get("weight"))
+    return Quantization(method, tuple(rules), default)
 
 
 def _quark_packing(weight: object) -> Packing | None:

@@ -92,5 +92,5 @@ def _vocab_size(fields: ConfigFields) -> int:
 
 
 def _wide(name: str) -> str:
-    """Return the type of activations, which have 16 bits if the weights have 8."""
+    """Return the type of activations: 16 bits if the weights have 8."""
     return name if dtype_bytes("dtype", name) > 1 else "bfloat16"

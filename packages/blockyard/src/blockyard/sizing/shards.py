@@ -27,7 +27,7 @@ class Shard:
         require_int("rank", self.rank, 0, self.size - 1)
 
     def part(self, number: int) -> range:
-        """Return this rank's range of `number` items. The sizes of ranges differ by at most one. O(1)."""
+        """Return this rank's range of `number` items. Ranges differ in size by at most one. O(1)."""
         share, more = divmod(number, self.size)
         start = self.rank * share + min(self.rank, more)
         return range(start, start + share + (self.rank < more))
@@ -59,7 +59,7 @@ class Shard:
         return range(kept.start * group + own.start, kept.start * group + own.stop)
 
     def _replicated(self, num_kv_heads: int) -> int:
-        """Return the single KV head of this rank if there are more ranks than heads. Ranks of a head are neighbours."""
+        """Return the only KV head of this rank when there are more ranks than heads. Ranks of a head are neighbours."""
         share, more = divmod(self.size, num_kv_heads)
         behind = self.rank - more * (share + 1)
         return self.rank // (share + 1) if behind < 0 else more + behind // share

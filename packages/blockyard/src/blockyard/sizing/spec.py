@@ -58,7 +58,7 @@ class Pages:
     bytes_per_block: int
 
     def over(self, shards: int, interleave: int) -> Pages:
-        """Return the pages of one of `shards` ranks that share blocks with `shards` times as many tokens."""
+        """Return the pages of one of `shards` ranks. They share a block, so it has `shards` times the tokens."""
         if shards == 1:
             return self
         pages = []
@@ -167,7 +167,7 @@ class KVCacheSpec:
         object.__setattr__(self, "pages", self._make_pages())
 
     def __repr__(self) -> str:
-        """Return the bytes and the layers, with equal layers on one line. O(layers)."""
+        """Return the bytes and the layers, one line for each set of equal layers. O(layers)."""
         fields = [field for field in dataclasses.fields(self) if field.repr and field.name not in ("layers", "states")]
         given = [
             f"{field.name}={value!r}"
@@ -342,7 +342,7 @@ class KVCacheSpec:
         return blocks * self.bytes_per_block + self.state_bytes_per_sequence
 
     def padding_bytes(self, num_tokens: int) -> int:
-        """Return the bytes in `peak_sequence_blocks` that are padding, because groups' tokens differ in bytes."""
+        """Return the bytes of padding in `peak_sequence_blocks`, needed because tokens of the groups differ in size."""
         num_tokens = require_int("num_tokens", num_tokens, 0, MAX_MODEL_LEN)
         return sum(
             num_peak_blocks(num_tokens, 1, page.group.sliding_window, page.group.block_size)
@@ -358,7 +358,7 @@ class KVCacheSpec:
         memory_bytes: int | None = None,
         tokens_per_step: int = 1,
     ) -> int:
-        """Return how many sequences of `num_tokens` tokens without shared blocks always fit at once.
+        """Return how many sequences of `num_tokens` tokens fit at once if they share no blocks.
 
         Give exactly one of num_blocks and memory_bytes. The null block is accounted for.
 

@@ -43,7 +43,7 @@ STATE_FAMILIES = (
     row(
         "olmo_hybrid",
         gqa(32, 3840, 30, **dict.fromkeys(_NET) | {"linear_conv_kernel_dim": 4}),
-        rules.some_attention_every(4),
+        rules.attention_every_or_last(4),
         states.gated_delta_net,
         harmless="linear_allow_neg_eigval linear_a_log_min "
         "linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor",

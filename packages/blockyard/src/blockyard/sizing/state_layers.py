@@ -21,7 +21,7 @@ StateReader = Callable[[ConfigFields, int], StateLayer]
 
 
 def convolution(fields: ConfigFields, index: int) -> StateLayer:
-    """Return the state of LFM2's short convolution: the last tokens' hidden states."""
+    """Return the state of LFM2's short convolution: the hidden states of the last tokens."""
     columns = fields.count("conv_L_cache") - 1
     return StateLayer(index, "convolution", (StatePart("convolution", fields.count("hidden_size"), columns),))
 
@@ -72,7 +72,7 @@ def lightning(fields: ConfigFields, index: int) -> StateLayer:
 
 
 def bailing(fields: ConfigFields, index: int) -> StateLayer:
-    """Return the state of Kimi Delta Attention (Ling 3) or lightning attention (Ring 2.5), by the fields present."""
+    """Return the state of Kimi Delta Attention (Ling 3) or lightning attention (Ring 2.5), depending on the fields."""
     _require_full_heads(fields)
     names = ("short_conv_kernel_size", "no_kda_lora", "kda_safe_gate", "kda_lower_bound")
     if any(fields.get(name) is not None for name in names):

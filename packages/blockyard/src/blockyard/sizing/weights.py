@@ -121,7 +121,7 @@ def _file_bytes(matrix: Matrix, quantization: Quantization | None, size: int) ->
 
 
 def _rank_bytes(matrices: Iterable[Matrix], quantization: Quantization | None, size: int, ranks: int) -> int:
-    """Return the bytes on one rank: its part of each matrix that can be divided, and copies that an engine makes."""
+    """Return the bytes on one rank: its part of each divisible matrix, and the copies that an engine makes."""
     total = 0
     for matrix in matrices:
         parts = min(ranks, matrix.ways) if matrix.ways else ranks
@@ -133,7 +133,7 @@ def _rank_bytes(matrices: Iterable[Matrix], quantization: Quantization | None, s
 
 
 def _padded(matrix: Matrix, parts: int) -> Matrix:
-    """Return gpt-oss's expert matrices with their width padded on each rank."""
+    """Return an expert matrix of gpt-oss with its width padded on each rank."""
     if matrix.name.endswith("experts.gate_up_proj"):
         return replace(matrix, rows=2 * parts * _up(matrix.rows // 2, parts))
     if matrix.name.endswith("experts.down_proj"):

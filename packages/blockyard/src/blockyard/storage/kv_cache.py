@@ -231,9 +231,7 @@ class KVCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Read sequences through their block tables: keys and values, (seqs, width, num_kv_heads, size) each.
 
-        O(tokens).
-
-        The width is `tables.width_tokens`, with zeros after a sequence's end.
+        O(tokens). The width is `tables.width_tokens`, with zeros after a sequence's end.
 
         Args:
             layer: number of the layer.
@@ -256,7 +254,7 @@ class KVCache:
     def _gather_uneven(
         self, layer: int, tables: TableAddresses, out: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gather keys and values that differ in size: all keys first in the buffer, then all values."""
+        """Gather keys and values of different sizes. The buffer has all keys first, then all values."""
         num_blocks = tables.num_seqs * tables.width_blocks
         buffer = self._gather_buffer(2 * num_blocks, out).flatten()
         ids, stale = tables.halves[:num_blocks] // 2, tables.stale_rows[: len(tables.stale_rows) // 2]
@@ -285,7 +283,7 @@ class KVCache:
 
     @property
     def _half_elements(self) -> int:
-        """Return the elements of a buffer's row. Two rows hold a block."""
+        """Return the elements of a buffer's row, half of those of a block."""
         both = self.block_size * self.num_kv_heads * (self.head_size + self.value_size)
         return -(-both // 2)
 
@@ -329,16 +327,16 @@ class KVCache:
     def copy_blocks(self, copies: object) -> None:
         """Copy blocks within the pool: (n, 2), rows (old, new), as in `plan.copies`. O(n).
 
-        Raises as `move_blocks` does.
+        Raises the errors of `move_blocks`.
         """
         self.move_blocks(MoveLists(copies=copies))
 
     def swap_out(self, swap_outs: object) -> None:
-        """Copy blocks to the CPU pool: (n, 2), rows (block, CPU block). O(n). Raises as `move_blocks` does."""
+        """Copy blocks to the CPU pool: (n, 2), rows (block, CPU block). O(n). Raises the errors of `move_blocks`."""
         self.move_blocks(MoveLists(swap_outs=swap_outs))
 
     def swap_in(self, swap_ins: object) -> None:
-        """Copy blocks from the CPU pool: (n, 2), rows (CPU block, block). O(n). Raises as `move_blocks` does."""
+        """Copy blocks from the CPU pool: (n, 2), rows (CPU block, block). O(n). Raises the errors of `move_blocks`."""
         self.move_blocks(MoveLists(swap_ins=swap_ins))
 
     def _checked_lists(self, plan: BlockMoves) -> list[MoveList]:
@@ -398,16 +396,16 @@ class KVCache:
     def _require_tensor(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
         if tuple(tensor.shape) != shape:
             raise InvalidArgument(
-                f"{name} has shape {tuple(tensor.shape)}; it must be (tokens, num_kv_heads, its size) = {shape}"
+                f"{name} has shape {tuple(tensor.shape)}; it must be (tokens, num_kv_heads, elements) = {shape}"
             )
         if tensor.dtype != self.dtype:
             raise InvalidArgument(f"{name} has dtype {tensor.dtype}; the cache has {self.dtype}")
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device, pin_memory: bool) -> torch.Tensor:
-    """Return a tensor of zeros. In pageable CPU memory the system allocates pages on the first write.
+    """Return a tensor of zeros.
 
-    torch.zeros would write them all.
+    In pageable CPU memory the system allocates pages on the first write, which torch.zeros would cause for all of them.
     """
     if device.type != "cpu" or pin_memory:
         return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pin_memory)

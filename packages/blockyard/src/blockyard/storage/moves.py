@@ -53,7 +53,7 @@ class MoveList:
         self._ids: list[torch.Tensor] = []
 
     def carry_out(self, places: slice) -> None:
-        """Copy the blocks at some layers' positions. O(n). Between devices it does not wait if the memory is pinned."""
+        """Copy the blocks at the positions of some layers. O(n). A copy to or from pinned memory returns at once."""
         if self._source is None or self._target is None:
             return
         source, target = self._source[places], self._target[places]
@@ -76,9 +76,9 @@ def _on_device(ids: IntArray, device: torch.device) -> torch.Tensor:
 
 
 def copy_runs(source: torch.Tensor, target: torch.Tensor, pairs: IntArray) -> None:
-    """Copy blocks in runs of neighbours: one transfer of contiguous memory each. O(runs * positions).
+    """Copy blocks in runs of neighbours, with one transfer of contiguous memory per run. O(runs * positions).
 
-    Indexing over blocks, as within a device, would first collect them in a buffer and wait for it.
+    Indexing blocks, as is done within a device, would first collect them in a buffer and wait for it.
     """
     breaks = np.flatnonzero((np.diff(pairs, axis=0) != 1).any(axis=1)) + 1
     starts = [0, *breaks.tolist()]
@@ -112,7 +112,9 @@ def move_list(
     if array.shape[1] != 2:
         raise InvalidArgument(f"{name} has shape {array.shape}; it must be (n, 2), rows (old, new)")
     if source is None or target is None:
-        raise InvalidArgument(f"{name} has {len(array)} blocks to move; without a CPU pool (num_cpu_blocks 0) it has 0")
+        raise InvalidArgument(
+            f"{name} has {len(array)} blocks to move; it must be empty without a CPU pool (num_cpu_blocks is 0)"
+        )
     if source is target:
         require_range(name, array, 1, num_to - 1)
     else:
@@ -152,7 +154,7 @@ class MoveStream:
     def start(self, move: Callable[[int], None]) -> None:
         """Call `move` for each position, to move its blocks after all work submitted to the computing stream so far.
 
-        Earlier steps may still write the sources and read the targets.
+        That work includes earlier steps, which may still write the sources and read the targets.
         """
         self._stream.wait_stream(self._streams.current_stream(self._device))
         with self._streams.stream(self._stream):
@@ -165,7 +167,7 @@ class MoveStream:
                     moved.record(self._stream)
 
     def wait(self, place: int) -> None:
-        """Make the computing stream wait for the moves of a position, if it does not yet."""
+        """Make the computing stream wait for the moves of a position, unless it waits for them already."""
         if self._is_pending[place]:
             self._is_pending[place] = False
             self._streams.current_stream(self._device).wait_event(self._moved[place])

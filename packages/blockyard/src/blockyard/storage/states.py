@@ -37,12 +37,12 @@ class SlotMoves(Protocol):
 
     @property
     def load_blocks(self) -> npt.NDArray[np.int32]:
-        """Return the blocks to load each from."""
+        """Return the blocks to load each slot from."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotLists:
-    """Slot operations of a plan, kept beyond the next plan."""
+    """A copy of a plan's slot operations that is still valid when the next plan is made."""
 
     copies: npt.NDArray[np.int32]
     clears: npt.NDArray[np.int32]
@@ -120,9 +120,9 @@ class StateSlots:
         return tuple(f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in self.tensors)
 
     def rows(self, slots: npt.NDArray[np.int64]) -> tuple[torch.Tensor, bool]:
-        """Return the rows of some slots, uint8 (n, bytes), and whether they are a copy to be written back (`put_back`).
+        """Return the rows of some slots, uint8 (n, bytes), and whether they are a copy.
 
-        For neighbouring slots they are a view.
+        Neighbouring slots give a view. Write a copy back with `put_back`.
         """
         first, number = int(slots[0]), len(slots)
         if bool((np.diff(slots) == 1).all()):
@@ -144,7 +144,7 @@ class StateSlots:
         """Carry out a plan's slot operations before its step: copies in order, then clears, then loads. O(bytes moved).
 
         Call it after the plan's moves of blocks. Raises `InvalidArgument` for an invalid slot or block; earlier
-        operations are done then.
+        operations are done by then.
         """
         for source, target in moves.copies.tolist():
             self._row(target).copy_(self._row(source))
@@ -163,7 +163,7 @@ class StateSlots:
     def save(self, slots: npt.NDArray[np.int32], blocks: npt.NDArray[np.int32]) -> None:
         """Save the states of slots after a step. O(bytes).
 
-        Raises `InvalidArgument` for an invalid slot or block; earlier states are saved then.
+        Raises `InvalidArgument` for an invalid slot or block; earlier states are saved by then.
 
         Args:
             slots: `saves` of the plan, (n,).
@@ -180,7 +180,7 @@ class StateSlots:
         """
         return self._row(slot)[: self.num_bytes]
 
-    def kept(self, blocks: npt.NDArray[np.int32]) -> torch.Tensor:
+    def saved_state(self, blocks: npt.NDArray[np.int32]) -> torch.Tensor:
         """Return a copy of a saved state's bytes, uint8 (num_bytes,). O(bytes).
 
         Raises `InvalidArgument` for invalid blocks.

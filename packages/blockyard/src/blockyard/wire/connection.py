@@ -41,7 +41,7 @@ class ConnectionLost(OSError):
 class SocketConnection:
     """A `Connection` over a stream socket. Several threads may call `send_bytes`, one may call `recv_bytes`.
 
-    After a message was cut short by the time limit, an error or Ctrl-C, no other one is sent or received in that
+    If a message was cut short by the time limit, an error or Ctrl-C, no further message is sent or received in that
     direction, because it would be taken for the rest.
 
     Args:

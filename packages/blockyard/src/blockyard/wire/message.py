@@ -49,8 +49,8 @@ class Message:
         items: integers of all arrays, int32, as a view of the bytes.
         sizes: lengths of the arrays.
         number: number in its chain, 0 outside of one.
-        before: digest of the message before it.
-        digest: its own digest.
+        before: digest of the previous message.
+        digest: digest of this message.
     """
 
     kind: str
@@ -82,7 +82,7 @@ class Message:
         return split(self.items, self.sizes)
 
     def require(self, kind: str) -> Message:
-        """Return this message if it is of `kind`. Raises `InvalidArgument` otherwise."""
+        """Return this message if its kind is `kind`. Raises `InvalidArgument` otherwise."""
         if self.kind != kind:
             raise InvalidArgument(f"message is a {self.kind!r}; it must be a {kind!r}")
         return self
@@ -113,9 +113,9 @@ def pack(
 
 
 def read(kind: str, data: object) -> Message:
-    """Return a message of `kind` from its bytes, or the message itself.
+    """Return a message of `kind`, given its bytes or the message itself.
 
-    Raises as `Message.of` and `Message.require` do.
+    Raises the errors of `Message.of` and `Message.require`.
     """
     return (data if isinstance(data, Message) else Message.of(data)).require(kind)
 
@@ -183,7 +183,7 @@ class Chain:
     A digest covers the previous digest, so equal digests mean equal histories.
 
     Args:
-        start: bytes that both ends agreed on before.
+        start: bytes that both ends have agreed on.
     """
 
     def __init__(self, start: bytes = b"") -> None:

@@ -80,15 +80,15 @@ class _PlanEnd:
 
 
 class PlanSender(_PlanEnd):
-    """Sender of a chain of plans: makes the bytes that each rank's `PlanReceiver` must read, all of them in order.
+    """Sender of a chain of plans. It makes the bytes that each rank's `PlanReceiver` must read in order.
 
-    A message has the changes of the block tables since the one before. It carries its step number and the digest of all
-    messages before, so a rank that skipped, repeated or altered one raises at the next. The digest (16-byte BLAKE2b
+    A message has the changes of the block tables since the previous one, its step number, and the digest of all earlier
+    messages. So a rank that skipped, repeated or altered a message raises at the next. The digest (16-byte BLAKE2b
     without a key) detects errors, not forgeries.
 
     Args:
         config: the `CacheConfig` of the cache.
-        start: bytes that both ends agreed on before; their digests include it.
+        start: bytes that both ends have agreed on; their digests include it.
 
     Raises:
         InvalidArgument: an argument has another type.
@@ -103,12 +103,12 @@ class PlanSender(_PlanEnd):
     def to_bytes(self, plan: object, moves_only: object = False, token_ids: object = None) -> bytes:
         """Return the next message, for a `StepPlan` or a `SwapPlan`. O(B + T + new blocks), 16 bytes per decoded token.
 
-        After an error the chain continues as if the call had not been made.
+        After an error the chain is unchanged.
 
         Args:
             plan: the plan.
-            moves_only: whether to omit the sequences of a step plan that is not run because `reserve` was called again.
-                Its copies and swaps must still be carried out. Works even though the plan is stale.
+            moves_only: True for a step plan that is not run because `reserve` was called again: its copies and swaps
+                must still be carried out, and its sequences are omitted. Works even though the plan is stale.
             token_ids: `plan.input_ids` with drafts in place of -1, integers (T,); None for `plan.input_ids`.
 
         Raises:
@@ -222,7 +222,7 @@ class PlanReceiver(_PlanEnd):
         return super().digest
 
     def _settle(self) -> None:
-        """Count a message that changed the tables before it was interrupted: it was read, and its plan is lost."""
+        """Count a message that changed the tables before it was interrupted: it was read, but its plan is lost."""
         begun = self._begun
         if begun is not None and self._copy.tables[0].version != begun[1]:
             self._chain.take(begun[0])
@@ -318,7 +318,7 @@ class PlanReceiver(_PlanEnd):
         return [each.tolist() for each in (copies, clears, loads, saves, refused)]
 
     def _require_rows(self, name: str, items: IntArray, limits: list[int], num_blocks: int = 0) -> list[list[int]]:
-        """Return the rows of a flat list: numbers from 0 to below each limit, then blocks of the pool."""
+        """Return the rows of a flat list. Each has a number from 0 to below each limit, and then blocks of the pool."""
         lows = np.array([0] * len(limits) + [1] * num_blocks)
         highs = np.array(limits + [self._num_blocks] * num_blocks)
         if len(items) % len(lows):

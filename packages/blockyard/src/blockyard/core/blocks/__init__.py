@@ -1,1 +1,1 @@
-"""Blocks: who holds them, which are free, who goes next."""
+"""Blocks: their holders, the queue of free blocks, and the order of eviction."""

@@ -17,7 +17,7 @@ class KVCacheBlock:
         block_id: position of the block in the KV tensors.
         ref_cnt: references of sequences and leases to the block.
         token_ids: tokens whose keys and values the block caches. Empty if it is not cached, if the pool does not store
-            tokens, and for a block of several token blocks in which a span begins.
+            tokens, or if a span begins in a block of several token blocks.
         num_tokens: known tokens in the block, also if it is partly filled; 0 if unknown (a bare lease).
         group: the layer group whose keys and values the block holds; None if it holds none.
         block_hash: the index's internal hash of its tokens and all tokens before them; None if not cached.

@@ -100,7 +100,7 @@ class FreeKVCacheBlockQueue:
             self._taken[blocks[index]] = 0
 
     def get_all_free_blocks(self) -> list[int]:
-        """Return all free blocks in the order of `popleft` takes them. O(free)."""
+        """Return all free blocks in order; `popleft` takes the first. O(free)."""
         return self._queue.block_ids()
 
     def _block(self, block_id: object) -> i64:
@@ -111,7 +111,7 @@ class FreeKVCacheBlockQueue:
             raise DoubleFree(f"block {block} is in the queue already; remove it first")
 
     def __init_subclass__(cls) -> None:
-        """Refuse: a subclass of a compiled class could not be made."""
+        """Refuse subclasses: the class is compiled."""
         raise refuse_subclass("FreeKVCacheBlockQueue")
 
     def __copy__(self) -> "FreeKVCacheBlockQueue":

@@ -9,13 +9,13 @@ from .observer import PoolObserver
 
 
 class BudgetWatch(PoolObserver):
-    """Keeps the counts of a shared budget. A block is charged once, however many sequences hold it."""
+    """Keeps the counts of a shared budget. A block is charged once, whatever the number of its holders."""
 
     def __init__(self, ledger: BlockLedger, budget: SharedBudget) -> None:
         self.ledger = ledger
         self.budget = budget
 
-    def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
+    def on_acquire(self, blocks: vec[i32], start: i64, count: i64) -> None:
         budget = self.budget
         for position in range(start, start + count):
             budget.of_block[i64(blocks[position])] = budget.acting
@@ -23,7 +23,7 @@ class BudgetWatch(PoolObserver):
         budget.hold(budget.acting, count)
         budget.take_chosen(budget.acting, count)
 
-    def shared(self, blocks: vec[i32], start: i64, count: i64) -> None:
+    def on_share(self, blocks: vec[i32], start: i64, count: i64) -> None:
         budget = self.budget
         for position in range(start, start + count):
             block = i64(blocks[position])
@@ -31,10 +31,10 @@ class BudgetWatch(PoolObserver):
                 budget.is_held[block] = 1
                 budget.hold(budget.of_block[block], 1)
 
-    def evicting(self, block: i64) -> None:
+    def on_evict(self, block: i64) -> None:
         self.budget.num_evicted[self.budget.of_block[block]] += 1
 
-    def released(self, blocks: vec[i32], start: i64, count: i64) -> None:
+    def on_release(self, blocks: vec[i32], start: i64, count: i64) -> None:
         budget = self.budget
         for position in range(start, start + count):
             block = i64(blocks[position])

@@ -18,7 +18,7 @@ def require_ids(blocks: vec[i64], num_blocks: int) -> None:
 
 
 def require_free(ledger: BlockLedger, blocks: vec[i64], may_evict: bool) -> vec[i32]:
-    """Return the ids as the int32 vector of a lease. O(blocks).
+    """Check that the blocks are free, and return their ids as an int32 vec. O(blocks).
 
     Raises `InvalidArgument` for a block that is held or given twice and, unless `may_evict`, for a cached one.
     """
@@ -27,18 +27,25 @@ def require_free(ledger: BlockLedger, blocks: vec[i64], may_evict: bool) -> vec[
     for place in range(i64(len(blocks))):
         block = blocks[place]
         if ledger.ref_cnt[block] > 0:
-            raise InvalidArgument(f"block_ids[{place}] is {block}, which is held {ledger.ref_cnt[block]} times")
+            raise InvalidArgument(
+                f"block_ids[{place}] is {block}, which is held {ledger.ref_cnt[block]} times; it must be free"
+            )
         if not may_evict and ledger.index.is_cached(block):
-            raise InvalidArgument(f"block_ids[{place}] is {block}, which is cached; may_evict is False")
+            raise InvalidArgument(
+                f"block_ids[{place}] is {block}, which is cached; with may_evict=False it must not be"
+            )
         if int(block) in seen:
-            raise InvalidArgument(f"block_ids[{place}] is {block}, which is given twice")
+            raise InvalidArgument(f"block_ids[{place}] is {block}, which is given twice; give each block once")
         seen.add(int(block))
         taken[place] = i32(block)
     return taken
 
 
 def uncache(ledger: BlockLedger, blocks: vec[i64]) -> int:
-    """Uncache the blocks, whose ids are checked; of the idle ones the first is allocated next. Return how many."""
+    """Uncache blocks whose ids are checked. The first of the idle ones is allocated next.
+
+    Return how many were cached.
+    """
     count = 0
     place = i64(len(blocks)) - 1
     while place >= 0:
@@ -54,7 +61,7 @@ def evict_idle(ledger: BlockLedger, count: int) -> list[int]:
     """Evict the first `count` idle blocks and make them the next to be allocated. Return their ids."""
     victims = ledger.idle_in_order(count)
     if len(victims) < count:
-        raise OutOfBlocks(f"num_blocks is {count}; fewer blocks are cached and idle", count, 0)
+        raise OutOfBlocks(f"num_blocks is {count}; only {len(victims)} blocks are cached and idle", count, len(victims))
     for victim in victims:
         ledger.evict(i64(victim))
     for victim in reversed(victims):
@@ -67,7 +74,7 @@ MARK_STEP: Final[i64] = 134217728
 
 
 class ReleaseOrder:
-    """Reorders ids so that `BlockLedger.release`, which goes from last to first, has the effect of the caller's order.
+    """Reorders ids so that `BlockLedger.release`, which starts at the last one, has the effect of the caller's order.
 
     Each uncached block is put at the head of the queue, before those already there. If an id is given several times,
     its last position may free the block; the other references are released before all others.
@@ -82,7 +89,10 @@ class ReleaseOrder:
         self._marks = grown_i64(self._marks, num_blocks)
 
     def of(self, ledger: BlockLedger, blocks: vec[i32]) -> vec[i32]:
-        """Return the ids in the order for `release`: uncached, cached ones reversed, then repeated ones. O(ids)."""
+        """Return the ids in the order for `release`: uncached ones, cached ones reversed, then repeated ones.
+
+        O(ids).
+        """
         count = i64(len(blocks))
         self._num_marks += 1
         stamp = self._num_marks * MARK_STEP

@@ -1,4 +1,4 @@
-"""Looks up the cached prefix of a prompt, and caches the blocks of a lease."""
+"""Lookups of a prompt's cached prefix, and caching of a lease's blocks."""
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ from .ledger import BlockLedger
 class FoundBlocks:
     """The cached prefix of a prompt, as returned by `BlockPool.find_cached_blocks`. It does not hold the blocks.
 
-    It stores the content id of each block. Content ids are never reused, so `BlockPool.hold` takes the blocks only if
-    none of them has changed since.
+    It stores the content id of each block. Content ids are never reused, so `BlockPool.hold` can refuse blocks whose
+    content has changed since.
     """
 
     def __init__(self, ledger: BlockLedger, blocks: vec[i32], contents: vec[i64]) -> None:
@@ -64,7 +64,7 @@ class FoundBlocks:
 
 
 def find_full(ledger: BlockLedger, prompt: Prompt) -> vec[i32]:
-    """Return the cached blocks of the prompt's prefix, the last full block included. O(blocks found).
+    """Return the cached full blocks of a prompt's prefix; all of the prompt may be hit. O(blocks found).
 
     Raises `InvalidArgument` for an invalid token, if the tokens were not checked before.
     """
@@ -85,7 +85,7 @@ def found_blocks(ledger: BlockLedger, prompt: Prompt) -> FoundBlocks:
 
 
 def require_found(ledger: BlockLedger, found: FoundBlocks, count: i64) -> None:
-    """Check that the first `count` blocks still have the content that was found.
+    """Check that the first `count` blocks still have the content with which they were found.
 
     Raises `ForeignBlock` if another pool found them, and `StaleBlocks` if one has changed.
     """
@@ -104,7 +104,7 @@ def require_found(ledger: BlockLedger, found: FoundBlocks, count: i64) -> None:
 
 
 def cache_prompt(ledger: BlockLedger, lease: BlockLease, prompt: Prompt, first: i64, num_full: i64) -> None:
-    """Cache the blocks of a lease as `num_full` blocks of a prompt; the first `first` are cached already."""
+    """Cache the blocks of a lease as the first `num_full` blocks of a prompt; `first` of them are cached already."""
     if lease._first_block > 0:
         raise InvalidArgument(f"lease begins with block {lease._first_block} of its prompt; use cache_next_blocks")
     _check_cacheable(ledger, lease, first, num_full)
@@ -152,11 +152,11 @@ def _refuse_shared(ledger: BlockLedger, lease: BlockLease, position: i64) -> Non
 
 
 def _refuse_null(position: i64) -> None:
-    raise InvalidArgument(f"the lease has released its block at position {position}, which cannot be cached")
+    raise InvalidArgument(f"the lease has released its block at position {position}, so it cannot cache a block there")
 
 
 def _check_prefix(index: PrefixIndex, lease: BlockLease, prompt: Prompt, num_cached: i64) -> None:
-    """Refuse a lease whose leading blocks cache other tokens: later blocks would be indexed after a wrong prefix."""
+    """Refuse a lease whose leading blocks cache other tokens, because later blocks would continue a wrong prefix."""
     found = index.find_prompt(prompt, num_cached)
     for position in range(num_cached):
         block = i64(lease._blocks[position])
@@ -166,7 +166,7 @@ def _check_prefix(index: PrefixIndex, lease: BlockLease, prompt: Prompt, num_cac
 
 
 def num_still_cached(ledger: BlockLedger, lease: BlockLease) -> i64:
-    """Return how many leading blocks of those that the lease has cached are still cached; released positions count.
+    """Return how many leading blocks that the lease has cached are cached now, released positions included.
 
     O(1), but O(blocks) in the first call after blocks that may be held lost their content.
     """
@@ -198,7 +198,7 @@ def cache_next(ledger: BlockLedger, lease: BlockLease, chunk: Chunk, start: i64)
 
 
 def _require_position(lease: BlockLease, still: i64, start: i64) -> None:
-    """Refuse a position after the blocks that the lease has cached and that are still cached."""
+    """Refuse a position past the blocks that the lease has cached, or past the first that has lost its content."""
     if start > lease._num_cached:
         raise InvalidArgument(f"num_cached_blocks is {start}; only the first {still} blocks of the lease are cached")
     if start > still:
@@ -210,7 +210,7 @@ def _require_position(lease: BlockLease, still: i64, start: i64) -> None:
 
 
 class _Before:
-    """The content before a position of a lease, with its chained hash, or the root of the prompt."""
+    """The content before a position of a lease with its chained hash, or the root of the prompt."""
 
     def __init__(self, ledger: BlockLedger, lease: BlockLease, position: i64) -> None:
         #: Whether it is the root of the prompt's keys, which may not exist yet; then content is 0.
@@ -229,16 +229,17 @@ class _Before:
             self.chain = lease._before_hash
         if self.content == NO_CONTENT and not self.is_root:
             raise InvalidArgument(
-                f"what comes before block {lease._first_block + position} of the prompt is not known to lease "
-                f"{lease._serial}: it was not cached when the lease was split off"
+                f"lease {lease._serial} does not know the content before block {lease._first_block + position} of the "
+                "prompt, because it was not cached when the lease was split off: cache the other part first, then "
+                "split"
             )
 
 
 def _require_cacheable(ledger: BlockLedger, lease: BlockLease, position: i64, words: vec[i64], number: i64) -> None:
-    """Refuse a block that other holders have, or that caches other tokens.
+    """Refuse a block that has other holders or caches other tokens.
 
-    A cached block may be given the same tokens again, and so may a shared one that the lease had cached before it lost
-    its content.
+    A cached block may be given the same tokens again; so may a shared block that the lease had cached with them before
+    it lost its content.
     """
     block = i64(lease._blocks[position])
     if block == NULL_BLOCK:
@@ -256,7 +257,7 @@ def _require_cacheable(ledger: BlockLedger, lease: BlockLease, position: i64, wo
 
 
 def _num_same(index: PrefixIndex, lease: BlockLease, start: i64, prompt: Prompt, num_full: i64, before: _Before) -> i64:
-    """Return how many blocks are cached as these tokens after `before` already, and move `before` past them."""
+    """Return how many blocks from `start` already cache these tokens after `before`, and advance `before` past them."""
     parent = index.known_root(prompt.keys) if before.is_root else before.content
     for number in range(num_full):
         block = i64(lease._blocks[start + number])
@@ -275,7 +276,10 @@ def _num_same(index: PrefixIndex, lease: BlockLease, start: i64, prompt: Prompt,
 def _index_from(
     ledger: BlockLedger, lease: BlockLease, start: i64, prompt: Prompt, first: i64, last: i64, before: _Before
 ) -> None:
-    """Index blocks `first` to `last` of the tokens after `before`. Contents after a lost one are linked to it again."""
+    """Index blocks `first` to `last` of the tokens after `before`.
+
+    Blocks after one that lost its content are relinked.
+    """
     for number in range(first, last):
         block = i64(lease._blocks[start + number])
         if ledger.index.is_cached(block):
@@ -284,5 +288,5 @@ def _index_from(
     if before.is_root:
         before.content = ledger.index.root(prompt.keys)
         before.chain = root_hash(before.content)
-    block = NULL_BLOCK if before.is_root else ledger.index.standing_for(before.content, before.chain, before.block)
+    block = NULL_BLOCK if before.is_root else ledger.index.representative(before.content, before.chain, before.block)
     ledger.index_after(prompt, first, last, lease._blocks, start, 0, before.content, before.chain, block)

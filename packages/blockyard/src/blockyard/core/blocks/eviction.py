@@ -1,4 +1,4 @@
-"""Chooses victims in a pool: the order of the free queue, or a stack of a policy and its layers."""
+"""Chooses the blocks to evict from a pool: by the order of the free queue, or by a policy and its layers."""
 
 from typing import Final
 
@@ -27,20 +27,20 @@ MAX_PRIORITY: Final = 2**20
 ENDS: Final = tuple([f"retention {cause}" for cause in RetentionEnds.CAUSES])
 
 
-class ToldRetentions(RetentionWatch):
-    """Counts how retentions end under all policies of a pool, and notifies the pool's observers."""
+class RetentionReporter(RetentionWatch):
+    """Counts how retentions end under all policies of a pool, and reports each end to the pool's observers."""
 
     def __init__(self, ledger: BlockLedger) -> None:
         super().__init__()
         self.ledger = ledger
 
-    def ended(self, block: i64, cause: i64) -> None:
-        super().ended(block, cause)
-        self.ledger.observer.unretained(block, ENDS[cause])
+    def count_end(self, block: i64, cause: i64) -> None:
+        super().count_end(block, cause)
+        self.ledger.observer.on_unretain(block, ENDS[cause])
 
 
 class EvictionOrder:
-    """Installs eviction policies, and retains blocks within a budget of `retention_blocks` blocks."""
+    """The eviction policy of a pool with its layers, and retention of at most `retention_blocks` blocks."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class EvictionOrder:
         self.clock = clock
         self.retention_blocks = retention_blocks
         #: How retentions ended, under all policies.
-        self.retentions = ToldRetentions(ledger)
+        self.retentions = RetentionReporter(ledger)
         #: Evictions that hints decided under earlier policies.
         self._num_hinted_before = 0
 
@@ -74,11 +74,11 @@ class EvictionOrder:
         num_hinted, num_retained = self.num_hinted_evictions(), self.stack.num_retained()
         self._fill(stack)
         self.ledger.stack = stack
-        self.retentions.all_dropped(num_retained)
+        self.retentions.count_all_dropped(num_retained)
         self._num_hinted_before = num_hinted
 
     def _make_stack(self, policy: EvictionPolicy | None, sessions: Sessions) -> QueueOrder:
-        """Put the layers that this pool needs around a policy."""
+        """Return the policy with the layers that this pool needs around it."""
         budget, num_blocks = self.ledger.budget, int(self.ledger.capacity)
         if policy is None:
             needs_layers = self.retention_blocks > 0 or budget.is_shared or self.registry is not None
@@ -110,7 +110,7 @@ class EvictionOrder:
             self.interruption.raise_now()
 
     def know_sessions(self, max_sessions: int) -> None:
-        """Begin to record which session uses which block, and let hints about sessions decide on evictions.
+        """Start to track which session uses which block, so that hints about sessions can decide on evictions.
 
         O(num_blocks). Raises `PolicyError` or MemoryError; then nothing has changed.
         """
@@ -149,7 +149,7 @@ class EvictionOrder:
         return self._num_hinted_before + self.stack.num_hinted_evictions()
 
     def retain(self, blocks: list[int], priority: int, expires_at: float | None) -> int:
-        """Give cached blocks a priority, all or none. Return how many there are."""
+        """Give cached blocks a priority, all or none. Return their number."""
         stack = self.stack
         if self.retention_blocks == 0:
             raise InvalidArgument("retention_blocks is 0; retain needs a budget of blocks in the config")
@@ -169,7 +169,7 @@ class EvictionOrder:
         return len(blocks)
 
     def _require_limit(self, blocks: list[int], new: int) -> None:
-        """Raise `OverBudget` if a tenant would retain more blocks than its limit. All blocks are one tenant's."""
+        """Raise `OverBudget` if the tenant of these blocks would retain more than its limit."""
         budget = self.ledger.budget
         if not isinstance(budget, SharedBudget) or new == 0:
             return
@@ -182,7 +182,7 @@ class EvictionOrder:
             )
 
     def advance(self, now: float) -> None:
-        """Set the time, which ends retentions. Raises `InvalidArgument` for a time before the last one."""
+        """Set the time, and end the retentions that expire. Raises `InvalidArgument` for a time before the last one."""
         if now < self.clock.now:
             raise InvalidArgument(f"now is {now}; it must be at least {self.clock.now}, the time of the last call")
         self.clock.now = now
@@ -191,16 +191,16 @@ class EvictionOrder:
         self.stack.advance(now)
 
 
-def wished_policy(policy: object, ledger: BlockLedger) -> EvictionPolicy | None:
-    """Return the policy for a caller's `policy` argument, made for a ledger's blocks; None for least recently used."""
+def resolve_policy(policy: object, ledger: BlockLedger) -> EvictionPolicy | None:
+    """Return the eviction policy that a name, class or function stands for; None for least recently used."""
     if isinstance(policy, str) and policy == "lru":
         return None
     return make_policy(policy, int(ledger.capacity))
 
 
-def wished_priority(priority: object) -> int:
+def read_priority(priority: object) -> int:
     return require_int("priority", priority, 0, MAX_PRIORITY)
 
 
-def wished_end(expires_at: object) -> float | None:
+def read_expiry(expires_at: object) -> float | None:
     return None if expires_at is None else require_number("expires_at", expires_at)

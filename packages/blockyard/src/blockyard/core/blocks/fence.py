@@ -28,7 +28,7 @@ class Fence:
         self.num_ended: i64 = 0
 
     def is_open(self, row: i64) -> bool:  # noqa: ARG002
-        """Return whether a step of this row is in flight."""
+        """Return whether a step of the sequence in `row` is in flight."""
         return False
 
     def last_step_of(self, row: i64) -> i64:  # noqa: ARG002
@@ -43,21 +43,21 @@ class Fence:
         return 0
 
     def hold(self, block: i64, step: i64) -> bool:  # noqa: ARG002
-        """Defer the free of a block until `step` has ended.
+        """Defer the free of a block until `step` has ended. Return False if it is deferred already.
 
-        Return False if the block waits already; it then waits for the later of the two steps.
+        It then waits for the later of the two steps.
         """
         return False
 
     def take(self, out: vec[i32], step: i64) -> i64:  # noqa: ARG002
-        """Write blocks that wait for steps up to `step` to the end of `out`, backwards. Return their number.
+        """Write blocks that wait for steps up to `step` to the end of `out`, in reverse. Return their number.
 
-        Call it until it returns 0; then these steps have ended.
+        Call it until it returns 0; the steps have ended then.
         """
         return 0
 
     def block_ids(self) -> list[int]:
-        """Return the waiting blocks by step, those of a step in the order of their release. O(blocks)."""
+        """Return the waiting blocks by step, within a step in the order of their release. O(blocks)."""
         return []
 
     def make_room_for(self, num_blocks: int) -> FenceRoom:  # noqa: ARG002
@@ -74,9 +74,9 @@ class StepFence(Fence):
     Steps are numbered from 1 as they begin, and end in the same order. At most `max_steps` are in flight: `num_ended` +
     1 to `num_begun`.
 
-    The blocks that wait for a step form a list, linked through `next_block`, in the order of their release. A block
-    that is released again for a later step stays in its list, and moves to the later one when the list is taken. So
-    nothing here allocates memory, and each release of a block costs O(1).
+    The blocks that wait for a step are a list in the order of their release, linked through `next_block`. A block that
+    is released again for a later step stays in its list, and moves to the later one when the list is taken. So nothing
+    here allocates memory, and each release of a block costs O(1).
 
     Attributes:
         last_step: by row, its latest step.

@@ -118,7 +118,7 @@ class FreeQueue:
         self.num_free -= 1
 
     def remove_shared(self, ref_cnt: vec[i32], blocks: vec[i32], first: i64, last: i64) -> None:
-        """Hold `blocks[first:last]` once more, and remove those that were free. O(blocks)."""
+        """Add a holder to each of `blocks[first:last]`, and remove those that were free from the queue. O(blocks)."""
         next_free = self.next_free
         prev_free = self.prev_free
         last_empty = self.last_empty
@@ -157,7 +157,7 @@ class FreeQueue:
         self.num_free += count
 
     def put_back(self, block: i64) -> None:
-        """Undo the latest `remove` that is not undone yet. `block` still has its links (Knuth's dancing links)."""
+        """Undo the latest `remove` that is not undone yet. `block` still has its old links (Knuth's dancing links)."""
         self.next_free[i64(self.prev_free[block])] = i32(block)
         self.prev_free[i64(self.next_free[block])] = i32(block)
         self.num_free += 1
@@ -191,33 +191,42 @@ class FreeQueue:
         while block != NULL_BLOCK and len(ids) <= len(self.next_free):
             ids.append(int(block))
             if not 0 < block < len(self.next_free):
-                raise InvariantError(f"free queue: it leads to block {block}; the pool has {len(self.next_free)}")
+                raise InvariantError(
+                    f"free queue: a link leads to block {block}; the pool has {len(self.next_free)} blocks"
+                )
             block = i64(self.next_free[block])
         return ids
 
     def check(self) -> None:
-        """Check that both directions of the list agree with each other and with the count. O(free)."""
+        """Raise `InvariantError` unless both directions of the list agree with each other and with the count.
+
+        O(free).
+        """
         ids = self.block_ids()
         if len(ids) != self.num_free:
-            raise InvariantError(f"free queue: {len(ids)} blocks are linked, the count says {self.num_free}")
+            raise InvariantError(f"free queue: {len(ids)} blocks are linked, but num_free is {self.num_free}")
         before: i64 = NULL_BLOCK
         for block in ids:
             if i64(self.prev_free[block]) != before:
-                raise InvariantError(f"free queue: block {block} points back to {self.prev_free[block]}, not {before}")
+                raise InvariantError(
+                    f"free queue: block {block} has the predecessor {self.prev_free[block]}; it must be {before}"
+                )
             before = block
         if self.last_empty != NULL_BLOCK and self.last_empty not in ids[max(int(self.num_empty) - 1, 0) :]:
             raise InvariantError(
-                f"free queue: block {self.last_empty}, up to which all are empty, is before number {self.num_empty}"
+                f"free queue: last_empty is block {self.last_empty}, which comes before position {self.num_empty}"
             )
         if i64(self.prev_free[NULL_BLOCK]) != before:
-            raise InvariantError(f"free queue: the tail is {self.prev_free[NULL_BLOCK]}, the last block is {before}")
+            raise InvariantError(
+                f"free queue: the tail is {self.prev_free[NULL_BLOCK]}, but the last block is {before}"
+            )
 
     def knows_empty(self, count: i64) -> bool:
         """Return whether at least `count` blocks at the head are known to cache nothing. O(1)."""
         return self.last_empty != NULL_BLOCK and self.num_empty >= count
 
     def num_empty_first(self, index: PrefixIndex, most: i64) -> i64:
-        """Return how many blocks at the head cache nothing, up to `most`. O(1) if that many are known, else O(most)."""
+        """Return how many blocks at the head cache nothing, up to `most`. O(1) if so many are known, else O(most)."""
         if self.knows_empty(most):
             return most
         identity = index.identity
@@ -237,7 +246,9 @@ class FreeQueue:
         block = i64(self.last_empty)
         while block != NULL_BLOCK:
             if index.is_cached(block):
-                raise InvariantError(f"free queue: block {block} is cached; all up to {self.last_empty} are empty")
+                raise InvariantError(
+                    f"free queue: block {block} is cached, but blocks up to {self.last_empty} must not be"
+                )
             block = i64(self.prev_free[block])
 
     def _link(self, block: i64, before: i64, after: i64) -> None:

@@ -33,7 +33,7 @@ class BlockLease:
     those of a block table.
     """
 
-    def __init__(self, serial: int, holder: str, blocks: vec[i32], book: dict[int, "BlockLease"]) -> None:
+    def __init__(self, serial: int, holder: str, blocks: vec[i32], live: dict[int, "BlockLease"]) -> None:
         self._serial = serial
         self._holder = holder
         #: Its blocks are the first `_count`; the rest is room to grow.
@@ -42,7 +42,7 @@ class BlockLease:
         #: How many of them are the null block.
         self._num_null: i64 = 0
         #: The live leases of its pool by serial number.
-        self._book = book
+        self._live = live
         #: Leading blocks that its calls have cached or found cached; how many of them were not written to since; and
         #: the losses of the pool (`num_losses`) when all of these were last known to be cached.
         self._num_cached: i64 = 0
@@ -51,7 +51,7 @@ class BlockLease:
         #: Token blocks that it holds too, if other blocks have the keys and values (`hold_cached`).
         self._token_blocks = zeros_i32(0)
         #: If it is freed while another call runs: whether its blocks are put at the end of the queue.
-        self._goes_last = False
+        self._to_tail = False
         #: Position of its first block in the prompt.
         self._first_block: i64 = 0
         #: The content before the block at `_anchor`, and its chained hash, if no held block has it; 0 for the prompt's
@@ -146,13 +146,15 @@ def check_leases(ledger: BlockLedger, leases: list[BlockLease], others: list[int
     for lease in leases:
         ids = lease.held_ids()
         if len(lease) - len(ids) != lease._num_null:
-            raise InvariantError(f"I8: {lease!r} counts {lease._num_null} places that were released")
+            raise InvariantError(f"I8: {lease!r} has {lease._num_null} released blocks by its count")
         if not 0 <= lease._num_sure <= lease._num_cached <= lease._count <= len(lease._blocks):
-            raise InvariantError(f"I8: {lease!r} says that {lease._num_cached} of its blocks are cached")
+            raise InvariantError(f"I8: {lease!r} has {lease._num_cached} cached blocks by its count")
         if lease._losses == ledger.num_losses:
             for block in lease._blocks[: lease._num_sure]:
                 if block != NULL_BLOCK and not ledger.index.is_cached(i64(block)):
-                    raise InvariantError(f"I8: {lease!r} is sure of {lease._num_sure} blocks; {block} is not cached")
+                    raise InvariantError(
+                        f"I8: {lease!r} relies on {lease._num_sure} cached blocks; {block} is not cached"
+                    )
         for block in ids:
             held[block] += 1
     for block in range(int(ledger.capacity)):
@@ -185,7 +187,7 @@ def held_blocks(lease: BlockLease, first: i64, last: i64) -> vec[i32]:
     return blocks[:count]
 
 
-class LeaseBook(Deferred):
+class LeaseRegistry(Deferred):
     """The live leases of a pool, oldest first, and those to be freed when the running call ends."""
 
     def __init__(self, ledger: BlockLedger) -> None:
@@ -197,28 +199,28 @@ class LeaseBook(Deferred):
         self._waiting: list[BlockLease] = []
 
     def make(self, blocks: vec[i32], holder: str) -> BlockLease:
-        """Return a live lease on blocks that the caller holds next, which cannot fail."""
+        """Return a live lease on blocks that the caller takes next, which must not fail."""
         lease = self.draft(blocks, holder)
         self.enlist(lease)
         return lease
 
     def draft(self, blocks: vec[i32], holder: str) -> BlockLease:
-        """Return a lease that becomes live with `enlist`; nothing has changed until then."""
+        """Return a lease that becomes live with `enlist`. Changes nothing."""
         lease = BlockLease(self._last_serial + 1, holder, blocks, self.live)
         lease._losses = self.ledger.num_losses
         return lease
 
     def enlist(self, lease: BlockLease) -> None:
-        """Make the latest draft live."""
+        """Make the latest draft a live lease."""
         self.live[lease._serial] = lease
         self._last_serial = lease._serial
 
-    def take_back(self, lease: BlockLease) -> None:
+    def delist(self, lease: BlockLease) -> None:
         del self.live[lease._serial]
         self._last_serial -= 1
 
     def hold(self, blocks: vec[i32], holder: str, interruption: Interruption) -> BlockLease:
-        """Return a lease on cached blocks, and record a hit with their policy. O(blocks).
+        """Return a lease on cached blocks, and report a hit to their policy. O(blocks).
 
         Raises `InvalidArgument`. If the policy is interrupted, nothing has changed.
         """
@@ -232,15 +234,15 @@ class LeaseBook(Deferred):
         ledger.note_hits(blocks, 0, count)
         ledger.share(blocks, 0, count)
         if interruption.error is not None:
-            self.let_go(lease, peak)
+            self.undo_hold(lease, peak)
             interruption.raise_now()
         return lease
 
-    def let_go(self, lease: BlockLease, peak: i64) -> None:
-        """Undo the latest `hold` and restore the peak of used blocks."""
+    def undo_hold(self, lease: BlockLease, peak: i64) -> None:
+        """Undo the latest `hold`, and restore the peak of used blocks."""
         self.ledger.unshare(lease._blocks, 0, lease._count)
         self.ledger.peak_used_blocks = peak
-        self.take_back(lease)
+        self.delist(lease)
 
     def require_live(self, lease: object) -> BlockLease:
         """Return a live lease.
@@ -251,7 +253,7 @@ class LeaseBook(Deferred):
             raise InvalidArgument(f"lease is {shown(lease)}; it must be a BlockLease, as get_new_blocks returns it")
         if self.live.get(lease._serial) is lease:
             return lease
-        if lease._book is self.live:
+        if lease._live is self.live:
             raise DoubleFree(f"lease {lease._called()} on blocks {list(lease)} was already freed")
         raise ForeignBlock(f"lease {lease._called()} was handed out by another pool")
 
@@ -276,7 +278,7 @@ class LeaseBook(Deferred):
         )
 
     def make_own(self, lease: BlockLease, position: i64) -> tuple[int, int] | None:
-        """Make the block at a position writable: replace a shared one by a new one, and uncache another.
+        """Make the block at a position writable: copy it if it is shared, else uncache it.
 
         Return (old, new) if the caller has to copy a block, else None.
         """
@@ -291,7 +293,7 @@ class LeaseBook(Deferred):
         blocks = lease._blocks[:]
         if others_hold:
             ledger.evict_ahead(1)
-        new = ledger.writable(old)
+        new = ledger.make_writable(old)
         lease._num_sure = min(lease._num_sure, position)
         if not others_hold:
             return None
@@ -313,27 +315,27 @@ class LeaseBook(Deferred):
         else:
             self.ledger.release(held, 0, len(held))
 
-    def close_to_the_end(self, lease: BlockLease) -> None:
-        """Free a live lease, and put all of its blocks that become free at the end of the queue, cached or not."""
+    def close_to_tail(self, lease: BlockLease) -> None:
+        """Free a live lease, and put all its blocks that become free at the tail of the queue, cached or not."""
         held = held_blocks(lease, 0, lease._count)
         self.close(lease)
         self.ledger.move_last(held, 0, len(held))
 
-    def close_later(self, lease: BlockLease, goes_last: bool) -> None:
-        """Free a live lease when the running call has ended. Raises `DoubleFree` if it waits already."""
+    def close_later(self, lease: BlockLease, to_tail: bool) -> None:
+        """Free a live lease when the running call ends. Raises `DoubleFree` if that was requested before."""
         if lease in self._waiting:
             raise DoubleFree(f"lease {lease._called()} was already freed; that takes effect when the running call ends")
-        lease._goes_last = goes_last
+        lease._to_tail = to_tail
         self._waiting.append(lease)
 
     def carry_out(self) -> None:
-        """Free the waiting leases in order, except those that the call itself has freed."""
+        """Free the queued leases in order, except those that the call itself has freed."""
         waiting = self._waiting
         self._waiting = []
         for lease in waiting:
             if self.live.get(lease._serial) is lease:
-                if lease._goes_last:
-                    self.close_to_the_end(lease)
+                if lease._to_tail:
+                    self.close_to_tail(lease)
                 else:
                     self.close(lease)
 
@@ -343,7 +345,7 @@ FEW_BLOCKS: Final[i64] = 4
 
 
 def grow(ledger: BlockLedger, lease: BlockLease, count: i64) -> vec[i32]:
-    """Append `count` blocks, which must be free, to a lease, and return them. Amortised O(count).
+    """Append `count` new blocks to a lease, and return them. So many must be free. Amortised O(count).
 
     Raises `PolicyError` and changes nothing.
     """
@@ -360,9 +362,9 @@ def grow(ledger: BlockLedger, lease: BlockLease, count: i64) -> vec[i32]:
     return blocks[first : first + count]
 
 
-def part_of(book: LeaseBook, lease: BlockLease, first: i64, last: i64, holder: str) -> BlockLease:
-    """Return a lease on the blocks `first` to `last` of another one, without counting them. O(last - first)."""
-    part = book.draft(lease._blocks[first:last], holder)
+def part_of(registry: LeaseRegistry, lease: BlockLease, first: i64, last: i64, holder: str) -> BlockLease:
+    """Return a lease on the blocks `first` to `last` of another one. Does not change their counts. O(last - first)."""
+    part = registry.draft(lease._blocks[first:last], holder)
     if lease._num_null > 0:
         for position in range(part._count):
             if part._blocks[position] == NULL_BLOCK:
@@ -371,15 +373,15 @@ def part_of(book: LeaseBook, lease: BlockLease, first: i64, last: i64, holder: s
     part._num_cached = max(min(lease._num_cached - first, part._count), 0)
     part._num_sure = max(min(lease._num_sure - first, part._count), 0)
     part._losses = lease._losses
-    _anchor_at(book.ledger, part, lease, first)
-    book.enlist(part)
+    _anchor_at(registry.ledger, part, lease, first)
+    registry.enlist(part)
     return part
 
 
 def _anchor_at(ledger: BlockLedger, part: BlockLease, lease: BlockLease, position: i64) -> None:
     """Store in `part` the content before the block at `position` of `lease`, if it is known.
 
-    A released block may have been the last cached one; its content id is remembered.
+    It is known for a released block that was the last cached one, because its content id is remembered.
     """
     block = i64(lease._blocks[position - 1]) if position > 0 else NULL_BLOCK
     if block != NULL_BLOCK and position <= lease._num_sure:
@@ -395,9 +397,9 @@ def _anchor_at(ledger: BlockLedger, part: BlockLease, lease: BlockLease, positio
         part._before_hash = lease._before_hash
 
 
-def cut_off(book: LeaseBook, lease: BlockLease, position: i64, holder: str) -> BlockLease:
+def cut_off(registry: LeaseRegistry, lease: BlockLease, position: i64, holder: str) -> BlockLease:
     """Move the blocks from `position` on to another lease. O(blocks moved)."""
-    tail = part_of(book, lease, position, lease._count, holder)
+    tail = part_of(registry, lease, position, lease._count, holder)
     lease._count = position
     lease._num_null -= tail._num_null
     lease._num_cached = min(lease._num_cached, position)
@@ -408,7 +410,7 @@ def cut_off(book: LeaseBook, lease: BlockLease, position: i64, holder: str) -> B
     return tail
 
 
-def give_back(ledger: BlockLedger, lease: BlockLease, first: i64, last: i64) -> int:
+def release_range(ledger: BlockLedger, lease: BlockLease, first: i64, last: i64) -> int:
     """Release the blocks `first` to `last` and replace them by the null block. O(last - first)."""
     blocks = lease._blocks
     held = held_blocks(lease, first, last)
@@ -427,8 +429,8 @@ def give_back(ledger: BlockLedger, lease: BlockLease, first: i64, last: i64) -> 
     return len(held)
 
 
-def adopt(book: LeaseBook, blocks: vec[i32], holder: str) -> BlockLease:
+def adopt(registry: LeaseRegistry, blocks: vec[i32], holder: str) -> BlockLease:
     """Return a lease on these blocks, which must be free. O(blocks)."""
-    lease = book.make(blocks, holder)
-    book.ledger.take(blocks)
+    lease = registry.make(blocks, holder)
+    registry.ledger.take(blocks)
     return lease

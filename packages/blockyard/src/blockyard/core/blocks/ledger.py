@@ -1,4 +1,4 @@
-"""Reference counts of blocks, and their way from holder to free queue. Nothing is checked: callers count themselves."""
+"""Reference counts of blocks, and their way from holder to free queue. Arguments are not checked."""
 
 from typing import Final
 
@@ -143,9 +143,10 @@ class BlockLedger:
     def index_prompt(
         self, prompt: Prompt, first: i64, last: i64, blocks: vec[i32], start: i64, owner: i64, root: i64
     ) -> None:
-        """Index blocks `first` to `last` of a prompt, `blocks[start + first:start + last]`, after those before them.
+        """Index blocks `first` to `last` of a prompt, after its earlier ones.
 
-        `root` is the content before the first block, used if `first` is 0.
+        They are `blocks[start + first:start + last]`. `root` is the content before the first block, used if `first` is
+        0.
         """
         index = self.index
         if first >= last:
@@ -154,7 +155,7 @@ class BlockLedger:
         parent = index.content_of(before) if first > 0 else root
         chain = index.chain_hash[before] if first > 0 else root_hash(parent)
         if first > 0:
-            before = index.standing_for(parent, chain, before)
+            before = index.representative(parent, chain, before)
         self.index_after(prompt, first, last, blocks, start, owner, parent, chain, before)
 
     def index_after(
@@ -198,9 +199,9 @@ class BlockLedger:
         return idle
 
     def evict_ahead(self, count: i64) -> None:
-        """Evict enough blocks now that the next `count` allocations need no policy.
+        """Evict as many blocks as the next `count` allocations need, so that these call no policy.
 
-        As many blocks must be free. Raises `PolicyError`, and changes nothing, if the policy breaks its contract.
+        So many blocks must be free. Raises `PolicyError`, and changes nothing, if the policy breaks its contract.
         """
         stack = self.stack
         if not stack.has_policy or count <= 0:
@@ -219,7 +220,7 @@ class BlockLedger:
         return self.budget.room(tenant, self.queue.num_free, watermark)
 
     def charge_row(self, row: i64) -> i64:
-        """Charge the next blocks to the tenant of a sequence. Return how many it may take."""
+        """Charge the blocks taken next to the tenant of a sequence. Return how many it may take."""
         tenant = self.budget.tenant_of_row(row)
         self.budget.act_for(tenant)
         return self.budget.room(tenant, self.queue.num_free)
@@ -239,7 +240,7 @@ class BlockLedger:
             self._evict(out, start, count)
         self.num_allocated_blocks += count
         self._note_peak()
-        self.observer.acquired(out, start, count)
+        self.observer.on_acquire(out, start, count)
 
     def _evict(self, blocks: vec[i32], start: i64, count: i64) -> None:
         self.index.load_run(blocks, start, count)
@@ -253,26 +254,26 @@ class BlockLedger:
                 self.evict(block)
 
     def evict(self, block: i64) -> None:
-        """Evict a cached block that nothing holds: it is taken for new content, or leaves the pool."""
-        self.observer.evicting(block)
+        """Evict a cached block that nothing holds, for new content or because it leaves the pool."""
+        self.observer.on_evict(block)
         self.stack.uncache(block)
         self.index.remove(block)
         self.num_evicted_blocks += 1
 
-    def uncache(self, block: i64, keeps_place: bool = False) -> None:
+    def uncache(self, block: i64, keeps_position: bool = False) -> None:
         """Remove a block from the index without an eviction.
 
         A held block stays with its holders, who may write to it. A free one moves to the head of the queue, because it
-        caches nothing now, unless `keeps_place`.
+        caches nothing now, unless `keeps_position`.
         """
         is_idle = self.ref_cnt[block] == 0
         if is_idle:
             self.stack.remove(block)
-        self.observer.dropping(block)
+        self.observer.on_uncache(block)
         self.stack.uncache(block)
         self.index.remove(block)
         self.num_losses += 1
-        if is_idle and not keeps_place:
+        if is_idle and not keeps_position:
             self.move_to_front(block)
 
     def uncache_run(self, blocks: vec[i32], start: i64, count: i64) -> None:
@@ -290,8 +291,8 @@ class BlockLedger:
             if self.ref_cnt[i64(blocks[place])] == 0:
                 self.move_to_front(i64(blocks[place]))
 
-    def writable(self, block: i64) -> i64:
-        """Return a block that a holder of `block` may write to: a new one if it is shared, else the block, uncached."""
+    def make_writable(self, block: i64) -> i64:
+        """Return a block that a holder of `block` may write to: a new one if it is shared, else itself, uncached."""
         if self.ref_cnt[block] > 1:
             return self.acquire_one()
         if self.index.is_cached(block):
@@ -304,7 +305,7 @@ class BlockLedger:
         self.queue.append_left(block)
 
     def idle_in_order(self, count: i64) -> list[int]:
-        """Return the first `count` idle cached blocks in eviction order; fewer if there are fewer.
+        """Return the first `count` idle cached blocks in eviction order, or fewer.
 
         They stay in the queue. O(count), plus one step for each empty block at the head that was not passed before.
         With a policy, the cost is the policy's. Raises `PolicyError`.
@@ -326,7 +327,7 @@ class BlockLedger:
         return found
 
     def take(self, blocks: vec[i32]) -> None:
-        """Hold blocks that must be free, and evict those that are cached. O(blocks)."""
+        """Hold blocks, which must be free, and evict those that are cached. O(blocks)."""
         for place in range(i64(len(blocks))):
             block = i64(blocks[place])
             if self.index.is_cached(block):
@@ -336,10 +337,13 @@ class BlockLedger:
             self.ref_cnt[block] = 1
         self.num_allocated_blocks += i64(len(blocks))
         self._note_peak()
-        self.observer.acquired(blocks, 0, len(blocks))
+        self.observer.on_acquire(blocks, 0, len(blocks))
 
     def move_last(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Move the free ones of these blocks to the end of the queue, last block first, cached or not. O(count)."""
+        """Move those of the blocks that are free to the tail of the queue, last block first, cached or not.
+
+        O(count).
+        """
         position = start + count - 1
         while position >= start:
             block = i64(blocks[position])
@@ -359,18 +363,18 @@ class BlockLedger:
         self.stack.hit(block, self.index.chain_hash[block])
 
     def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Hold `blocks[start:start + count]` once more; idle ones leave the queue."""
+        """Add a holder to `blocks[start:start + count]`; idle ones leave the queue."""
         free = self.queue.num_free
         self.stack.remove_run(blocks, start, count)
         self.queue.remove_shared(self.ref_cnt, blocks, start, start + count)
         self.num_allocated_blocks += free - self.queue.num_free
         self._note_peak()
-        self.observer.shared(blocks, start, count)
+        self.observer.on_share(blocks, start, count)
 
     def unshare(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Undo the latest `share`, so that every block is at its old position in the queue. O(count).
+        """Undo the latest `share`: every block returns to its old position in the queue. O(count).
 
-        Since then the queue may only have changed by other calls of `share` that are undone already.
+        Meanwhile the queue may have been changed only by further calls of `share` that were undone.
         """
         position = start + count - 1
         while position >= start:
@@ -381,7 +385,7 @@ class BlockLedger:
                 self.queue.put_back(block)
                 self.stack.insert(block, self.index.chain_hash[block], position - start)
             position -= 1
-        self.observer.released(blocks, start, count)
+        self.observer.on_release(blocks, start, count)
 
     def unshare_one(self, block: i64) -> None:
         """Undo the latest `share_one`."""
@@ -403,9 +407,10 @@ class BlockLedger:
             blocks: block ids.
             start: position of the first one.
             count: number of blocks.
-            num_before: blocks of their sequence right before them in `blocks`.
-            num_cached: leading ones that are known to be cached. This saves a lookup, most of the time in large pools.
-            is_flat: whether the policy sees each at depth 0.
+            num_before: blocks of the same sequence right before them in `blocks`.
+            num_cached: leading ones that are known to be cached. This saves a lookup of each, most of the time in large
+                pools.
+            is_flat: True if the policy sees every block at depth 0.
         """
         free = self.queue.num_free - self.num_retiring
         last = start + count
@@ -417,10 +422,10 @@ class BlockLedger:
         if known > start:
             self.queue.append_released(self.ref_cnt, blocks, start, known)
         self.num_freed_blocks += self.queue.num_free - self.num_retiring - free
-        self.observer.released(blocks, start, count)
+        self.observer.on_release(blocks, start, count)
 
     def _release_run(self, blocks: vec[i32], start: i64, first: i64, last: i64, is_flat: bool) -> None:
-        """Release blocks `first` to `last` of a sequence that begins at `start`.
+        """Release `blocks[first:last]`, which belong to a sequence that begins at `start`.
 
         Decrementing all counts before linking the idle blocks keeps the loops short, so that memory accesses overlap.
         """
@@ -479,10 +484,10 @@ class BlockLedger:
         if blocks:
             self.release(run, 0, i64(len(blocks)), 0, 0, True)
 
-    def give_back(
+    def release_row_blocks(
         self, row: i64, blocks: vec[i32], start: i64, count: i64, num_before: i64, num_cached: i64 = 0
     ) -> None:
-        """Release blocks of the sequence in `row`, after its step in flight, if any, has ended. O(count)."""
+        """Release blocks of the sequence in `row` now, or when its step in flight ends. O(count)."""
         fence = self.fence
         if not fence.is_open(row):
             self.release(blocks, start, count, num_before, num_cached)
@@ -494,22 +499,22 @@ class BlockLedger:
                 self.release(blocks, position, 1, position - start + num_before)
             position -= 1
 
-    def give_back_one(self, row: i64, block: i64) -> None:
-        """Release one block of the sequence in `row`, after its step in flight, if any, has ended."""
+    def release_row_block(self, row: i64, block: i64) -> None:
+        """Release one block of the sequence in `row` now, or when its step in flight ends."""
         fence = self.fence
         if not fence.is_open(row) or not fence.hold(block, fence.last_step_of(row)):
             self.release_one(block)
 
-    def give_back_in_order(self, row: i64, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Release blocks of the sequence in `row` one by one, first to last, after its step in flight. O(count)."""
+    def release_row_blocks_in_order(self, row: i64, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Release blocks of the sequence in `row` one by one, first to last, now or when its step in flight ends."""
         if not self.fence.is_open(row):
             self.release_in_order(blocks, start, count)
             return
         for place in range(start, start + count):
-            self.give_back_one(row, i64(blocks[place]))
+            self.release_row_block(row, i64(blocks[place]))
 
     def end_steps(self, step: i64) -> None:
-        """End the steps up to `step`: release the blocks that wait for them, in the order of their release."""
+        """End the steps up to `step`, and release the blocks that wait for them, in the order of their release."""
         fence = self.fence
         room = i64(len(self._ended_run))
         taken = fence.take(self._ended_run, step)
@@ -523,7 +528,7 @@ class BlockLedger:
         return i64(self._one[0])
 
     def share_hits(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Hold `blocks[start:start + count]` once more for a hit, which the policy sees block by block. O(count)."""
+        """Add a holder to `blocks[start:start + count]` after a hit, and report each hit to the policy. O(count)."""
         if not self.stack.needs_hits:
             self.share(blocks, start, count)
             return
@@ -531,18 +536,21 @@ class BlockLedger:
             self.note_hit(i64(blocks[index]))
             self.share(blocks, index, 1)
 
-    def give_back_flat(self, row: i64, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Release blocks of the sequence in `row` after its step in flight, for a policy all at depth 0. O(count)."""
+    def release_row_blocks_flat(self, row: i64, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Release blocks of the sequence in `row` now, or when its step in flight ends. Policies see them at depth 0.
+
+        O(count).
+        """
         if not self.fence.is_open(row):
             self.release(blocks, start, count, 0, 0, True)
             return
         position = start + count - 1
         while position >= start:
-            self.give_back_one(row, i64(blocks[position]))
+            self.release_row_block(row, i64(blocks[position]))
             position -= 1
 
     def share_one(self, block: i64) -> None:
-        """Hold one block once more."""
+        """Add a holder to one block."""
         self._one[0] = i32(block)
         self.share(self._one, 0, 1)
 
@@ -565,14 +573,14 @@ class BlockLedger:
 
     # The size.
 
-    def make_room(self, num_blocks: i64, asked: i64 = 0) -> LedgerRoom | None:
+    def make_room(self, num_blocks: i64, requested: i64 = 0) -> LedgerRoom | None:
         """Return larger arrays for a pool of `num_blocks` blocks; None if there is room already.
 
         O(num_blocks). Raises `NotEnoughMemory`, and changes nothing.
 
         Args:
             num_blocks: blocks of the larger pool.
-            asked: the caller's number for the error text, if these blocks are the pages of a pool of that size.
+            requested: size that the caller requested, for the error text; 0 for `num_blocks`.
         """
         if num_blocks <= self.capacity:
             return None
@@ -589,7 +597,8 @@ class BlockLedger:
         except (MemoryError, SystemError) as error:  # mypyc's conversions turn the former into the latter
             size = num_blocks * self.index.bytes_a_block()
             raise not_enough_memory(
-                f"num_blocks is {asked or num_blocks}; the system has no memory for its arrays of {size} bytes", error
+                f"num_blocks is {requested or num_blocks}; the system has no memory for its arrays of {size} bytes",
+                error,
             )
 
     def make_index_room(self, num_blocks: int) -> IndexRoom:
@@ -614,7 +623,7 @@ class BlockLedger:
         return DEFERRED if self.num_retiring > 0 else APPLIED
 
     def _bring_back(self, first: i64, last: i64) -> None:
-        """Add blocks `first` to `last` to the pool; free ones become the next to be allocated, lowest first."""
+        """Add blocks `first` to `last` to the pool; the free ones are allocated next, lowest first."""
         block = last - 1
         while block >= first:
             if self.ref_cnt[block] == 0:
@@ -633,7 +642,7 @@ class BlockLedger:
             self.evict(block)
 
     def _retire(self, block: i64) -> None:
-        """Drop a block beyond the end of the pool, which was just freed."""
+        """Remove a block beyond the end of the pool, which was just freed."""
         self.num_retiring -= 1
         if self.index.is_cached(block):
             self.evict(block)
@@ -642,18 +651,18 @@ class BlockLedger:
         """Notify the observers of the name and holder of the running call."""
         if self.is_watched:
             try:
-                self.observer.acting(f"{call} {holder}" if holder else call)
+                self.observer.on_call(f"{call} {holder}" if holder else call)
             except MemoryError:  # no holder is named
-                self.observer.acting("")
+                self.observer.on_call("")
 
     def watch(self, member: PoolObserver) -> None:
-        self.observer = self.observer.joined_by(member) if self.is_watched else member
+        self.observer = self.observer.combine(member) if self.is_watched else member
         self.is_watched = True
 
     # Reset and checks.
 
     def reset(self) -> None:
-        """Forget all cached content at once; blocks stay with their holders. O(num_blocks)."""
+        """Uncache all blocks at once; holders keep them. O(num_blocks)."""
         self.index.clear()
         self.num_losses += 1
         self.stack.clear()
@@ -667,9 +676,11 @@ class BlockLedger:
             retiring += 1 if self.ref_cnt[i64(block)] > 0 else 0
             idle = self.ref_cnt[i64(block)] == 0
             if block in free or (idle and self.index.is_cached(i64(block))):
-                raise InvariantError(f"I1: block {block} is beyond the pool's {self.num_blocks}, but free or cached")
+                raise InvariantError(f"I1: block {block} is beyond the pool of {self.num_blocks}, but free or cached")
         if retiring != self.num_retiring:
-            raise InvariantError(f"I6: {retiring} blocks are held beyond the pool, the count says {self.num_retiring}")
+            raise InvariantError(
+                f"I6: {retiring} blocks beyond the pool are held, but num_retiring is {self.num_retiring}"
+            )
         for block in range(1, self.num_blocks):
             if (self.ref_cnt[i64(block)] == 0) != (block in free):
                 raise InvariantError(

@@ -1,4 +1,4 @@
-"""Names of blocks, packed into words: bytes chosen by the caller (such as a hash of tokens) and a group."""
+"""Names of blocks, packed into words: bytes chosen by the caller (such as a hash of tokens), and a group number."""
 
 from struct import Struct
 from typing import Final
@@ -24,7 +24,7 @@ _FOUR_WORDS = Struct("<4q")
 
 
 def pack_name(words: vec[i64], place: i64, name: object, group: i64) -> None:
-    """Write one name into the five words from `place` on. Raises `InvalidArgument` and writes nothing."""
+    """Write a name into the five words from `place` on. Raises `InvalidArgument`, and then writes nothing."""
     if type(name) is not bytes or not 0 < len(name) <= MAX_NAME_BYTES:
         raise _refused("name", name)
     _pack(words, place, name, group)
@@ -41,7 +41,7 @@ def _pack(words: vec[i64], place: i64, name: bytes, group: i64) -> None:
 def _word(name: bytes, at: i64) -> i64:
     """Return eight bytes as a signed little-endian integer.
 
-    It takes a ninth of the time of `struct`, which makes an object of each word.
+    This takes a ninth of the time of `struct`, which makes an object of each word.
     """
     value = i64(name[at + 7])
     if value > 127:
@@ -63,7 +63,7 @@ def listed(names: object) -> list[object]:
 
 
 def pack_names(given: list[object], group: i64) -> vec[i64]:
-    """Return names packed into five words each. O(names). Raises `InvalidArgument`, which names the position."""
+    """Return the names packed into five words each. O(names). Raises `InvalidArgument` naming the position."""
     words = zeros_i64(len(given) * int(NAME_WORDS))
     for place in range(i64(len(given))):
         name = given[place]
@@ -87,7 +87,7 @@ def unpack_name(words: vec[i64], place: i64) -> tuple[bytes, int]:
 
 
 def group_numbers(groups: object) -> list[int]:
-    """Return the group numbers of a list with at least one. Raises `InvalidArgument`, which names the position."""
+    """Return a list of at least one group number. Raises `InvalidArgument` naming the position."""
     if not isinstance(groups, (list, tuple)) or len(groups) == 0:
         raise InvalidArgument("groups must be a list of group numbers, at least one")
     return [read_int(f"groups[{place}]", groups[place], 0, MAX_GROUP) for place in range(len(groups))]

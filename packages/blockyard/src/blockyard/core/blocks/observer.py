@@ -12,31 +12,31 @@ from ..policies.stack import text_of
 
 
 class PoolObserver:
-    """Receives each change of a pool after it was made (`evicting`: before). It must not change the pool, nor raise."""
+    """Receives each change of a pool after it was made (`on_evict`: before). It must not raise or change the pool."""
 
-    def acting(self, actor: str) -> None:
-        """Attribute the next changes to the call `actor`, which includes the name of the holder."""
+    def on_call(self, actor: str) -> None:
+        """Attribute the following changes to a call; `actor` is its name and its holder."""
 
-    def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Note that `blocks[start:start + count]` were free and are held now."""
+    def on_acquire(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Record that `blocks[start:start + count]`, which were free, are held now."""
 
-    def shared(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Note that `blocks[start:start + count]` are held once more; some were idle before."""
+    def on_share(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Record that `blocks[start:start + count]` have one more holder; some were idle before."""
 
-    def released(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Note that `blocks[start:start + count]` are held once less."""
+    def on_release(self, blocks: vec[i32], start: i64, count: i64) -> None:
+        """Record that `blocks[start:start + count]` have one holder less."""
 
-    def evicting(self, block: i64) -> None:
-        """Note that a cached block is about to be evicted."""
+    def on_evict(self, block: i64) -> None:
+        """Record that a cached block is about to be evicted."""
 
-    def dropping(self, block: i64) -> None:
-        """Note that a cached block is about to be uncached."""
+    def on_uncache(self, block: i64) -> None:
+        """Record that a cached block is about to be uncached."""
 
-    def unretained(self, block: i64, action: str) -> None:
-        """Note that the retention of a block has ended, for the reason `action`."""
+    def on_unretain(self, block: i64, action: str) -> None:
+        """Record that the retention of a block has ended. `action` is the reason."""
 
-    def joined_by(self, other: "PoolObserver") -> "PoolObserver":
-        """Return an observer that notifies this one and then `other`."""
+    def combine(self, other: "PoolObserver") -> "PoolObserver":
+        """Return an observer that notifies this one first and then `other`."""
         return Observers([self, other])
 
 
@@ -46,37 +46,37 @@ class Observers(PoolObserver):
     def __init__(self, members: list[PoolObserver]) -> None:
         self.members = members
 
-    def joined_by(self, other: PoolObserver) -> PoolObserver:
+    def combine(self, other: PoolObserver) -> PoolObserver:
         self.members.append(other)
         return self
 
-    def acting(self, actor: str) -> None:
+    def on_call(self, actor: str) -> None:
         for member in self.members:
-            member.acting(actor)
+            member.on_call(actor)
 
-    def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
+    def on_acquire(self, blocks: vec[i32], start: i64, count: i64) -> None:
         for member in self.members:
-            member.acquired(blocks, start, count)
+            member.on_acquire(blocks, start, count)
 
-    def shared(self, blocks: vec[i32], start: i64, count: i64) -> None:
+    def on_share(self, blocks: vec[i32], start: i64, count: i64) -> None:
         for member in self.members:
-            member.shared(blocks, start, count)
+            member.on_share(blocks, start, count)
 
-    def released(self, blocks: vec[i32], start: i64, count: i64) -> None:
+    def on_release(self, blocks: vec[i32], start: i64, count: i64) -> None:
         for member in self.members:
-            member.released(blocks, start, count)
+            member.on_release(blocks, start, count)
 
-    def evicting(self, block: i64) -> None:
+    def on_evict(self, block: i64) -> None:
         for member in self.members:
-            member.evicting(block)
+            member.on_evict(block)
 
-    def dropping(self, block: i64) -> None:
+    def on_uncache(self, block: i64) -> None:
         for member in self.members:
-            member.dropping(block)
+            member.on_uncache(block)
 
-    def unretained(self, block: i64, action: str) -> None:
+    def on_unretain(self, block: i64, action: str) -> None:
         for member in self.members:
-            member.unretained(block, action)
+            member.on_unretain(block, action)
 
 
 class Clock:
@@ -86,11 +86,11 @@ class Clock:
         self.now: float = 0.0
 
 
-class Teller(Listener):
+class Notifier(Listener):
     """Calls a user's callback after a call has ended, so that the callback may call the pool.
 
-    An exception of the callback becomes a RuntimeWarning, because the call itself has succeeded. An interruption is
-    raised like one in a policy.
+    If the callback raises, a RuntimeWarning is issued, because the call itself has succeeded. An interruption such as
+    Ctrl-C is raised later (`Gate`).
 
     Args:
         gate: the gate of the pool.
@@ -112,15 +112,15 @@ class Teller(Listener):
             self._gate.interruption.note(raised)
 
 
-class ChangeTeller(Teller):
-    """Calls `callback` after calls outside of steps that changed which content is cached."""
+class ChangeNotifier(Notifier):
+    """Calls `callback` after calls between steps that changed the cached contents."""
 
     def __init__(self, gate: Gate) -> None:
         super().__init__(gate, "on_events")
         self.callback: Callable[[], object] | None = None
 
     def notify(self) -> bool:
-        """Call the callback if something has changed; return whether it had."""
+        """Call the callback if the contents have changed. Return whether they had."""
         has_changed = self._gate.has_changed
         self._gate.has_changed = False
         callback = self.callback
@@ -132,8 +132,8 @@ class ChangeTeller(Teller):
         return has_changed
 
 
-class LossTeller(Teller):
-    """Calls `callback` with the blocks that lost their content. Evictions by the callback itself are reported next."""
+class LossNotifier(Notifier):
+    """Calls `callback` with the blocks that lost their content. If the callback evicts blocks, it is called again."""
 
     def __init__(self, gate: Gate) -> None:
         super().__init__(gate, "on_evict")
@@ -146,7 +146,7 @@ class LossTeller(Teller):
             self._gate.notify_later()
 
     def notify(self) -> bool:
-        """Call the callback until no lost blocks are left; return whether there were any."""
+        """Call the callback until it causes no further losses. Return whether there were any."""
         has_notified = False
         while self._lost:
             has_notified = True
@@ -161,14 +161,14 @@ class LossTeller(Teller):
         return has_notified
 
 
-class LossListener(PoolObserver):
-    """Collects blocks that lose their content for a `LossTeller`."""
+class LossCollector(PoolObserver):
+    """Passes the blocks that lose their content to a `LossNotifier`."""
 
-    def __init__(self, teller: LossTeller) -> None:
-        self._teller = teller
+    def __init__(self, notifier: LossNotifier) -> None:
+        self._losses = notifier
 
-    def evicting(self, block: i64) -> None:
-        self._teller.note(block)
+    def on_evict(self, block: i64) -> None:
+        self._losses.note(block)
 
-    def dropping(self, block: i64) -> None:
-        self._teller.note(block)
+    def on_uncache(self, block: i64) -> None:
+        self._losses.note(block)

@@ -1,4 +1,4 @@
-"""Ledgers that find blocks by a few words: those of a content, or names, several per block."""
+"""Ledgers that find blocks by a few words: those of a content, or those of one or more names."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from ...cache_options import MAX_BLOCKS
 from ...errors import InvalidArgument, InvariantError, not_enough_memory
 from ...ids import NULL_BLOCK
 from ..arrays import grown_i32, zeros_i32
-from ..index.room import IndexRoom, moved_up
+from ..index.room import IndexRoom, move_links_up
 from .ledger import BlockLedger, LedgerRoom
 from .names import CAME, CLEARED, NAME_WORDS, WENT, NameLog, unpack_name
 
@@ -19,7 +19,7 @@ FEWEST_MORE: Final[i64] = 16
 
 
 class WordLedger(BlockLedger):
-    """A ledger whose exact index maps a few words that identify a block's content to the blocks that have them.
+    """A ledger with an exact index from a few words that identify a content to the blocks that have it.
 
     All words have the same root as parent. An *entry* of the index is a block, or an additional entry of a subclass.
     """
@@ -35,7 +35,7 @@ class WordLedger(BlockLedger):
         return self.index.find(words, place, self.index.hash_words_at(words, place, self._root), self._root)
 
     def index_entry(self, entry: i64, words: vec[i64], place: i64) -> None:
-        """Index an entry, which is not indexed yet, under the words from `place` on. O(1) expected."""
+        """Index an entry, which is not indexed yet, by the words from `place` on. O(1) expected."""
         row = self.index.rows.start_of(entry)
         for word in range(self.num_words):
             self.index.rows.words[row + word] = words[place + word]
@@ -84,11 +84,11 @@ class NamedLedger(WordLedger):
     # Looking up.
 
     def find(self, words: vec[i64], place: i64) -> i64:
-        """Return the block that has had this name for the longest time, or 0. O(1) expected."""
+        """Return the block that has had this name the longest, or 0. O(1) expected."""
         return self.block_of(self.entry_of(words, place))
 
     def find_all(self, words: vec[i64]) -> vec[i32]:
-        """Return, for each packed name, the block that has had it for the longest time, or 0. O(names) expected.
+        """Return for each packed name the block that has had it the longest, or 0. O(names) expected.
 
         Consecutive names mostly belong to consecutive blocks, so after two such names the next block is compared first.
         """
@@ -109,14 +109,14 @@ class NamedLedger(WordLedger):
         return found
 
     def _is_alone(self, entry: i64, words: vec[i64], place: i64) -> bool:
-        """Return whether this entry has the name and no other entry does."""
+        """Return whether this entry, and no other, has the name."""
         index = self.index
         if entry <= 0 or entry >= i64(len(index.chain_hash)) or index.identity[2 * entry + 1] != self._root:
             return False
         return index.is_cached(entry) and index.rings.is_alone(entry) and index.rows.equal(words, place, entry)
 
     def block_of(self, entry: i64) -> i64:
-        """Return the block whose name an entry is."""
+        """Return the block that an entry belongs to."""
         count = self.capacity
         return entry if entry < count else i64(self.owner_of[entry - count])
 
@@ -140,12 +140,12 @@ class NamedLedger(WordLedger):
 
     # The size.
 
-    def make_room(self, num_blocks: i64, asked: i64 = 0) -> LedgerRoom | None:
-        """Return larger arrays. Entries of additional names follow the blocks, so they move."""
+    def make_room(self, num_blocks: i64, requested: i64 = 0) -> LedgerRoom | None:
+        """Return larger arrays. The entries of additional names move, because they come after all blocks."""
         more = i64(len(self.owner_of))
         if num_blocks + more > MAX_BLOCKS:
             raise InvalidArgument(f"num_blocks is {num_blocks}; with {more} more names the limit is {MAX_BLOCKS}")
-        room = super().make_room(num_blocks, asked)
+        room = super().make_room(num_blocks, requested)
         if room is None:
             return None
         step = num_blocks - self.capacity
@@ -159,7 +159,7 @@ class NamedLedger(WordLedger):
             entry -= 1
         for block in range(self.capacity, num_blocks):
             next_entry[block] = 0
-        moved_up(next_entry, self.capacity, step)
+        move_links_up(next_entry, self.capacity, step)
         return NamedRoom(room, next_entry, self._first_unused + step if self._first_unused != 0 else 0)
 
     def make_index_room(self, num_blocks: int) -> IndexRoom:
@@ -258,17 +258,20 @@ class NamedLedger(WordLedger):
         self._forget_more(block)
         super().evict(block)
 
-    def uncache(self, block: i64, keeps_place: bool = False) -> None:
+    def uncache(self, block: i64, keeps_position: bool = False) -> None:
         """Remove all names of a cached block without an eviction. O(names).
 
         An idle block keeps its position in the queue. With a policy it moves to the head, where all blocks without a
-        name must be: the policy is called for as many victims as blocks are missing there.
+        name must be, because the policy is called for each block that is missing there.
         """
         self._forget_more(block)
-        super().uncache(block, keeps_place or not self.stack.has_policy)
+        super().uncache(block, keeps_position or not self.stack.has_policy)
 
     def share(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Hold blocks once more; the policy does not know free blocks without a name."""
+        """Add a holder to each block.
+
+        Free blocks without a name are only removed from the queue: no policy knows them.
+        """
         if not self.stack.has_policy:
             super().share(blocks, start, count)
             return
@@ -279,7 +282,7 @@ class NamedLedger(WordLedger):
                 self.ref_cnt[block] = 1
                 self.num_allocated_blocks += 1
                 self._note_peak()
-                self.observer.shared(blocks, position, 1)
+                self.observer.on_share(blocks, position, 1)
             else:
                 super().share(blocks, position, 1)
 
@@ -294,32 +297,32 @@ class NamedLedger(WordLedger):
                 self.ref_cnt[block] = 0
                 self.num_allocated_blocks -= 1
                 self.queue.put_back(block)
-                self.observer.released(blocks, position, 1)
+                self.observer.on_release(blocks, position, 1)
             else:
                 super().unshare(blocks, position, 1)
             position -= 1
 
     def note_named_hits(self, blocks: vec[i32]) -> None:
-        """Notify the policy of a hit of those blocks that have a name."""
+        """Report a hit to the policy for each block that has a name."""
         if self.stack.has_policy:
             for position in range(i64(len(blocks))):
                 if self.index.is_cached(i64(blocks[position])):
                     self.note_hit(i64(blocks[position]))
 
     def _forget_more(self, block: i64) -> None:
-        self._tell_gone(block, block)
+        self._log_removal(block, block)
         entry = i64(self.next_entry[block])
         self.next_entry[block] = 0
         while entry != 0:
             after = i64(self.next_entry[entry])
-            self._tell_gone(block, entry)
+            self._log_removal(block, entry)
             self.index.remove(entry)
             self.next_entry[entry] = i32(self._first_unused)
             self._first_unused = entry
             self.num_more -= 1
             entry = after
 
-    def _tell_gone(self, block: i64, entry: i64) -> None:
+    def _log_removal(self, block: i64, entry: i64) -> None:
         if self.log is not None:
             self.log.add(WENT, block, self.index.rows.words, self.index.rows.start_of(entry))
 
@@ -334,7 +337,7 @@ class NamedLedger(WordLedger):
             self.log.add(CLEARED, 0, self.index.rows.words, 0)
 
     def check(self) -> None:
-        """Verify the ledger, and that every entry belongs to one block or is unused. O(num_blocks + names)."""
+        """Verify the ledger, and that every entry either belongs to one block or is unused. O(num_blocks + names)."""
         super().check()
         capacity = int(self.capacity)
         used = [0] * (capacity + len(self.owner_of))
@@ -344,18 +347,18 @@ class NamedLedger(WordLedger):
             self._check_entries(block, used)
         num_more = sum(used[capacity:])
         if num_more != self.num_more:
-            raise InvariantError(f"names: {num_more} names are additional ones, the count says {self.num_more}")
+            raise InvariantError(f"names: {num_more} names are additional ones, but num_more is {self.num_more}")
         entry = int(self._first_unused)
         while entry != 0:
             used[entry] += 1
             entry = int(self.next_entry[i64(entry)])
         if used[capacity:] != [1] * len(self.owner_of):
-            raise InvariantError("names: an entry belongs to two blocks, or to none and is not listed as unused")
+            raise InvariantError("names: an entry belongs to two blocks, or is neither used nor listed as unused")
 
     def _check_entries(self, block: int, used: list[int]) -> None:
         entry = int(self.next_entry[i64(block)])
         while entry != 0:
             used[entry] += 1
             if self.block_of(i64(entry)) != block or not self.index.is_cached(i64(entry)) or used[entry] > 1:
-                raise InvariantError(f"names: entry {entry} of block {block} is another's, or holds no name")
+                raise InvariantError(f"names: entry {entry} of block {block} belongs to another block or has no name")
             entry = int(self.next_entry[i64(entry)])

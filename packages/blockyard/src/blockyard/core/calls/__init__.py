@@ -1,1 +1,1 @@
-"""The public verbs, a file each."""
+"""The public calls of a cache, a file each."""

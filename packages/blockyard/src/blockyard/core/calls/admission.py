@@ -62,20 +62,23 @@ class AdmissionControl:
         return hit
 
     def tenant_of(self, prompt: Prompt) -> i64:
-        """Return the number of a prompt's tenant. The prompt keeps it: Ctrl-C may interrupt the lookup."""
+        """Return the number of a prompt's tenant, stored in the prompt because Ctrl-C may interrupt the lookup."""
         if prompt.tenant < 0:
             prompt.tenant = self.budget.tenant_of(prompt.keys)
         return prompt.tenant
 
     def look_up_for(self, prompt: Prompt, num_seqs: i64) -> Hit:
-        """Return the hit of a prompt for `num_seqs` sequences: without a state if they do not fit with it."""
+        """Return the hit of a prompt for `num_seqs` sequences; without its state if they do not fit otherwise."""
         hit = self.look_up(prompt)
         if self.store.has_states and num_seqs > 1 and self.demand(prompt, hit, num_seqs).missing > 0:
             self._give_up_state(prompt, hit)
         return hit
 
     def look_up_all(self, prompts: list[Prompt]) -> list[Hit]:
-        """Return the hit of each prompt of a batch. If they do not fit together, the last ones go without a state."""
+        """Return the hit of each prompt of a batch.
+
+        If they do not fit together, the last ones are hits without a state.
+        """
         hits = [self.look_up(prompt) for prompt in prompts]
         if self.store.has_states:
             missing = self.demand_together(prompts, hits).missing
@@ -88,7 +91,10 @@ class AdmissionControl:
         return hits
 
     def look_up_again(self, prompt: Prompt, first: Hit) -> Hit:
-        """Return the hit of a prompt of a batch now, without a state if `first`, with which all fit, has none."""
+        """Return the present hit of a prompt of a batch, without a state if its hit `first` had none.
+
+        `first` are the hits with which the whole batch fits.
+        """
         hit = self.look_up(prompt)
         if self.store.has_states and not first.state:
             self._give_up_state(prompt, hit)
@@ -128,14 +134,14 @@ class AdmissionControl:
         return Demand(tenant, i64(len(prompts)), longest, least, missing)
 
     def _num_token_blocks_missing(self, needed: i64) -> i64:
-        """Return how many token blocks are missing beside those of the pool; 0 without layer groups.
+        """Return how many token blocks are missing besides blocks of the pool; 0 without layer groups.
 
-        Swapping merges equal blocks and not their token blocks, so token blocks can run out first.
+        Swapping merges equal blocks but not their token blocks, so token blocks can run out first.
         """
         return needed - self.token_blocks.queue.num_free if self.store.groups else i64(0)
 
     def answer(self, demand: Demand) -> Admission:
-        """Return whether this would be admitted."""
+        """Return whether this demand would be admitted."""
         if demand.longest > self.max_model_len or demand.num_seqs > self.sequences.max_num_seqs:
             return NEVER
         if demand.least > min(self._num_most(), self._num_share(demand.tenant)):
@@ -152,7 +158,7 @@ class AdmissionControl:
         self._require_most(demand.least, self._num_most())
         self._require_share(demand.least, demand.tenant)
         if demand.num_seqs > self.sequences.max_num_seqs:
-            raise NeverFits(f"{demand.num_seqs} sequences are asked for; max_num_seqs is {self.sequences.max_num_seqs}")
+            raise NeverFits(f"{demand.num_seqs} sequences are requested; max_num_seqs is {self.sequences.max_num_seqs}")
         if demand.missing > 0 or demand.num_seqs > self.sequences.num_open_rows():
             self._require_most(demand.least, self._num_lasting())
         self.sequences.require_rows(demand.num_seqs)
@@ -173,11 +179,11 @@ class AdmissionControl:
         return self.kv_pool.num_usable_blocks - self.watermark
 
     def _num_lasting(self) -> i64:
-        """Return the blocks of the pool that remain when a shrinking pool has reached its new size."""
+        """Return the number of usable blocks above the watermark once a shrinking pool has reached its new size."""
         return i64(self.kv_pool.num_blocks) - 1 - self.watermark
 
     def _num_share(self, tenant: i64) -> i64:
-        """Return how many blocks a tenant can hold while it holds nothing else, and other tenants nothing at all."""
+        """Return how many blocks a tenant can hold if all other blocks are free."""
         return self.budget.most(tenant, i64(self.kv_pool.num_blocks) - 1, self.watermark)
 
     def _require_share(self, least: i64, tenant: i64) -> None:
@@ -215,7 +221,7 @@ class AdmissionControl:
             )
 
     def share_surely(self) -> bool:
-        """Return whether prompts that are admitted one after another always share a common beginning."""
+        """Return whether prompts that are admitted one after another always share their common beginning."""
         return self.store.shares_at_once and self.token_blocks.index.num_pending == 0
 
     def _num_needed(self, prompt: Prompt, hit: Hit, is_later: bool) -> i64:
@@ -224,7 +230,7 @@ class AdmissionControl:
         return self.store.num_needed(hit, prompt.num_tokens)
 
     def _num_needed_together(self, prompts: list[Prompt], hits: list[Hit]) -> i64:
-        """Return the blocks that a batch needs if its prompts share their beginnings: each distinct block once."""
+        """Return the distinct blocks that a batch needs if its prompts share their beginnings."""
         blocks: set[int] = set()
         for hit in hits:
             blocks.update(self.store.taken_by(hit))
@@ -233,7 +239,7 @@ class AdmissionControl:
         return self.num_distinct(prompts) - len(held)
 
     def num_distinct(self, prompts: list[Prompt]) -> i64:
-        """Return the blocks of prompts that are admitted one after another, each shared one counted once."""
+        """Return the distinct blocks of prompts that are admitted one after another."""
         trie: dict[object, int] = {}
         distinct: i64 = 0
         for prompt in prompts:
@@ -243,7 +249,10 @@ class AdmissionControl:
         return distinct
 
     def _add_to_trie(self, prompt: Prompt, last: i64, trie: dict[object, int]) -> i64:
-        """Insert the first `last` blocks of a prompt into `trie`, (node, block) → node. Return the new nodes."""
+        """Insert the first `last` blocks of a prompt into `trie`, a map from (node, block) to node.
+
+        Return the new nodes.
+        """
         words = self.token_blocks.index.rows.num_words
         rows = view_i64(prompt.words)
         node = trie.setdefault((prompt.keys, "root"), len(trie))

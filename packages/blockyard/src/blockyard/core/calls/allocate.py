@@ -1,4 +1,4 @@
-"""`allocate`: look up a prompt, admit it, and give it a request slot and blocks."""
+"""`allocate`: looks a prompt up, admits it, and gives it a request slot and blocks."""
 
 from typing import Final
 
@@ -20,7 +20,7 @@ REFUSED_FOREVER: Final[i64] = -1
 
 
 class AllocateCalls:
-    """Admits prompts. All that can fail comes first: arguments, lookup, admission, memory, eviction policy."""
+    """Admits prompts. Everything that can fail is done first: arguments, lookup, admission, memory, eviction policy."""
 
     def __init__(self, parts: Parts, free_calls: FreeCalls, hints: HintCalls, counts: PromptCounts) -> None:
         self.parts = parts
@@ -68,9 +68,9 @@ class AllocateCalls:
             prompt: the prompt.
             name: its holder.
             count: sequences that it will be forked into.
-            again: whether it ran before and was preempted.
+            again: True if it ran before and was preempted.
             key: name of its session, or None.
-            raises: whether to raise if it does not fit.
+            raises: True to raise an error if it does not fit.
 
         Returns:
             The handle of its sequence, or `REFUSED_FOR_NOW` or `REFUSED_FOREVER`.
@@ -105,7 +105,7 @@ class AllocateCalls:
         return self._admit_batch(prompts, hits, names)
 
     def _admit(self, prompt: Prompt, hit: Hit, holder: str, num_seqs: i64, resumed: bool) -> i64:
-        """Take in a prompt that fits. Return the handle of its sequence."""
+        """Allocate a prompt that fits. Return the handle of its sequence."""
         self._prepare(prompt, hit)
         version, counters = self.sequences.version, self.kv_pool.counters()
         try:
@@ -118,7 +118,7 @@ class AllocateCalls:
         return self.sequences.handle[row]
 
     def _admit_batch(self, prompts: list[Prompt], hits: list[Hit], holders: list[str]) -> list[int]:
-        """Take in prompts that fit, all or none. Each is looked up again: it may begin like one before it."""
+        """Allocate prompts that fit, all or none. Each is looked up again, because it may begin like an earlier one."""
         for index, prompt in enumerate(prompts):
             self._prepare(prompt, hits[index])
         handles = [0] * len(prompts)
@@ -154,19 +154,19 @@ class AllocateCalls:
         return row
 
     def _expel(self, row: i64) -> None:
-        """End a sequence that was taken in by a call that fails."""
+        """End a sequence of a call that fails afterwards."""
         self.sequences.session[row] = UNDONE
         self.free_calls.end(row)
 
     def _prepare(self, prompt: Prompt, hit: Hit) -> None:
         """Allocate memory before the first change."""
-        hit.root = self.token_blocks.index.keep_root(prompt.keys, hit.root)
+        hit.root = self.token_blocks.index.ensure_root(prompt.keys, hit.root)
         self.token_blocks.index.make_room(prompt.num_tokens // self.block_size + 1)
 
     def _evict_ahead(self, prompts: list[Prompt], hits: list[Hit]) -> None:
         """Choose the blocks to evict for a whole batch before the first change, because an eviction policy may fail.
 
-        The hits are held meanwhile. Raises `PolicyError`.
+        The hits are held meanwhile, so that they are not chosen. Raises `PolicyError`.
         """
         if not self.kv_pool.stack.has_policy:
             return
@@ -189,15 +189,15 @@ class AllocateCalls:
     def _admit_one(self, prompt: Prompt, hit: Hit, holder: str, num_seqs: i64, resumed: bool, alone: bool) -> i64:
         """Give a prompt that fits its request slot and blocks. O(tokens).
 
-        Raises `PolicyError`, or what interrupted a policy's callback; then nothing has changed.
+        Raises `PolicyError`, or the interruption of a policy's callback; then nothing has changed.
 
         Args:
             prompt: the prompt.
             hit: its hit.
             holder: its holder.
             num_seqs: sequences that it will be forked into.
-            resumed: whether it ran before and was preempted.
-            alone: whether no other prompt of a batch needs the remaining free blocks.
+            resumed: True if it ran before and was preempted.
+            alone: True if no other prompt of a batch needs the remaining free blocks.
         """
         self.partial_hits.find(prompt, hit, alone)
         causes = self._explain(prompt, hit, resumed)
@@ -228,7 +228,7 @@ class AllocateCalls:
         return row
 
     def _fill_row(self, row: i64, prompt: Prompt, hit: Hit) -> None:
-        """Hold the blocks of the hit first, so that none of them is evicted for the new blocks."""
+        """Hold the blocks of the hit and allocate the rest. The hit comes first, so that none of it is evicted."""
         sequences = self.sequences
         found = hit.num_usable
         first = row * sequences.width
@@ -245,7 +245,7 @@ class AllocateCalls:
         self.store.take_prompt(row, prompt.num_tokens)
 
     def _undo(self, row: i64, hit: Hit) -> None:
-        """Release the hit after the policy has failed; each block returns to its position in the queue."""
+        """Release the hit after the policy has failed. Each block returns to its old position in the queue."""
         sequences = self.sequences
         self.joins.settle(row)
         self.store.unhold_hits(row)
@@ -255,9 +255,9 @@ class AllocateCalls:
         sequences.close(row)
 
     def _publish(self, row: i64, prompt: Prompt, hit: Hit) -> None:
-        """Index the full blocks of a prompt for in-flight prefix sharing, before they are computed (`joins`).
+        """Index the full blocks of a prompt before they are computed, for in-flight prefix sharing (`joins`).
 
-        With layer groups token blocks are indexed when they are computed.
+        With layer groups, token blocks are indexed only when they are computed.
         """
         sequences = self.sequences
         start = row * sequences.width

@@ -74,7 +74,7 @@ class CommitCalls:
     def _commit_others(
         self, rows: vec[i64], counts: vec[i64], table: TokenTable, step: i64, places: list[int]
     ) -> tuple[int, ...]:
-        """Commit the batch without computed or new tokens at `places`; return the sequences there."""
+        """Commit the batch, but nothing for the sequences at `places`. Return those sequences."""
         left = counts[:]
         tokens = table.items[:]
         handles: list[int] = []
@@ -110,7 +110,10 @@ class CommitCalls:
         return filled_i64(NO_TOKEN, num_seqs)
 
     def _check(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64]) -> None:
-        """Refuse invalid arguments of a decode step, with at most one token per sequence, before anything changes."""
+        """Refuse invalid arguments of a decode step, before anything changes.
+
+        A step has at most one token per sequence.
+        """
         sequences = self.sequences
         num_tokens = sequences.num_tokens
         num_computed = sequences.num_computed
@@ -141,7 +144,7 @@ class CommitCalls:
             self._check_late(rows, counts, tokens, num_late)
 
     def _check_late(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64], num_late: i64) -> None:
-        """Check the sequences that wait for others, have no room, or have a last block that others may hold."""
+        """Check the sequences that wait for others, lack a block for their token, or end in a shareable block."""
         sequences = self.sequences
         late = self._late
         for place in range(num_late):
@@ -167,13 +170,13 @@ class CommitCalls:
         )
 
     def _why_not_reserved(self, row: i64) -> str:
-        """Return the addition to an error about a sequence without reserved tokens; "" if it has some."""
+        """Return a clause for errors about a sequence without reserved tokens; "" if it has some."""
         if self.sequences.num_reserved[row] > 0:
             return ""
         return ended_with_owner(self.sequences, row) or NOT_SCHEDULED
 
     def _check_many(self, rows: vec[i64], counts: vec[i64], appended: vec[i64]) -> None:
-        """Refuse invalid arguments of a step with any number of tokens per sequence, before anything changes."""
+        """Refuse invalid arguments of a step with several tokens per sequence, before anything changes."""
         sequences = self.sequences
         self._note_reached(rows, counts)
         for index in range(i64(len(rows))):
@@ -223,7 +226,7 @@ class CommitCalls:
         )
 
     def _check_prefix(self, row: i64, count: i64, index: i64) -> None:
-        """Refuse a waiter's tokens unless the shared blocks are computed, before or in this call."""
+        """Refuse tokens of a waiter unless the blocks that it shares are computed, before or by this call."""
         owner = self.sequences.waits_on[row]
         if count == 0 or owner == NO_ROW:
             return
@@ -237,7 +240,7 @@ class CommitCalls:
             )
 
     def _check_room(self, index: i64, row: i64, new: i64) -> None:
-        """Refuse more new tokens than have a writable position; one more may wait for its block."""
+        """Refuse more new tokens than there are writable positions, plus one that waits for its block."""
         sequences = self.sequences
         first = sequences.num_tokens[row]
         room = sequences.num_blocks[row] * self.block_size - first
@@ -247,8 +250,8 @@ class CommitCalls:
             room = 0
         if new > room + 1:
             raise InvalidArgument(
-                f"next_tokens[{index}] has {new} tokens for {sequences.name(row)}; {room + 1} fit before the next "
-                f"reserve gives it blocks of its own{self._why_not_reserved(row)}"
+                f"next_tokens[{index}] has {new} tokens for {sequences.name(row)}; only {room + 1} fit until the next "
+                f"reserve allocates blocks{self._why_not_reserved(row)}"
             )
 
     def _is_writable(self, row: i64, position: i64) -> bool:
@@ -275,7 +278,7 @@ class CommitCalls:
     def _advance(self, rows: vec[i64], counts: vec[i64], tokens: vec[i64]) -> None:
         """Append one new token per sequence, count computed tokens, and publish blocks that became full.
 
-        One pass over the batch; a token without a writable position waits in its row.
+        This is one pass over the batch. A token without a writable position waits in its row.
         """
         sequences = self.sequences
         if sequences.num_uncounted > 0:
@@ -332,7 +335,7 @@ class CommitCalls:
             self._publish(row, before // block_size, after // block_size)
 
     def _is_simple(self, rows: vec[i64], counts: vec[i64], num_filled: i64) -> bool:
-        """Return whether each sequence filled exactly one block, which was unpublished, without spans."""
+        """Return whether each sequence filled exactly one block, without spans and not published before."""
         sequences = self.sequences
         if not self.token_blocks.enable_prefix_caching:
             return False
@@ -367,7 +370,7 @@ class CommitCalls:
             self.store.publish_last(rows, self._filled, num_filled)
 
     def _publish(self, row: i64, first: i64, last: i64) -> None:
-        """Publish blocks `first` to `last` of a row, which are full and computed, and mark pending ones as computed."""
+        """Publish the full, computed blocks `first` to `last` of a row; those that were pending become computed."""
         published = self.sequences.num_published[row]
         num_waiting = min(last, published) - first
         if num_waiting > 0:
@@ -391,5 +394,5 @@ class CommitCalls:
             before = NULL_BLOCK
         chain_hash = self.index.hash_block(block, before, parent)
         if before != NULL_BLOCK:
-            before = self.index.standing_for(parent, self.index.chain_hash[before], before)
+            before = self.index.representative(parent, self.index.chain_hash[before], before)
         self.index.insert(block, chain_hash, parent, before)

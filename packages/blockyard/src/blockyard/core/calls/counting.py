@@ -1,4 +1,4 @@
-"""Prompt tokens, hit tokens and causes of misses: counted once, when a sequence first computes."""
+"""Counts of prompt tokens, hit tokens and causes of misses. A prompt is counted when it is first computed."""
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -8,11 +8,11 @@ from ..watch.misses import Misses
 
 
 class PromptCounts:
-    """Counts each admitted prompt when the first of its tokens are computed, and no earlier.
+    """Counts each admitted prompt when the first of its tokens are computed.
 
-    Admission alone says little: a request that gets no blocks in its step is preempted and admitted again, and a
-    sequence whose producer leaves loses the hit that it waited for. A sequence that is freed before it computes is not
-    counted. Nothing here makes an object, so a commit cannot fail in it.
+    Admission is too early to count: a request that gets no blocks in its step is preempted and admitted again, and a
+    sequence whose producer ends early loses the hit that it waited for. A sequence that is freed before it computes is
+    not counted. Counting makes no objects, so it cannot fail within a commit.
     """
 
     def __init__(self, sequences: SequenceTable, misses: Misses) -> None:
@@ -24,14 +24,17 @@ class PromptCounts:
         self.num_resumed_hit_tokens: i64 = 0
 
     def count(self, rows: vec[i64], counts: vec[i64]) -> None:
-        """Count the prompts of those sequences that compute for the first time: `counts` tokens each. O(batch)."""
+        """Count the prompts of those sequences that compute for the first time. O(batch).
+
+        `counts` has the computed tokens of each.
+        """
         uncounted = self.sequences.uncounted
         for index in range(i64(len(rows))):
             if counts[index] > 0 and uncounted[rows[index]] != 0:
                 self.count_row(rows[index])
 
     def count_row(self, row: i64) -> None:
-        """Count the prompt of a sequence, unless it was counted; its computed tokens are its hit. O(1)."""
+        """Count the prompt of a sequence, unless it was counted. Its computed tokens are the hit. O(1)."""
         sequences = self.sequences
         num_tokens = sequences.uncounted[row]
         if num_tokens == 0:

@@ -3,7 +3,7 @@
 from mypy_extensions import i64
 
 from ...answers import Resize
-from ..blocks.eviction import EvictionOrder, wished_policy
+from ..blocks.eviction import EvictionOrder, resolve_policy
 from ..index.prompt import Prompt
 from ..parts import Parts
 from .admission import AdmissionControl
@@ -23,10 +23,10 @@ class EvictCalls:
             parts.config.hints.retention_blocks,
             None if parts.states is None else parts.states.registry,
         )
-        self.order.install(wished_policy(parts.config.eviction_policy, parts.kv_pool))
+        self.order.install(resolve_policy(parts.config.eviction_policy, parts.kv_pool))
 
     def retain(self, prompt: Prompt, level: int, until: float | None) -> int:
-        """Give the cached blocks of a prompt's prefix this priority. Return their number."""
+        """Set the priority of the cached blocks of a prompt's prefix. Return their number."""
         return self.order.retain(self._cached_blocks(prompt), level, until)
 
     def num_retained_of(self, prompt: Prompt) -> int:
@@ -48,7 +48,7 @@ class EvictCalls:
 
 
 class ResizeCalls:
-    """Changes the size of the pool. All arrays are made before the first change, in case memory is short."""
+    """Changes the size of the pool. All arrays are allocated before the first change, in case memory is short."""
 
     def __init__(self, parts: Parts, admission: AdmissionControl) -> None:
         self.parts = parts

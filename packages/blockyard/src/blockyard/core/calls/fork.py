@@ -1,4 +1,4 @@
-"""Forks of sequences, also for beam search: new sequences that share all blocks of another."""
+"""Forks: new sequences that share all blocks of another, also for beam search."""
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -26,7 +26,7 @@ class ForkCalls:
     def fork(self, row: i64, count: i64, holders: list[str]) -> list[int]:
         """Return the handles of `count` new sequences that share all blocks of the one in `row`.
 
-        `holders` has their names; if empty, they have the name of the original.
+        `holders` has their names; if it is empty, they have the name of the original.
         """
         sequences = self.sequences
         self._require_forkable(row, "fork")
@@ -74,7 +74,7 @@ class ForkCalls:
     # Beam search.
 
     def regroup(self, rows: vec[i64], chosen: vec[i64]) -> list[int]:
-        """Return handles of sequences that continue those in `rows` at positions `chosen`; free the other sequences."""
+        """Return handles of sequences that continue those in `rows` at the positions `chosen`, and free the others."""
         sequences = self.sequences
         num_children = self._count_children(len(rows), chosen)
         num_new = i64(len(chosen))
@@ -97,7 +97,10 @@ class ForkCalls:
         return children
 
     def _num_promised(self, row: i64, num_children: i64) -> i64:
-        """Return how many of the rows that are set aside for forks of `row` this regrouping frees or uses."""
+        """Return how many of the request slots reserved for forks of `row` a regrouping frees or uses.
+
+        A sequence with children uses a slot for each but the first; one without frees all.
+        """
         promised = self.sequences.num_promised[row]
         return promised if num_children == 0 else min(promised, num_children - 1)
 
@@ -112,7 +115,7 @@ class ForkCalls:
         return counts
 
     def _branch(self, rows: vec[i64], chosen: vec[i64], handles: list[int], children: list[int]) -> None:
-        """Continue each parent as its own first child, and fork it for the others."""
+        """Continue each parent as its own first child, and fork it for its other children."""
         for index in range(i64(len(chosen))):
             parent = int(chosen[index])
             if handles[parent] != 0:

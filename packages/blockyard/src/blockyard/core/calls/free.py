@@ -13,8 +13,8 @@ from ..sequences.table import UNDONE
 class FreeCalls(Deferred):
     """Releases the blocks of sequences, last block first, and closes their rows.
 
-    A free that arrives during another call is queued. Its handles are checked on arrival: one that is not live, or is
-    queued already, is refused at once.
+    A free that arrives during another call is queued. Its handles are checked on arrival: a handle that is not live, or
+    is queued already, is refused at once.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -60,7 +60,7 @@ class FreeCalls(Deferred):
                 self._free_row(row)
 
     def _is_apart(self, row: i64) -> bool:
-        """Return whether the running call has made a plan that stays valid, and readable, without this row."""
+        """Return whether the plan that the running call has made stays valid and readable without this row."""
         sequences = self.sequences
         return sequences.has_new_plan and not sequences.in_batch(row) and sequences.num_waiters[row] == 0
 
@@ -76,12 +76,12 @@ class FreeCalls(Deferred):
         self.store.close(row)
         num_blocks = sequences.num_blocks[row]
         cached = min(self._num_cached(row), num_blocks)
-        self.token_blocks.give_back(row, sequences.blocks, row * sequences.width, num_blocks, 0, cached)
+        self.token_blocks.release_row_blocks(row, sequences.blocks, row * sequences.width, num_blocks, 0, cached)
         sequences.close(row)
         self.kv_pool.fence.forget_row(row)
 
     def _num_cached(self, row: i64) -> i64:
-        """Return how many leading blocks are surely cached: computed and published (I5), without a reset since."""
+        """Return how many leading blocks are certainly cached: computed and published (I5), without a later reset."""
         sequences = self.sequences
         index = self.token_blocks.index
         if not self.token_blocks.enable_prefix_caching or sequences.generation[row] != index.num_generations:

@@ -1,4 +1,4 @@
-"""`hint`: which sessions are over, by their names."""
+"""`hint`: sessions by name, and which of them are over."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ NO_SESSION: Final = HintOutcome.UNKNOWN
 
 
 class HintCalls:
-    """The names of sessions. A sequence that was hinted without a session is named by its handle."""
+    """The names of sessions. A sequence without a session that receives a hint gets one named by its handle."""
 
     def __init__(self, parts: Parts, order: EvictionOrder) -> None:
         self.sequences = parts.sequences
@@ -37,7 +37,7 @@ class HintCalls:
         """Make room for a session and its name, before `bind` or `cancel`. Return False if the cache has no sessions.
 
         Raises:
-            PolicyError: if the policy fails to say whether it takes hints.
+            PolicyError: if `takes_hints` of the policy raised.
             NotEnoughMemory: if the system has no memory for it.
         """
         if self._max_sessions == 0:
@@ -84,10 +84,10 @@ class HintCalls:
         if self._max_sessions == 0:
             return REFUSED
         slot = i64(self._slots.get(name, -1))
-        return NO_SESSION if slot < 0 else self._say(slot, is_over)
+        return NO_SESSION if slot < 0 else self._set_over(slot, is_over)
 
     def hint_row(self, row: i64, is_over: bool) -> HintOutcome:
-        """Set whether the session of a sequence is over. A sequence without a session gets one, named by its handle."""
+        """Set whether the session of a sequence is over. A sequence without a session gets one named by its handle."""
         if self._max_sessions == 0:
             return REFUSED
         tag = self.sequences.session[row]
@@ -96,23 +96,23 @@ class HintCalls:
             slot = sessions.slot_of(tag)
             if slot < 0:
                 return NO_SESSION
-            return self._say(slot, is_over) if sessions.is_latest(tag) else REFUSED
+            return self._set_over(slot, is_over) if sessions.is_latest(tag) else REFUSED
         if not is_over:
             return ACCEPTED
         handle = int(self.sequences.handle[row])
         self.prepare(handle)
-        if not self.order.stack.hears_sessions():
+        if not self.order.stack.uses_sessions():
             self.cancel(handle)
             return REFUSED
         self.bind(row, handle)
-        return self._say(i64(self._slots[handle]), is_over)
+        return self._set_over(i64(self._slots[handle]), is_over)
 
-    def _say(self, slot: i64, is_over: bool) -> HintOutcome:
+    def _set_over(self, slot: i64, is_over: bool) -> HintOutcome:
         stack = self.order.stack
-        if not stack.hears_sessions():
+        if not stack.uses_sessions():
             return REFUSED
-        stack.sessions.hear(slot)
-        stack.say(slot, is_over)
+        stack.sessions.touch(slot)
+        stack.set_over(slot, is_over)
         return ACCEPTED
 
     def check(self) -> None:
@@ -121,7 +121,7 @@ class HintCalls:
         sessions.check()
         named = sorted(self._slots.values())
         if named != sorted(sessions.slots()):
-            raise InvariantError(f"sessions: {len(named)} have a name, {sessions.num_sessions} are known")
+            raise InvariantError(f"sessions: {len(named)} have a name, but {sessions.num_sessions} are known")
         for name, slot in self._slots.items():
             if self._names[slot] != name:
-                raise InvariantError(f"sessions: {shown(name)} leads to slot {slot}, which has another name")
+                raise InvariantError(f"sessions: {shown(name)} has slot {slot}, which has another name")

@@ -1,4 +1,4 @@
-"""Holding what lookups find: hits that end inside a block, and hits held while a policy chooses evictions."""
+"""Holds the blocks that lookups find: for hits that end inside a block, and while a policy chooses evictions."""
 
 from mypy_extensions import i64
 
@@ -19,7 +19,7 @@ class WholeHits:
         Args:
             prompt: the prompt.
             hit: its hit.
-            alone: whether no other prompt of a batch needs the remaining free blocks.
+            alone: True if no other prompt of a batch needs the remaining free blocks.
         """
 
     def hold(self, row: i64, hit: Hit) -> None:
@@ -27,7 +27,7 @@ class WholeHits:
 
 
 class PartialHits(WholeHits):
-    """Hits that end inside a block: its tokens are copied from a block that begins alike.
+    """Hits that end inside a block. Its first tokens are copied from a block that begins with the same tokens.
 
     A source, one block for each layer group, is held until the next step copies it.
     """
@@ -56,7 +56,7 @@ class PartialHits(WholeHits):
             hit.num_alike = 0
 
     def _compare(self, prompt: Prompt, hit: Hit, parent: i64, block: i64, limit: i64) -> None:
-        """Use `block` as the source if it shares more tokens with the prompt than the best one so far."""
+        """Use `block` as the source if it shares more tokens with the prompt than the best candidate so far."""
         index = self.index
         row = index.rows.start_of(block)
         alike = common_tokens(prompt.words, hit.num_usable * index.rows.num_words, index.rows.words, row, limit)
@@ -67,7 +67,7 @@ class PartialHits(WholeHits):
                 hit.num_alike = alike
 
     def _can_hold(self, prompt: Prompt, hit: Hit, alone: bool) -> bool:
-        """Return whether idle sources fit beside all that the prompt needs. They never cause a refusal."""
+        """Return whether idle sources fit besides all that the prompt needs. They never cause a refusal."""
         idle = len([block for block in hit.sources if self.kv_pool.ref_cnt[i64(block)] == 0])
         if idle == 0 or not alone:
             return idle == 0
@@ -83,7 +83,7 @@ class PartialHits(WholeHits):
 
 
 class HeldHits:
-    """Blocks of hits that are held until `release` frees them, or `undo` restores the queue."""
+    """Blocks of hits that are held until `release` frees them or `undo` restores the queue."""
 
     def __init__(self, store: Store) -> None:
         self.pool = store.kv_pool
@@ -129,7 +129,7 @@ class HeldHits:
         self.pool.num_freed_blocks -= self.num_revived
 
     def undo(self) -> None:
-        """Return every block to its position in the queue, provided that no other block was taken since."""
+        """Return every block to its old position in the queue. No other block may have been taken since."""
         for block in reversed(self._held):
             self.pool.unshare_one(block)
         if self.cpu_pool is not None:

@@ -1,4 +1,4 @@
-"""`hold_cached`: a lease of the blocks that a prompt would hit."""
+"""`hold_cached`: a lease on the blocks that a prompt would hit."""
 
 from librt.vecs import vec
 from mypy_extensions import i32, i64
@@ -11,7 +11,7 @@ from ..parts import Parts
 
 
 class HoldCalls:
-    """Looks prompts up as `allocate` does, and holds their hits by leases."""
+    """Looks prompts up like `allocate`, and holds their hits by leases."""
 
     def __init__(self, parts: Parts) -> None:
         self.interruption = parts.gate.interruption
@@ -49,7 +49,7 @@ class HoldCalls:
             )
 
     def _taken(self, hit: Hit) -> vec[i32]:
-        """Return the blocks of the pool among those of a hit; blocks of the CPU pool are negative."""
+        """Return the blocks of a hit that are in the pool. Blocks of the CPU pool, which are negative, are left out."""
         taken = [block for block in self.store.taken_by(hit) if block > 0]
         blocks = zeros_i32(len(taken))
         for position in range(i64(len(taken))):

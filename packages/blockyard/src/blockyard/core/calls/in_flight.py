@@ -25,7 +25,7 @@ NOT_IN_STEP: Final = (
 class Steps:
     """One step at a time: `reserve` replaces an open reservation, `commit` ends it, and steps have no numbers.
 
-    Also the interface of `InFlight`.
+    This is also the interface of `InFlight`.
     """
 
     def __init__(self, sequences: SequenceTable) -> None:
@@ -36,23 +36,23 @@ class Steps:
     # Reserving.
 
     def starts(self, rows: vec[i64]) -> vec[i64]:  # noqa: ARG002
-        """Return by row where a new reservation begins: after the tokens that are computed or in steps in flight.
+        """Return by row where a new reservation begins, after all tokens that are computed or in a step in flight.
 
         O(batch).
         """
         return self.sequences.num_computed
 
     def is_full(self) -> bool:
-        """Return whether a step must end before another one begins."""
+        """Return whether a step must end before another can begin."""
         return False
 
     def require_step(self) -> None:
-        """Raise `StepsInFlight` unless one more step may begin."""
+        """Raise `StepsInFlight` if no further step may begin."""
 
     def begin(self, rows: vec[i64], counts: vec[i64], slow: vec[i64], num_slow: i64) -> i64:  # noqa: ARG002
-        """Begin a step and reserve for all sequences but those at `slow[::2]`. Return its number.
+        """Begin a step, and reserve for all sequences except those at positions `slow[::2]`. Return its number.
 
-        Those are passed to `open` or `refuse` one by one.
+        Each of those is passed to `open` or `refuse` afterwards.
         """
         num_reserved = self.sequences.num_reserved
         for index in range(i64(len(rows))):
@@ -60,10 +60,10 @@ class Steps:
         return NO_STEP
 
     def open(self, row: i64, count: i64) -> None:
-        """Reserve `count` tokens of a sequence in the step that was begun last."""
+        """Reserve `count` tokens of a sequence in the latest step."""
 
     def refuse(self, row: i64) -> None:
-        """Reserve nothing for a sequence in the step that was begun last."""
+        """Reserve nothing for a sequence in the latest step."""
         self.sequences.num_reserved[row] = 0
 
     def num_landed(self) -> i64:
@@ -71,7 +71,7 @@ class Steps:
         return 0
 
     def num_reached(self, row: i64) -> i64:
-        """Return how many tokens of a sequence are computed after the step that was begun last."""
+        """Return how many tokens of a sequence are computed once the latest step has run."""
         computed = self.sequences.num_computed[row]
         if self.sequences.reserved_at[row] == self.sequences.version:
             computed += self.sequences.num_reserved[row]
@@ -80,7 +80,10 @@ class Steps:
     # Committing.
 
     def check_commit(self, rows: vec[i64], counts: vec[i64], table: TokenTable, step: i64) -> None:
-        """Refuse what does not belong to `step`, before anything changes. O(batch * open reservations)."""
+        """Raise an error if a sequence has no reservation in `step`, or an earlier one that is not committed.
+
+        O(batch * open reservations). Changes nothing.
+        """
 
     def settle(self, rows: vec[i64], counts: vec[i64], step: i64) -> None:
         """End the reservations of these sequences in `step`, which computed `counts` tokens of each."""
@@ -89,8 +92,8 @@ class Steps:
 class InFlight(Steps):
     """Numbers the steps, and stores the open reservations of each sequence.
 
-    A new reservation begins after the open ones. `commit` settles one step of each sequence, the oldest first. If the
-    step computed less than was reserved, the later reservations of that sequence end, because their tokens would follow
+    A new reservation follows the open ones. `commit` settles one step of each sequence, the oldest first. If the step
+    computed less than was reserved, the later reservations of that sequence end, because their tokens would follow
     tokens that do not exist.
     """
 
@@ -153,7 +156,7 @@ class InFlight(Steps):
         return self.fence.num_ended
 
     def num_reached(self, row: i64) -> i64:
-        """Return the tokens computed after this step; if an earlier step of the sequence is open, without this step."""
+        """Return the tokens computed once the latest step has run, without that step if an earlier one is open."""
         computed = self.sequences.num_computed[row]
         if self.open_steps.oldest[row] != self.fence.num_begun:
             return computed
@@ -177,13 +180,13 @@ class InFlight(Steps):
     def _check_outside(self, index: i64, row: i64, count: i64, table: TokenTable, step: i64) -> None:
         """Refuse computed tokens of a sequence without a reservation in the step.
 
-        Tokens may be appended to it only if it has no reservation at all.
+        Tokens may be appended only if the sequence has no open reservation at all.
         """
         name = self.sequences.name(row)
         if count != 0:
             why = ended_with_owner(self.sequences, row) if step == self.sequences.ended_at[row] else ""
             raise InvalidArgument(
-                f"num_computed[{index}] is {count} for {name}, of which nothing is reserved in step {step}"
+                f"num_computed[{index}] is {count} for {name}, which has no reservation in step {step}"
                 f"{why or NOT_IN_STEP}"
             )
         if self.open_steps.num_open[row] == 0:
@@ -191,7 +194,7 @@ class InFlight(Steps):
         if step == NO_STEP or (table.columns > 0 and table.items[index * table.columns] != NO_TOKEN):
             what = "append" if step == NO_STEP else f"next_tokens[{index}]"
             raise SequenceNotReady(
-                f"{what}: {name} has reserved tokens in step {self.open_steps.oldest[row]}; commit that one first"
+                f"{what}: {name} has reserved tokens in step {self.open_steps.oldest[row]}; commit that step first"
             )
 
     def settle(self, rows: vec[i64], counts: vec[i64], step: i64) -> None:
@@ -212,7 +215,7 @@ class InFlight(Steps):
     # Ending.
 
     def end(self, step: i64) -> None:
-        """Release what waited for the steps up to `step`, which is in flight: they have ended."""
+        """End the steps up to `step`, which is in flight: release the blocks that wait for them."""
         for other in range(self.fence.num_ended + 1, step + 1):
             if self.open_steps.num_of_step(other) > 0:
                 raise SequenceNotReady(
@@ -223,7 +226,7 @@ class InFlight(Steps):
 
 
 def steps_of(parts: Parts) -> Steps:
-    """Return what numbers the steps, if several may be in flight."""
+    """Return the object that numbers the steps, if several may be in flight."""
     fence = parts.kv_pool.fence
     open_steps = parts.sequences.open_steps
     if isinstance(fence, StepFence) and open_steps is not None:
@@ -232,7 +235,7 @@ def steps_of(parts: Parts) -> Steps:
 
 
 def ended_with_owner(sequences: SequenceTable, row: i64) -> str:
-    """Return what to add to an error if the reservation of a row ended with another sequence; "" if it did not."""
+    """Return a clause for errors if a row's reservation ended because its producer was freed; "" if not."""
     if sequences.ended_by[row] == 0:
         return ""
     return (
@@ -250,10 +253,10 @@ def require_nothing_reserved(sequences: SequenceTable, row: i64, action: str) ->
 
 
 def require_nothing_to_copy(sequences: SequenceTable, row: i64, action: str) -> None:
-    """Raise `SequenceNotReady` while the beginning of a block is to be copied."""
+    """Raise `SequenceNotReady` while the sequence's next step has to copy the beginning of a block."""
     if sequences.copy_from[row]:
         raise SequenceNotReady(
-            f"{action}: {sequences.name(row)} has the beginning of a block to copy; its next step does"
+            f"{action}: {sequences.name(row)} must first copy the beginning of a block: let it run its next step"
         )
     if sequences.is_swapped[row] == SWAPPED_WITHOUT_STATE:
         raise SequenceNotReady(
@@ -263,18 +266,19 @@ def require_nothing_to_copy(sequences: SequenceTable, row: i64, action: str) -> 
 
 
 def require_settled(parts: Parts, row: i64, action: str) -> None:
-    """Both, and the same for blocks to load, published blocks that are not computed, and a prefix to wait for."""
+    """Raise `SequenceNotReady` for a row with reserved tokens, pending copies or loads, or an uncomputed prefix."""
     sequences = parts.sequences
     require_nothing_reserved(sequences, row, action)
     num_loads = parts.store.num_loads(row) if sequences.is_swapped[row] == 0 else i64(0)
     if num_loads > 0:
         raise SequenceNotReady(
-            f"{action}: {sequences.name(row)} has {num_loads} blocks to bring back from the CPU; its next step does"
+            f"{action}: {sequences.name(row)} has {num_loads} blocks to load from the CPU pool: let it run its next "
+            "step first"
         )
     require_nothing_to_copy(sequences, row, action)
     promised = sequences.num_published[row] * parts.block_size
     if promised > sequences.num_computed[row] or sequences.is_waiting(row):
         raise SequenceNotReady(
-            f"{action}: {sequences.name(row)} has computed {sequences.num_computed[row]} of its prompt; "
-            f"{max(promised, sequences.num_computed[row] + 1)} tokens are needed"
+            f"{action}: {sequences.name(row)} has computed {sequences.num_computed[row]} tokens; compute "
+            f"{max(promised, sequences.num_computed[row] + 1)} first"
         )

@@ -129,7 +129,7 @@ class ReserveCalls:
         return fits
 
     def _evict_ahead(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> None:
-        """Evict what the step will need before its first change, because an eviction policy may fail.
+        """Evict for the whole step before its first change, because an eviction policy may fail.
 
         Only sequences that can be served evict, in order; those that are `ready` take no blocks. A copy on write may
         turn out to be unnecessary, so a sequence counts as served if it fits without the copy. Blocks for checkpoints

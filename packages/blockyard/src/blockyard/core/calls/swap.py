@@ -18,12 +18,12 @@ from .in_flight import require_nothing_reserved
 
 
 class SwapCalls:
-    """Chooses where each block of a sequence goes; the plan lists the moves.
+    """Chooses where each block of a sequence is moved; the plan lists the moves.
 
-    A block that several sequences share is moved once. A block whose content the other pool caches is shared there and
-    not moved. If the first step of a sequence has not run yet, a hit inside a block is dropped; a state that the step
-    would have loaded is released and looked up again by `swap_in`. If it was evicted meanwhile, the prompt is computed
-    from the beginning.
+    A block that several sequences share is moved once. If the other pool already caches its content, the block there is
+    shared and nothing is moved. If the first step of a sequence has not run yet, a hit inside a block is dropped, and a
+    state that the step would have loaded is released and looked up again by `swap_in`. If it was evicted meanwhile, the
+    prompt is computed from the beginning.
     """
 
     def __init__(self, parts: Parts, store: GroupedStore, cpu: ContentLedger) -> None:
@@ -95,7 +95,7 @@ class SwapCalls:
         return targets
 
     def _num_places(self, rows: vec[i64]) -> i64:
-        """Return the blocks of all rows; shared ones count for each row."""
+        """Return the number of blocks of all rows; shared ones count for each row."""
         count: i64 = 0
         for index in range(i64(len(rows))):
             for group in self.store.groups:
@@ -103,11 +103,11 @@ class SwapCalls:
         return count
 
     def _num_worth(self, group: GroupTable, row: i64) -> i64:
-        """Return how many blocks of a row have computed tokens. The others are freed."""
+        """Return how many blocks of a row have computed tokens. The others are freed instead of moved."""
         return min(group.num_blocks[row], group.num_places(self._num_written(row)))
 
     def _num_written(self, row: i64) -> i64:
-        """Return the computed tokens of a row, without those that its next step was to copy."""
+        """Return the computed tokens of a row, without those that its next step would have copied."""
         if self.sequences.copy_from[row] and not self.store.has_states:
             return self.sequences.num_published[row] * self.sequences.block_size
         return self.sequences.num_computed[row]
@@ -127,13 +127,13 @@ class SwapCalls:
         for index in range(i64(len(rows))):
             for group in self.store.groups:
                 self._move_out(group, rows[index], transfers, targets)
-            self._give_back_sources(rows[index])
+            self._release_sources(rows[index])
         targets.release(self.cpu)
         self.store.finish(transfers)
         return plan
 
-    def _give_back_sources(self, row: i64) -> None:
-        """Mark a row as swapped out, and release what its first step was to copy or load."""
+    def _release_sources(self, row: i64) -> None:
+        """Mark a row as swapped out, and release the blocks that its first step would have copied or loaded."""
         sequences = self.sequences
         sequences.is_swapped[row] = SWAPPED
         sources = sequences.copy_from[row]
@@ -155,7 +155,7 @@ class SwapCalls:
     def _move_out(self, group: GroupTable, row: i64, transfers: Transfers, targets: "Targets") -> None:
         """Move the blocks of a row in one group. The call holds each target once, and each row that uses it once more.
 
-        Blocks that were to be loaded from the CPU pool stay there, held by the row already.
+        Blocks that were still to be loaded from the CPU pool stay there; the row holds them already.
         """
         worth = self._num_worth(group, row)
         place = group.num_blocks[row] - 1
@@ -175,7 +175,7 @@ class SwapCalls:
             group.cut_row(row, keep)
 
     def _send(self, group: GroupTable, block: i64, transfers: Transfers, targets: "Targets", move: i64) -> i64:
-        """Return the CPU block for `block`: a new one, or one that has its content already."""
+        """Return the CPU block for `block`: a new one, or one that already has its content."""
         target = targets.target[move]
         if target == NULL_BLOCK:
             target = self._new_on_cpu(block)
@@ -223,7 +223,7 @@ class SwapCalls:
         return [] if content == NO_CONTENT else states.working.find(content)
 
     def _short(self, rows: vec[i64], states: "States") -> str:
-        """Return which tenant has no room for the missing blocks of its sequences; "" if all have."""
+        """Return the tenant that lacks room for its sequences' missing blocks; "" if none does."""
         budget = self.pool.budget
         problem = ""
         left = self.pool.queue.num_free
@@ -243,7 +243,7 @@ class SwapCalls:
 
         Args:
             rows: the rows.
-            with_finds: whether idle blocks of the pool that have the content count too.
+            with_finds: True to count idle blocks of the pool that have the content too.
             states: the states of the rows.
         """
         counted: set[int] = set()
@@ -265,7 +265,7 @@ class SwapCalls:
         return needed
 
     def _last(self, group: GroupTable, row: i64, states: "States") -> i64:
-        """Return the end of the blocks to bring back; the start, if the state of the row was evicted."""
+        """Return the end of the blocks to bring back: none of them if the state of the row was evicted."""
         return group.num_null[row] if states.is_lost(row) else group.num_blocks[row]
 
     def _plan_in(self, rows: vec[i64], states: "States") -> "Targets":
@@ -305,14 +305,14 @@ class SwapCalls:
         return plan
 
     def _ask(self, rows: vec[i64], states: "States") -> None:
-        """Charge the coming evictions to the tenants of the rows."""
+        """Charge the evictions that follow to the tenants of the rows."""
         budget = self.pool.budget
         budget.expect_none()
         for index, needed in enumerate(self._needed_in(rows, False, states) if budget.is_shared else []):
             budget.expect(budget.tenant_of_row(rows[index]), needed)
 
     def _evict_ahead(self, targets: "Targets", states: "States") -> None:
-        """Hold the blocks that were found, and choose all evictions before the first change: a policy might fail."""
+        """Hold the blocks that were found, and choose all victims before the first change, as a policy may fail."""
         peak = self.pool.peak_used_blocks
         targets.share_found(self.pool)
         states.share(self.pool)
@@ -348,7 +348,7 @@ class SwapCalls:
 
 
 class States:
-    """States that sequences of a swap released before: the blocks of each, or none if it was evicted."""
+    """States that swapped sequences had released: the blocks of each, or none if the state was evicted."""
 
     def __init__(self) -> None:
         self._parts: dict[int, list[int]] = {}
@@ -363,7 +363,7 @@ class States:
         return self._parts.get(int(row), self._nothing)
 
     def is_lost(self, row: i64) -> bool:
-        """Return whether a row released a state that was evicted since."""
+        """Return whether a row released a state that has been evicted since."""
         return len(self._parts) > 0 and int(row) in self._parts and not self._parts[int(row)]
 
     def num_idle(self, pool: ContentLedger) -> i64:
@@ -374,7 +374,7 @@ class States:
         return len(idle)
 
     def share(self, pool: ContentLedger) -> None:
-        """Hold each block once per row that has it."""
+        """Add a holder to each block, once per row that has it."""
         for parts in self._parts.values():
             for block in parts:
                 pool.share_one(block)
@@ -389,8 +389,8 @@ class States:
 class Targets:
     """Target blocks of a swap. Each *move* is one decision, for all positions that share a block.
 
-    Lookups come first and allocate memory; then blocks move without allocating. `next_move` returns the moves in the
-    order in which `is_new` and `pass_by` saw the positions.
+    Lookups come first and allocate memory; then blocks move without allocating. `next_move` returns the moves of the
+    positions in the order of the calls of `is_new` and `pass_by`.
 
     Args:
         num_places: most positions that there can be.
@@ -412,7 +412,7 @@ class Targets:
         self.num_places += 1
 
     def is_new(self, block: i64) -> bool:
-        """Record the block at the next position. Return True if it is new; then call `set_found`."""
+        """Record the block at the next position. Return True if it was not seen before; then call `set_found`."""
         move = self._move_of.get(int(block), self.num_moves)
         self._moves[self.num_places] = move
         self.num_places += 1

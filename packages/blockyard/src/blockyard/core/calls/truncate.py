@@ -37,7 +37,7 @@ class TruncateCalls:
         self.joins.settle(row)
         keep = min(self.store.num_token_blocks(length), sequences.num_blocks[row])
         first = row * sequences.width + keep
-        self.token_blocks.give_back(row, sequences.blocks, first, sequences.num_blocks[row] - keep, keep)
+        self.token_blocks.release_row_blocks(row, sequences.blocks, first, sequences.num_blocks[row] - keep, keep)
         sequences.cut_row(row, keep)
         if length < sequences.num_tokens[row]:
             sequences.pending_token[row] = NO_TOKEN
@@ -47,7 +47,7 @@ class TruncateCalls:
         sequences.raise_alert(row)
 
     def _require_window(self, row: i64, num_computed: i64) -> None:
-        """Refuse a cut after which the remaining tokens would lack part of a window."""
+        """Refuse a cut that leaves tokens whose window is partly freed."""
         shortest = self.store.shortest_cut(row)
         if num_computed < shortest:
             raise InvalidArgument(

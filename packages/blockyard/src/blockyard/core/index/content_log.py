@@ -1,4 +1,4 @@
-"""The contents added and removed since the log was last read, in order, from which KV events are made."""
+"""Log of the contents that were added and removed since the last reading; the source of KV events."""
 
 from typing import Final
 
@@ -12,22 +12,22 @@ from .rows import Rings
 #: With four entries per block, at least half are void when the log is full, so compacting it costs O(1) per entry.
 ENTRIES_A_BLOCK: Final = 4
 FEWEST_ENTRIES: Final = 16
-#: `told` of a block whose content was already read.
+#: `marks` of a block whose content was already read.
 READ: Final[i32] = -1
 
 
 class ContentLog:
-    """A log of contents that gained their first computed block (its id) or lost the last one (minus the content id).
+    """A log of cached contents: an entry is a block id (content added), or minus a content id (content removed).
 
-    A content that was added and removed between two readings has no entry. Of equal blocks one is logged; if it is
-    removed, another takes over its entry. The arrays are allocated once, and operations allocate nothing. The log
-    cannot overflow, because at most as many contents can be added as there are blocks, and only contents that were
-    read need a removal.
+    A content is added with its first computed block and removed with its last. A content that was added and removed
+    between two readings has no entry. Of equal blocks only one is logged; if it is removed, another takes over its
+    entry. The arrays are allocated once, and logging allocates nothing. The log cannot overflow: at most as many
+    contents can be added as there are blocks, and only contents that were read need a removal.
     """
 
     def __init__(self, num_blocks: int) -> None:
         #: By block: 0 if not logged, 1 + the position of its entry, or READ.
-        self.told = zeros_i32(num_blocks)
+        self.marks = zeros_i32(num_blocks)
         self.entries = zeros_i64(max(ENTRIES_A_BLOCK * num_blocks, FEWEST_ENTRIES))
         self.num_entries: i64 = 0
         #: Whether everything was cleared since the last reading; the entries are later than that.
@@ -36,38 +36,38 @@ class ContentLog:
         self.new_roots: dict[int, tuple[object, ...]] = {}
         self.lost_roots: list[int] = []
 
-    def came(self, block: i64, rings: Rings) -> None:
-        """Log that an indexed block is computed. O(1), or O(equal blocks still to be computed)."""
+    def log_computed(self, block: i64, rings: Rings) -> None:
+        """Log that an indexed block has been computed. O(1), or O(equal blocks that are not computed)."""
         if not rings.is_alone(block) and self._is_known(block, rings):
             return
         if self.num_entries == i64(len(self.entries)):
             self._close_gaps()
         self.entries[self.num_entries] = block
         self.num_entries += 1
-        self.told[block] = i32(self.num_entries)
+        self.marks[block] = i32(self.num_entries)
 
     def _is_known(self, block: i64, rings: Rings) -> bool:
         other = i64(rings.next_equal[block])
         while other != block:
-            if self.told[other] != 0:
+            if self.marks[other] != 0:
                 return True
             other = i64(rings.next_equal[other])
-        return self.told[block] != 0
+        return self.marks[block] != 0
 
-    def went(self, block: i64, content: i64, heir: i64, rings: Rings, owner: vec[i32]) -> None:
-        """Log that a block is removed from the index. `heir` is an equal block, 0 for none.
+    def log_removed(self, block: i64, content: i64, heir: i64, rings: Rings, owner: vec[i32]) -> None:
+        """Log that a block was removed from the index. `heir` is an equal block, 0 for none.
 
         O(1), or O(equal blocks).
         """
-        told = self.told[block]
-        if told == 0:
+        mark = self.marks[block]
+        if mark == 0:
             return
-        self.told[block] = 0
+        self.marks[block] = 0
         other = self._first_computed(heir, rings, owner)
         if other != NULL_BLOCK:
-            self.told[other] = told
-        if told > 0:
-            self.entries[i64(told) - 1] = other
+            self.marks[other] = mark
+        if mark > 0:
+            self.entries[i64(mark) - 1] = other
         elif other == NULL_BLOCK:
             if self.num_entries == i64(len(self.entries)):
                 self._close_gaps()
@@ -91,7 +91,7 @@ class ContentLog:
                 self.entries[kept] = entry
                 kept += 1
                 if entry > 0:
-                    self.told[entry] = i32(kept)
+                    self.marks[entry] = i32(kept)
         self.num_entries = kept
 
     def read(self) -> vec[i64]:
@@ -112,36 +112,36 @@ class ContentLog:
         """Mark what `read` returned as known and empty the log. Allocates nothing. O(entries)."""
         for place in range(self.num_entries):
             if self.entries[place] > 0:
-                self.told[self.entries[place]] = READ
+                self.marks[self.entries[place]] = READ
         self.num_entries = 0
         self.was_cleared = False
         self.new_roots.clear()
         self.lost_roots.clear()
 
-    def root_made(self, root: i64, extra_keys: tuple[object, ...]) -> None:
+    def log_root(self, root: i64, extra_keys: tuple[object, ...]) -> None:
         """Log a new root for these extra keys."""
         self.new_roots[int(root)] = extra_keys
 
-    def root_lost(self, root: i64) -> None:
-        """Log that a root was forgotten; no prompt reaches its descendants."""
+    def log_lost_root(self, root: i64) -> None:
+        """Log that a root was forgotten, so that no prompt can reach its descendants."""
         if self.new_roots.pop(int(root), None) is None:
             self.lost_roots.append(int(root))
 
     def clear(self) -> None:
         """Log that all contents and roots were removed."""
-        clear_i32(self.told)
+        clear_i32(self.marks)
         self.num_entries = 0
         self.was_cleared = True
         self.new_roots.clear()
         self.lost_roots.clear()
 
-    def grown(self, num_blocks: int) -> "ContentLog":
-        """Return the same log for blocks up to `num_blocks - 1`; this one must not be used any longer.
+    def enlarge(self, num_blocks: int) -> "ContentLog":
+        """Return a log with the same entries and room for `num_blocks` blocks. Do not use this one afterwards.
 
         O(num_blocks).
         """
         larger = ContentLog(num_blocks)
-        larger.told = grown_i32(self.told, num_blocks)
+        larger.marks = grown_i32(self.marks, num_blocks)
         for place in range(self.num_entries):
             larger.entries[place] = self.entries[place]
         larger.num_entries = self.num_entries

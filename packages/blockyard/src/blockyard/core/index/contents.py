@@ -31,14 +31,14 @@ class CachedContents:
         return view_i64(self._index.identity).reshape(-1, 2)[first:last].copy()
 
     def keys(self, most: int) -> dict[int, tuple[object, ...]]:
-        """Return the extra keys of at most `most` roots by id, the most recently used ones. O(most).
+        """Return the extra keys of the `most` most recently used roots, by root id. O(most).
 
         They are those of a request, or (parent content or root, spans of the block).
         """
         return self._index.roots.latest(most)
 
     def tokens(self, blocks: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Return the tokens of blocks, int32 (n, block size), a copy; undefined for a block that is not cached.
+        """Return the tokens of blocks, int32 (n, block size), a copy; undefined for blocks that are not cached.
 
         O(tokens).
         """
@@ -57,7 +57,7 @@ class CachedContents:
             return []
         return [block for block in index.rings.members(i64(found[wanted - 1])) if index.owner[i64(block)] == 0]
 
-    def still(self, blocks: npt.NDArray[np.int32], contents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return which blocks still cache these contents, bool (n,). O(n)."""
+    def still_cached(self, blocks: npt.NDArray[np.int32], contents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return for each block whether it still caches this content, bool (n,). O(n)."""
         same: npt.NDArray[np.bool_] = view_i64(self._index.identity)[2 * blocks] == contents
         return same

@@ -27,7 +27,7 @@ class Continuations:
         self._before = zeros_i32(num_blocks)
 
     def _key(self, parent: i64, word: i64) -> int:
-        """Return the key of a list. Different pairs may share one: candidates are compared anyway."""
+        """Return the key of a list. Different lists may share one, because candidates are compared anyway."""
         return int((parent * SPREAD * SPREAD + (word & LOW_HALF)) & HASH_MASK)
 
     def add(self, block: i64, parent: i64, word: i64) -> None:
@@ -57,8 +57,8 @@ class Continuations:
         """Remove all blocks."""
         self._first.clear()
 
-    def grown(self, num_blocks: int) -> "Continuations":
-        """Return the same lists for blocks up to `num_blocks - 1`; this object must not be used any longer."""
+    def enlarge(self, num_blocks: int) -> "Continuations":
+        """Return the same lists with room for `num_blocks` blocks. Do not use this object afterwards."""
         larger = Continuations(0)
         larger._first = self._first
         larger._after = grown_i32(self._after, num_blocks)
@@ -66,7 +66,7 @@ class Continuations:
         return larger
 
     def candidates(self, parent: i64, word: i64) -> list[int]:
-        """Return at most 32 blocks that may continue `parent` with this first token, latest first."""
+        """Return at most 32 blocks that follow `parent` and may begin with this token, latest first."""
         blocks: list[int] = []
         block = i64(self._first.get(self._key(parent, word), 0))
         while block != NULL_BLOCK and len(blocks) < MOST_COMPARED:

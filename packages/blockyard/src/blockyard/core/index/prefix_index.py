@@ -107,11 +107,11 @@ class PrefixIndex:
         return self.identity[2 * block]
 
     def parent_of(self, block: i64) -> i64:
-        """Return the content before that of a cached block; for a first block its root."""
+        """Return the content id of the block before a cached block; for a first block, its root."""
         return self.identity[2 * block + 1]
 
     def known_root(self, extra_keys: tuple[object, ...]) -> i64:
-        """Return the root of these extra keys, or 0 if nothing was indexed under them, without marking it as used."""
+        """Return the root of these extra keys, 0 if nothing was indexed under them. Does not mark it as used."""
         return self.roots.find(extra_keys)
 
     def root(self, extra_keys: tuple[object, ...]) -> i64:
@@ -124,15 +124,15 @@ class PrefixIndex:
             found = self.new_content()
             forgotten = self.roots.remember(extra_keys, found)
             if self.log is not None:
-                self.log.root_made(found, extra_keys)
+                self.log.log_root(found, extra_keys)
                 if forgotten != NO_CONTENT:
-                    self.log.root_lost(forgotten)
+                    self.log.log_lost_root(forgotten)
         return found
 
-    def keep_root(self, extra_keys: tuple[object, ...], known: i64) -> i64:
-        """Return the root of these extra keys, given `known_root`'s result.
+    def ensure_root(self, extra_keys: tuple[object, ...], known: i64) -> i64:
+        """Return the root of these extra keys, created if needed. `known` is the result of `known_root`.
 
-        Nothing is looked up if that is the latest root.
+        If `known` is the latest root, nothing is looked up.
         """
         if known != NO_CONTENT and known == self.roots.latest_content:
             return known
@@ -157,9 +157,10 @@ class PrefixIndex:
         return self._found[:reached]
 
     def _reach(self, root: i64, prompt: Prompt, max_blocks: i64) -> i64:
-        """Return how many leading blocks of a prompt are indexed; `_found` has their ids.
+        """Return how many leading blocks of a prompt are indexed; their ids are in `_found`.
 
-        At each block with spans the chain of hashes and identities restarts: the spans and all before them have a root.
+        At each block with spans the chain of hashes and identities restarts at a root made of the spans and all before
+        them.
         """
         first: i64 = 0
         for position in prompt.span_blocks:
@@ -174,13 +175,13 @@ class PrefixIndex:
         return first if root == NO_CONTENT else self._find_run(prompt.words, first, max_blocks, root)
 
     def _find_run(self, words: vec[i64], first: i64, max_blocks: i64, root: i64) -> i64:
-        """Return the first block from `first` to `max_blocks` that is not indexed; `_found` has the ids before it.
+        """Look up the blocks from `first`, which follows `root`, and return the first one that is not indexed.
 
-        The block `first` follows `root`. O(blocks found). After each verified block its neighbours are tried first
-        (`_follow`); if they are others, a tile of blocks is hashed and probed. Tiles double up to `TILE_BLOCKS`, and
-        restart after a long run of neighbours: for short runs overlapping loads are faster than following. Blocks of a
-        tile that the table does not know are assumed to be following blocks (`_guess`), so that runs of two also need
-        no dependent loads.
+        The ids of the indexed ones are in `_found`. O(blocks found). After each verified block its neighbours by id are
+        tried first (`_follow`). If they do not match, a tile of blocks is hashed and probed. Tiles double up to
+        `TILE_BLOCKS` and restart after a long run of neighbours, because for short runs overlapping loads are faster
+        than following. Blocks of a tile that the table does not have are assumed to be following blocks (`_guess`), so
+        that runs of two need no dependent loads either.
         """
         self.make_room(max_blocks)
         found = self._found
@@ -216,12 +217,10 @@ class PrefixIndex:
         return max_blocks
 
     def _follow(self, words: vec[i64], first: i64, last: i64, parent: i64) -> i64:
-        """Return how far a prompt's blocks continue as neighbours, up or down, of the found block before `first`.
+        """Return the end of the run of blocks from `first` whose ids are neighbours of each other, up or down.
 
-        O(words).
-
-        Each is verified like any candidate. A block with duplicates is left to the table, which has the oldest. Nothing
-        is hashed.
+        O(words). Each block is verified like any candidate, but nothing is hashed. The run ends at a block with
+        duplicates, because only the table knows the oldest one.
         """
         found = self._found
         identity = self.identity
@@ -298,10 +297,10 @@ class PrefixIndex:
         return last
 
     def _guess(self, first: i64, last: i64, before: i64) -> i64:
-        """Fill `_found`, where the table has no block, with a neighbour that continues the block before, or 0.
+        """Fill the gaps in `_found` with neighbours that continue the block before them, or 0.
 
-        `before` is the block before the first, 0 for none. This also prefetches all that verifying reads; the returned
-        sum only keeps that from being optimised away.
+        `before` is the block before the first, 0 for none. This also prefetches everything that verifying reads. The
+        returned sum only keeps the compiler from dropping those reads.
         """
         found = self._found
         words = self.rows.words
@@ -325,14 +324,17 @@ class PrefixIndex:
         return total
 
     def _follower(self, before: i64) -> i64:
-        """Return the following block of a block that represents its content, 0 for none. There is at most one."""
+        """Return the block that follows `before` in the index without a slot, 0 for none. There is at most one."""
         content = self.identity[2 * before]
         if self._follows(before + 1, content):
             return before + 1
         return before - 1 if self._follows(before - 1, content) else 0
 
     def verify(self, found: vec[i32], prompt: vec[i64], first: i64, last: i64, parent: i64) -> i64:
-        """Return the first of the indexed blocks `found[first:last]` whose tokens or parent differ. O(words)."""
+        """Return the first position in `found[first:last]` whose block differs from the prompt in tokens or parent.
+
+        O(words).
+        """
         words = self.rows.words
         identity = self.identity
         num_words = self.rows.num_words
@@ -373,7 +375,10 @@ class PrefixIndex:
         return last
 
     def _resolve(self, prompt: vec[i64], index: i64, before: i64, root: i64) -> bool:
-        """Search past a false candidate for block `index`: another content with the same tag."""
+        """Replace a false candidate for block `index`, which only has the same tag.
+
+        Return False if no block matches.
+        """
         if self._found[index] == 0:
             return False
         position = index * self.rows.num_words
@@ -400,7 +405,7 @@ class PrefixIndex:
         return self.identity[2 * block + 1] == parent and self.rows.equal(words, position, block)
 
     def hash_run(self, words: vec[i64], first: i64, last: i64, chain: i64) -> None:
-        """Fill `hashes` for blocks `first` to `last` of a packed prompt, after the hash `chain`."""
+        """Fill `hashes` for blocks `first` to `last` of a packed prompt. `chain` is the hash before them."""
         self.make_room(last)
         hash_rows(words, 0, self._keys, chain, self.hashes, first, last)
 
@@ -409,7 +414,7 @@ class PrefixIndex:
         return hash_rows(words, 0, self._keys, 0, zeros_i64(1), 0, 1)
 
     def hash_words_at(self, words: vec[i64], place: i64, root: i64) -> i64:
-        """Return the chained hash of one block's words, which begin at `place`, directly after a root."""
+        """Return the chained hash of the block whose words begin at `place`, as the first block after a root."""
         return hash_rows(words, place, self._keys, root_hash(root), self.hashes, 0, 1)
 
     def hash_block(self, block: i64, before: i64, root: i64) -> i64:
@@ -430,8 +435,8 @@ class PrefixIndex:
     ) -> None:
         """Store blocks `first` to `last` of a packed prompt in `blocks[start + first:]` and index them. O(words).
 
-        `before` is the block that represents `parent` (`standing_for`), 0 for a root. `hashes` must have their hashes
-        (`hash_run`). It runs in three short passes, like a lookup.
+        `before` is the block that represents `parent` (`representative`), 0 for a root. Fill `hashes` first
+        (`hash_run`). The work is done in three short passes, like a lookup.
         """
         self.rows.store(words, first, last, blocks, start)
         self._load_slots(blocks, start, first, last)
@@ -444,13 +449,10 @@ class PrefixIndex:
             self.num_pending += last - first
         elif self.log is not None:
             for position in range(start + first, start + last):
-                self.log.came(i64(blocks[position]), self.rings)
+                self.log.log_computed(i64(blocks[position]), self.rings)
 
     def _load_slots(self, blocks: vec[i32], start: i64, first: i64, last: i64) -> i64:
-        """Prefetch the home slots of the blocks to be listed.
-
-        The returned sum only keeps the loop from being optimised away.
-        """
+        """Prefetch the home slots of the blocks to be listed. The returned sum only keeps the reads."""
         hashes = self.hashes
         slots = self._slots
         shift = self._home_shift
@@ -466,9 +468,9 @@ class PrefixIndex:
     def _link_run(
         self, blocks: vec[i32], start: i64, first: i64, last: i64, parent: i64, before: i64, owner: i64
     ) -> None:
-        """Set the contents of a chain of blocks whose tokens are stored and whose hashes are in `hashes`.
+        """Give content ids to a chain of blocks whose tokens are stored and whose hashes are in `hashes`.
 
-        After a new content all are new: nothing is searched, and a neighbour needs no slot.
+        After the first new content, all others are new too: nothing is searched, and a neighbour needs no slot.
         """
         hashes = self.hashes
         slots = self._slots
@@ -502,9 +504,9 @@ class PrefixIndex:
             parent = identity[2 * block]
 
     def _place(self, block: i64, chain_hash: i64, parent: i64, before: i64) -> i64:
-        """Give a block the content of an equal one, or a new one; return the block that represents it. O(1) expected.
+        """Give a block the content id of an equal block, or a new one. Return the block that represents the content.
 
-        An equal block that follows `before` gets a slot, because it has a duplicate now.
+        O(1) expected. If the equal block followed `before` without a slot, it gets one, because it has a duplicate now.
         """
         slots = self._slots
         tag = chain_hash >> ID_BITS
@@ -525,7 +527,10 @@ class PrefixIndex:
         return equal
 
     def equal_follower(self, words: vec[i64], position: i64, before: i64) -> i64:
-        """Return the following block of `before` if it has these words; 0 if not, and after a root (`before` is 0)."""
+        """Return the block that follows `before` without a slot if it has these words, else 0.
+
+        `before` is 0 after a root.
+        """
         follower = self._follower(before) if before != 0 else NULL_BLOCK
         return follower if follower != 0 and self.rows.equal(words, position, follower) else 0
 
@@ -535,10 +540,10 @@ class PrefixIndex:
             return False
         return self.rings.follows(block)
 
-    def standing_for(self, content: i64, chain_hash: i64, block: i64) -> i64:
-        """Return the block that represents a content, as a lookup finds it; 0 if no block has it. O(1) expected.
+    def representative(self, content: i64, chain_hash: i64, block: i64) -> i64:
+        """Return the block that a lookup finds for a content; 0 if no block has the content. O(1) expected.
 
-        `block` is one that may have it, or 0. The chained hash finds the oldest of equal blocks.
+        `block` is a block that may have the content, or 0; the chained hash finds the oldest of equal blocks.
         """
         if block != 0 and self.rings.is_alone(block) and self.identity[2 * block] == content:
             return block
@@ -553,7 +558,7 @@ class PrefixIndex:
         return 0
 
     def give_slot(self, block: i64) -> None:
-        """List an indexed block, so that it stays reachable if its parent is removed. O(1) expected."""
+        """Give an indexed block a slot, so that it stays reachable if its parent is removed. O(1) expected."""
         if not self.rings.follows(block):
             return
         self.rings.next_equal[block] = 0
@@ -564,20 +569,21 @@ class PrefixIndex:
         self._slots[position] = tag * ID_SPAN + block
 
     def remember(self, block: i64) -> None:
-        """List an indexed block and its following block. O(1) expected.
+        """Give an indexed block and its follower a slot each. O(1) expected.
 
-        A lease continues after its content, which it knows by id and hash even when no block has it any longer.
+        A lease may cache further blocks after its content, which it knows only by id and hash, even when no block has
+        it.
         """
         self.give_slot(block)
-        standing = self.standing_for(self.identity[2 * block], self.chain_hash[block], block)
+        standing = self.representative(self.identity[2 * block], self.chain_hash[block], block)
         follower = self._follower(standing) if standing != 0 else NULL_BLOCK
         if follower != 0:
             self.give_slot(follower)
 
     def insert(self, block: i64, chain_hash: i64, parent: i64, before: i64) -> None:
-        """Index a computed `block`, whose tokens are stored, under `parent`. O(1) expected.
+        """Index a computed block whose tokens are stored. O(1) expected.
 
-        `before` is the block that represents `parent` (`standing_for`), 0 for a root.
+        `before` is the block that represents `parent` (`representative`), 0 if that is a root.
         """
         self._place(block, chain_hash, parent, before)
         self.identity[2 * block + 1] = parent
@@ -588,13 +594,13 @@ class PrefixIndex:
         if self.continuations is not None:
             self.continuations.add(block, parent, self.rows.words[self.rows.start_of(block)])
         if self.log is not None:
-            self.log.came(block, self.rings)
+            self.log.log_computed(block, self.rings)
 
     def insert_scattered(self, blocks: vec[i64], parents: vec[i64], count: i64) -> None:
         """Index `count` computed blocks of different chains, whose tokens are stored. O(words) each.
 
-        `parents` has the indexed block before each, or minus its root for a first block. It runs in short passes, like
-        a lookup.
+        `parents` has the indexed block before each, or minus the root for a first block. The work is done in short
+        passes, like a lookup.
         """
         self.make_room(count)
         self._load_parents(parents, count)
@@ -612,19 +618,19 @@ class PrefixIndex:
             self.insert(blocks[position], hashes[position], parent, max(before, 0))
 
     def _followed(self, before: i64) -> i64:
-        """Return the block that represents the content of `before` if a block may follow it, else 0."""
+        """Return the block that represents the content of `before`, 0 if no block may follow it without a slot."""
         identity = self.identity
         content = identity[2 * before]
         if not self.rings.is_alone(before):
-            return self.standing_for(content, self.chain_hash[before], before)
+            return self.representative(content, self.chain_hash[before], before)
         if identity[2 * before - 1] == content:
             return before
         return before if 2 * before + 3 < i64(len(identity)) and identity[2 * before + 3] == content else 0
 
     def _load_parents(self, parents: vec[i64], count: i64) -> i64:
-        """Fill `hashes` with those of the parents, and prefetch what linking reads.
+        """Copy the hashes of the parents to `hashes`, and prefetch the memory that linking reads.
 
-        The returned sum only keeps the loop from being optimised away.
+        The returned sum only keeps the compiler from dropping the reads.
         """
         hashes = self.hashes
         chain_hash = self.chain_hash
@@ -641,7 +647,7 @@ class PrefixIndex:
         return total
 
     def load_homes(self, first: i64, last: i64) -> i64:
-        """Prefetch the home slots of these `hashes`. The returned sum only keeps the loop from being optimised away."""
+        """Prefetch the home slots of these `hashes`. The returned sum only keeps the reads."""
         hashes = self.hashes
         slots = self._slots
         shift = self._home_shift
@@ -659,7 +665,7 @@ class PrefixIndex:
         return self._equal(self.rows.words, self.rows.start_of(block), other, parent)
 
     def set_computed(self, blocks: vec[i32], start: i64, count: i64, owner: i64) -> None:
-        """Mark the blocks of `blocks[start:start + count]` that `owner` had to compute as computed."""
+        """Mark those of `blocks[start:start + count]` that `owner` had to compute as computed."""
         owners = self.owner
         num_computed: i64 = 0
         for position in range(start, start + count):
@@ -668,15 +674,12 @@ class PrefixIndex:
                 owners[block] = 0
                 num_computed += 1
                 if self.log is not None:
-                    self.log.came(block, self.rings)
+                    self.log.log_computed(block, self.rings)
         self.num_pending -= num_computed
         self.version += num_computed
 
     def load_run(self, blocks: vec[i32], start: i64, count: i64) -> i64:
-        """Prefetch what `remove` reads of each block.
-
-        The returned sum only keeps the loop from being optimised away.
-        """
+        """Prefetch the memory that `remove` reads of each block. The returned sum only keeps the reads."""
         chain_hash = self.chain_hash
         next_equal = self.rings.next_equal
         slots = self._slots
@@ -689,11 +692,9 @@ class PrefixIndex:
         return total
 
     def remove_run(self, blocks: vec[i32], start: i64, count: i64) -> i64:
-        """Remove the indexed blocks of `blocks[start:start + count]`, all computed; return their number.
+        """Remove the indexed ones of `blocks[start:start + count]`, all computed. Return their number.
 
-        O(count) expected.
-
-        Most are following blocks, which nothing else refers to.
+        O(count) expected. Most have no slot, and then nothing else refers to them.
         """
         identity = self.identity
         next_equal = self.rings.next_equal
@@ -718,8 +719,8 @@ class PrefixIndex:
     def remove(self, block: i64) -> None:
         """Remove an indexed block; its oldest duplicate, if any, takes over. O(1) expected.
 
-        A following block has no slot. If it is the last of its content, its own follower becomes unreachable and needs
-        no slot either; if another block takes over, the follower gets a slot.
+        A following block has no slot. If it was the last of its content, its own follower becomes unreachable and needs
+        no slot either; if a duplicate takes over, the follower gets a slot.
         """
         heir: i64 = 0
         if self.rings.follows(block):
@@ -741,7 +742,7 @@ class PrefixIndex:
             self.owner[block] = 0
             self.num_pending -= 1
         elif self.log is not None:
-            self.log.went(block, self.content_of(block), heir, self.rings, self.owner)
+            self.log.log_removed(block, self.content_of(block), heir, self.rings, self.owner)
         self.identity[2 * block] = NO_CONTENT
         self.num_indexed -= 1
         self.version += 1
@@ -774,7 +775,7 @@ class PrefixIndex:
         slots[gap] = 0
 
     def clear(self) -> None:
-        """Remove all blocks and roots. O(num_blocks). Content ids continue. Allocates nothing."""
+        """Remove all blocks and roots, without allocating. Content ids are not reused. O(num_blocks)."""
         self.roots.clear()
         clear_i64(self.identity)
         clear_i64(self._slots)
@@ -790,16 +791,16 @@ class PrefixIndex:
             self.log.clear()
 
     def make_room_for(self, num_blocks: int) -> IndexRoom:
-        """Return arrays for blocks up to `num_blocks - 1` with the present contents, for `move_into`. O(num_blocks)."""
+        """Return larger arrays for `num_blocks` blocks with the present contents, for `move_into`. O(num_blocks)."""
         room = IndexRoom(num_blocks, int(self.rows.num_words))
         room.take_words(self.rows.words, self.rows.first_word, i64(len(self.chain_hash)) * self.rows.num_words)
         room.take_blocks(self.identity, self.chain_hash, self.owner)
         room.take_rings(self.rings.next_equal, self.rings.prev_equal)
         room.take_slots(self._slots)
         if self.continuations is not None:
-            room.continuations = self.continuations.grown(num_blocks)
+            room.continuations = self.continuations.enlarge(num_blocks)
         if self.log is not None:
-            room.log = self.log.grown(num_blocks)
+            room.log = self.log.enlarge(num_blocks)
         return room
 
     def move_into(self, room: IndexRoom) -> None:
@@ -818,5 +819,5 @@ class PrefixIndex:
         self._home_shift = room.home_shift
 
     def bytes_a_block(self) -> int:
-        """Return the bytes of the index and the pool's other arrays per block, without policies."""
+        """Return the bytes per block of the index and the pool's other arrays, without policies."""
         return 8 * int(self.rows.num_words) + BYTES_A_BLOCK

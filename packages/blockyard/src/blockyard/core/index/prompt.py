@@ -61,9 +61,9 @@ class Prompt:
         self.tenant: i64 = -1
 
     def require_tokens(self, first_word: i64) -> None:
-        """Raise `InvalidArgument` for an invalid token from a word on, unless already checked. O(tokens).
+        """Raise `InvalidArgument` for an invalid token from word `first_word` on, unless all were checked. O(tokens).
 
-        Earlier tokens equal cached ones without spans, which are valid.
+        Tokens before it equal cached ones without spans, so they are valid.
         """
         if self.is_checked:
             return
@@ -84,16 +84,17 @@ class Hit:
     Attributes:
         root: root of the prompt's keys (`PrefixIndex.root`); 0 if nothing was cached under them.
         blocks: ids of the leading indexed blocks (`PrefixIndex.find_under`).
-        num_usable: how many of them can be taken: computed ones and those of one producer (`joins`), or, with layer
+        num_usable: how many of these can be hit: computed ones and those of one producer (`joins`), or, with layer
             groups, those that every group holds (`store.grouped`).
-        num_known: how many of them count as cached when a miss is explained; later ones are looked up in evictions.
-        first_pending: the first of them that is still being computed; `num_usable` if none is.
+        num_known: how many of these count as cached when misses are explained; later ones are looked up in the
+            evictions.
+        first_pending: position of the first of these that is still to be computed; `num_usable` if none is.
         places: with layer groups, for each group and position a block, minus a CPU block, or 0 for none.
         state: with a state group, the blocks of the state at the end of the hit, which the first step loads.
-        num_served: how many of the blocks could be taken if every position had a state; `num_usable` without states.
-        external_state_tokens: that of the prompt.
-        lacks_state: whether the hit ends without a cached state, because the caller supplies one further on.
-        sources: if the hit ends inside the next block, one block per group that begins with the same tokens.
+        num_served: how many blocks could be hit if every position had a state; `num_usable` without states.
+        external_state_tokens: as in the prompt.
+        lacks_state: True if the hit ends without a cached state, because the caller supplies one further on.
+        sources: if the hit ends inside the next block, one block per layer group that begins with the same tokens.
         num_alike: number of these tokens.
     """
 
@@ -135,10 +136,10 @@ class Chunk:
         self.keys = keys
 
     def at(self, first_block: i64, block_size: int) -> Prompt:
-        """Return the tokens as blocks of a prompt from `first_block` on; spans and blocks count from there.
+        """Return the tokens as blocks of a prompt from `first_block` on, which is the origin of its spans and blocks.
 
-        Spans may extend past the tokens on both sides. O(spans + blocks under them + placeholders). Raises
-        `InvalidArgument` for a token below 0 without a span.
+        A span may extend past the tokens on both sides. O(spans + blocks under them + placeholders). Raises
+        `InvalidArgument` for a token below 0 that no span covers.
         """
         packed = self.packed
         if packed.placeholders is not None:
@@ -167,7 +168,7 @@ def _no_span(index: int, number: int, position: int) -> InvalidArgument:
 def make_chunk(token_ids: object, extra_keys: object, block_size: int, checks_later: bool = False) -> Chunk:
     """Check and pack tokens from anywhere in a prompt, placeholders below 0 included. Raises `InvalidArgument`.
 
-    With `checks_later` the check is left to `Prompt.require_tokens`, which only checks tokens that were not hit.
+    With `checks_later`, tokens are checked by `Prompt.require_tokens`, and only those that were not hit.
     """
     has_keys = has_items(extra_keys)
     packed = pack_tokens(token_ids, block_size, True, checks_later and not has_keys)

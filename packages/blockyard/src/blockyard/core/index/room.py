@@ -1,4 +1,4 @@
-"""The arrays of a larger index, allocated before anything changes, so that growing is all or nothing."""
+"""Larger arrays for an index, allocated before anything changes, so that growing is all or nothing."""
 
 from typing import Final
 
@@ -19,7 +19,7 @@ TAG_BITS: Final = 35
 
 
 class IndexRoom:
-    """The contents of an index in arrays for `num_blocks` blocks, for `PrefixIndex.move_into`."""
+    """Arrays for an index of `num_blocks` blocks, filled from a smaller one; `PrefixIndex.move_into` installs them."""
 
     def __init__(self, num_blocks: int, num_words: int) -> None:
         self.num_blocks: i64 = num_blocks
@@ -53,7 +53,7 @@ class IndexRoom:
         self.prev_equal = grown_i32(prev_equal, int(self.num_blocks))
 
     def take_slots(self, slots: vec[i64]) -> None:
-        """Insert every block of a smaller table."""
+        """Insert every block of a smaller table into this one."""
         mask = i64(len(self.slots)) - 1
         for position in range(i64(len(slots))):
             slot = slots[position]
@@ -64,7 +64,7 @@ class IndexRoom:
                 self.slots[home] = slot
 
     def move_up(self, first: i64, last: i64, step: i64) -> None:
-        """Increase the ids of blocks `first` to `last` by `step`. O(num_blocks)."""
+        """Move blocks `first` to `last` to ids higher by `step`. O(num_blocks)."""
         num_words = (i64(len(self.words)) - 8) // self.num_blocks
         entry = last - 1
         while entry >= first:
@@ -82,20 +82,20 @@ class IndexRoom:
             self.next_equal[entry] = 0
             self.prev_equal[entry] = 0
             entry -= 1
-        moved_up(self.next_equal, first, step)
-        moved_up(self.prev_equal, first, step)
+        move_links_up(self.next_equal, first, step)
+        move_links_up(self.prev_equal, first, step)
         for position in range(i64(len(self.slots))):
             if self.slots[position] & ID_MASK >= first:
                 self.slots[position] += step
 
 
-def moved_up(links: vec[i32], first: i64, step: i64) -> None:
-    """Increase each link to `first` or beyond by `step`."""
+def move_links_up(links: vec[i32], first: i64, step: i64) -> None:
+    """Add `step` to each link to block `first` or later."""
     for place in range(i64(len(links))):
         if i64(links[place]) >= first:
             links[place] += i32(step)
 
 
 def bits_for(min_slots: int) -> int:
-    """Return the bits of the smallest power of two that is at least `min_slots`."""
+    """Return the logarithm of the smallest power of two that is at least `min_slots`."""
     return max(1, (min_slots - 1).bit_length())

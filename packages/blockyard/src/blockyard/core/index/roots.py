@@ -22,7 +22,7 @@ class Roots:
         self.latest_content: i64 = NO_CONTENT
 
     def find(self, keys: object) -> i64:
-        """Return the root of these keys, or 0, without marking it as used."""
+        """Return the root of these keys, or 0. Does not mark it as used."""
         return self._contents.get(keys, NO_CONTENT)
 
     def touch(self, keys: object) -> i64:
@@ -34,7 +34,7 @@ class Roots:
         return found
 
     def remember(self, keys: object, content: i64) -> i64:
-        """Add a new root, the most recently used; return the root forgotten for it, or 0."""
+        """Add a new root, the most recently used one. Return the root that was forgotten to make room, or 0."""
         self._contents[keys] = content
         self.latest_content = content
         if len(self._contents) <= self.limit:
@@ -47,7 +47,7 @@ class Roots:
         return self.latest(len(self._contents))
 
     def latest(self, most: int) -> dict[int, tuple[object, ...]]:
-        """Return the extra keys of at most `most` roots, the most recently used ones. O(most)."""
+        """Return the extra keys of the `most` most recently used roots. O(most)."""
         found: dict[int, tuple[object, ...]] = {}
         for keys, content in reversed(self._contents.items()):
             if len(found) >= most:

@@ -88,9 +88,9 @@ class TokenRows:
 
 
 class Rings:
-    """Equal blocks as doubly linked rings in two arrays, from older to newer. A single block has links of 0.
+    """Equal blocks as doubly linked rings in two arrays, from older to newer. A block without equals has links of 0.
 
-    The table has the oldest block of a ring, so a thousand equal blocks do not slow a lookup. O(1) per operation.
+    The table has only the oldest block of a ring, so a thousand equal blocks do not slow a lookup. O(1) per operation.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -116,7 +116,7 @@ class Rings:
         self.prev_equal[oldest] = i32(block)
 
     def leave(self, block: i64) -> i64:
-        """Remove `block` from its ring; return the next newer duplicate, or 0 if it was single."""
+        """Remove `block` from its ring; return the next newer duplicate, or 0 if there was none."""
         after = i64(self.next_equal[block])
         if after == 0:
             return 0
@@ -138,12 +138,14 @@ class Rings:
         while block > 0 and block != oldest and len(ring) < len(self.next_equal):
             ring.append(int(block))
             if not 0 < block < len(self.next_equal):
-                raise InvariantError(f"index: a ring leads to block {block}; the pool has {len(self.next_equal)}")
+                raise InvariantError(
+                    f"index: a ring leads to block {block}; the pool has {len(self.next_equal)} blocks"
+                )
             block = i64(self.next_equal[block])
         return ring
 
     def clear(self) -> None:
-        """Make every block single."""
+        """Empty all rings."""
         clear_i32(self.next_equal)
         clear_i32(self.prev_equal)
 

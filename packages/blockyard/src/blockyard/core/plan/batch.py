@@ -23,18 +23,18 @@ UNKNOWN: Final[i64] = -1
 
 
 class StepTokens:
-    """Source of the tokens of a plan's batch."""
+    """Source of the tokens that a step computes."""
 
     def write(self, rows: vec[i64], starts: vec[i64], counts: vec[i64], slots: vec[i64], ids: vec[i64]) -> None:
         """Write tokens `starts` to `starts + counts` of each row to the beginning of `ids`. O(tokens).
 
-        `slots` has their slots in the first group, or is empty if unknown.
+        `slots` has the slots of these tokens in the first group; it is empty if they are unknown.
         """
         raise NotImplementedError("step tokens must have write()")
 
 
 class KnownTokens(StepTokens):
-    """The present tokens of a cache's sequences."""
+    """The tokens that a cache's sequences have now."""
 
     def __init__(self, sequences: SequenceTable, index: PrefixIndex, first_group: BlockTable) -> None:
         self.sequences = sequences
@@ -87,7 +87,7 @@ class KnownTokens(StepTokens):
 
 
 class GivenTokens(StepTokens):
-    """Tokens that came with a plan, in its order."""
+    """Tokens that were sent with a plan, in its order."""
 
     def __init__(self, ids: vec[i64]) -> None:
         self.ids = ids
@@ -98,7 +98,7 @@ class GivenTokens(StepTokens):
 
 
 class Batch:
-    """The sequences of a step with their ranges of tokens, and the version of the cache in which they were chosen.
+    """The sequences of a step with their ranges of tokens, and the version of the cache at the time of the plan.
 
     `clock` is the table with the version. `rows`, `starts`, `scheduled` and `statuses` have one item per sequence.
     """
@@ -130,7 +130,7 @@ class Batch:
         return total
 
     def seq_lens(self) -> npt.NDArray[np.int32]:
-        """Return the tokens of each sequence after the step."""
+        """Return the number of tokens of each sequence after the step."""
         return (view_i64(self.starts) + view_i64(self.scheduled)).astype(np.int32)
 
     def input_ids(self, slots: vec[i64]) -> vec[i64]:
@@ -163,7 +163,7 @@ class Batch:
             filled += count
 
     def require_fresh(self) -> None:
-        """Raise `StalePlan` once the cache has changed."""
+        """Raise `StalePlan` if the cache has changed since."""
         if self.clock.version != self.version:
             again = "reserve again" if self.step == 0 else f"commit(seqs, 0, step={self.step}) and reserve again"
             raise StalePlan(

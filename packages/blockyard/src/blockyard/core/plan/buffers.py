@@ -20,7 +20,7 @@ SHARE: Final[i64] = 16
 
 
 class TableTarget(Target):
-    """The caller's array for block tables (rows, columns). Row i is that of the i-th sequence of a step."""
+    """The caller's array for block tables, (rows, columns). Row i is that of the step's i-th sequence."""
 
     def __init__(self, value: object) -> None:
         super().__init__("block_tables", value, 2)
@@ -49,7 +49,7 @@ class TableTarget(Target):
             raise InvalidArgument(f"block_tables has {self.num_columns} columns; this step needs {widest}")
 
     def write(self, step: FilledStep) -> None:
-        """Write the rows of the step's sequences, and null blocks into padded rows, as far as they have changed."""
+        """Write the changed entries of the sequences' rows, and null blocks into padded rows."""
         table, rows, padded = step.table, step.batch.rows, step.padded_seqs
         if self._table is not table:
             self._seen.forget()
@@ -67,7 +67,7 @@ class TableTarget(Target):
         self._table = None
 
     def _collect(self, table: BlockTable, rows: vec[i64], padded: i64) -> None:
-        """Collect the entries that differ, or only their number if there are too many."""
+        """Collect the entries that differ; if they are too many, only count them."""
         seen = self._seen
         self._widest = 0
         num_seqs = i64(len(rows))
@@ -104,7 +104,7 @@ class TableTarget(Target):
         seen.num_blocks[place] = now
 
     def _add(self, place: i64, table: BlockTable, row: i64, num_blocks: i64, first: i64, stop: i64) -> None:
-        """Collect entries `first` to `stop` of a position: those of a row, then null blocks."""
+        """Collect entries `first` to `stop` of a position: those of a row, and null blocks after them."""
         if first >= stop:
             return
         self._widest = max(self._widest, stop)
@@ -173,12 +173,12 @@ class StepBuffers:
         self._gate = Gate()
 
     def forget(self) -> None:
-        """Let the next `fill` write all of `block_tables`: something else wrote into it."""
+        """Make the next `fill` write all of `block_tables`, because something else wrote to it."""
         for target in self.targets:
             target.forget()
 
     def are_of_group(self) -> bool:
-        """Return whether an array was given whose contents are a layer group's own."""
+        """Return whether the buffers include an array whose contents differ between layer groups."""
         for target in self.targets:
             if target.is_of_group():
                 return True

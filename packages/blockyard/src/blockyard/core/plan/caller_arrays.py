@@ -1,4 +1,4 @@
-"""The arrays of a caller that plans are written into."""
+"""The caller's arrays that plans are written to."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def _shared_array(name: str, value: object) -> npt.NDArray[Any]:
 
 
 def _of_tensor(name: str, tensor: Any) -> npt.NDArray[Any]:
-    """Return a tensor's `numpy()` if that is the tensor's own memory."""
+    """Return a tensor's `numpy()`, if that shares the tensor's memory."""
     array = tensor.numpy()
     if not isinstance(array, np.ndarray):
         raise InvalidArgument(f"{name} has a numpy() that returns {shown(array)}; it must return an array")
@@ -61,7 +61,7 @@ def _of_tensor(name: str, tensor: Any) -> npt.NDArray[Any]:
 class FilledStep:
     """A step with its padded size.
 
-    `slots` has the slots of all tokens; it is empty if they are to be made.
+    `slots` has the slots of all tokens; it is empty if they have to be computed.
     """
 
     def __init__(self, batch: Batch, table: BlockTable, slots: vec[i64], padded_seqs: i64, padded_tokens: i64) -> None:
@@ -74,7 +74,7 @@ class FilledStep:
 
 
 class Target:
-    """An array of the caller that a step is written into. No method changes the array but `write`."""
+    """An array of the caller that a step is written to. Only `write` changes the array."""
 
     def __init__(self, name: str, value: object, num_dimensions: int) -> None:
         self.name = name
@@ -85,22 +85,22 @@ class Target:
         raise NotImplementedError("a Target must have require()")
 
     def lay_out(self, step: FilledStep) -> None:
-        """Make what `write` copies."""
+        """Prepare the items that `write` copies."""
 
     def write(self, step: FilledStep) -> None:
         """Write the padded step into the array."""
         raise NotImplementedError("a Target must have write()")
 
     def forget(self) -> None:
-        """Rely on nothing that an earlier step wrote."""
+        """Assume nothing about the contents that an earlier step wrote."""
 
     def is_of_group(self) -> bool:
-        """Return whether each layer group has a separate array."""
+        """Return whether the contents differ between layer groups."""
         return False
 
 
 class Column(Target):
-    """A one-dimensional array, and the items to copy into it."""
+    """A one-dimensional array of the caller, and the items to copy into it."""
 
     def __init__(self, name: str, value: object) -> None:
         super().__init__(name, value, 1)
@@ -118,11 +118,11 @@ class Column(Target):
             raise InvalidArgument(f"{self.name} has room for {self.length}; this step needs {needed}")
 
     def num_needed(self, step: FilledStep) -> i64:
-        """Return the number of items of a padded step: one a token, unless overridden."""
+        """Return the number of items of a padded step; one per token unless overridden."""
         return step.padded_tokens
 
     def room(self, length: i64) -> vec[i64]:
-        """Return room for at least `length` items."""
+        """Return a buffer for at least `length` items."""
         if length > len(self._items):
             self._items = zeros_i64(int(max(length, 2 * i64(len(self._items)))))
             self._view = view_i64(self._items)
@@ -130,7 +130,7 @@ class Column(Target):
         return self._items
 
     def require_narrow(self, length: i64) -> None:
-        """Raise `InvalidArgument` if one of the first items, none of them negative, does not fit 32 bits."""
+        """Raise `InvalidArgument` if one of the first items does not fit 32 bits. None is negative."""
         items = self._items
         bits: i64 = 0
         for index in range(length):

@@ -32,7 +32,7 @@ class SlotColumn(Column):
 
 
 class TokenColumn(Column):
-    """The id of each token, -1 if it is not known."""
+    """The id of each token, -1 if it is unknown."""
 
     def lay_out(self, step: FilledStep) -> None:
         batch = step.batch
@@ -53,7 +53,7 @@ class PositionColumn(Column):
 
 
 class LengthColumn(Column):
-    """The tokens of each sequence after the step."""
+    """The number of tokens of each sequence after the step."""
 
     def num_needed(self, step: FilledStep) -> i64:
         return step.padded_seqs
@@ -70,7 +70,7 @@ class LengthColumn(Column):
 
 
 class StartColumn(Column):
-    """The position in the step of each sequence's first token, and the number of tokens at the end."""
+    """The position of each sequence's first token in the step, and the number of tokens as the last item."""
 
     def num_needed(self, step: FilledStep) -> i64:
         return step.padded_seqs + 1

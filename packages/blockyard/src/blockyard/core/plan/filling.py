@@ -19,7 +19,10 @@ MOST_PADDING: Final = 2**40
 def fill_buffers(
     given: object, batch: Batch, table: BlockTable, slots: vec[i64], pad_to: object, pad_tokens_to: object
 ) -> None:
-    """Write a step to `given`, as described at `StepPlan.fill`. `slots` has the slots of all tokens, or is empty."""
+    """Write a step to the buffers `given`, as `StepPlan.fill` describes.
+
+    `slots` has the slots of all tokens; it is empty if they have to be computed.
+    """
     if not isinstance(given, StepBuffers):
         raise InvalidArgument(f"buffers is {shown(given)}; it must be a StepBuffers")
     given._gate.enter("fill")

@@ -102,7 +102,7 @@ class GroupPlan:
     def block_tables(self) -> npt.NDArray[np.int32]:
         """Return the block ids of each sequence, int32 (B, most blocks), padded with the null block 0, as a copy.
 
-        O(B * most blocks). `fill` only writes what has changed since the last step.
+        O(B * most blocks). `fill` writes only the changes since the last step.
         """
         batch = self._batch
         batch.require_fresh()
@@ -117,7 +117,7 @@ class GroupPlan:
 
     @property
     def indptr(self) -> npt.NDArray[np.int32]:
-        """Return where each sequence's blocks begin in `indices`, int32 (B + 1,) (FlashInfer)."""
+        """Return the position in `indices` of each sequence's first block, int32 (B + 1,) (FlashInfer)."""
         return offsets(self._num_pages())
 
     @property
@@ -171,30 +171,33 @@ class StateMoves:
 
     @property
     def load_blocks(self) -> npt.NDArray[np.int32]:
-        """Return the blocks to load each from, int32 (n, blocks of a state), in order of its bytes."""
+        """Return the blocks to load each slot from, int32 (n, blocks of a state), in the order of the state's bytes."""
         return self._loads()[:, 1:]
 
     @property
     def saves(self) -> npt.NDArray[np.int32]:
         """Return the slots whose states are to be saved, int32 (n,).
 
-        A slot may occur several times unless chunks are cut.
+        A slot may occur several times, unless chunks are cut.
         """
         return self._saves()[:, 0]
 
     @property
     def save_boundaries(self) -> npt.NDArray[np.int32]:
-        """Return after how many tokens of its sequence each is saved, int32 (n,); the step's end if chunks are cut."""
+        """Return for each save the number of tokens of its sequence that the state covers, int32 (n,).
+
+        With chunks that are cut, this is the end of the step.
+        """
         return self._saves()[:, 1]
 
     @property
     def save_blocks(self) -> npt.NDArray[np.int32]:
-        """Return the blocks to save each to, int32 (n, blocks of a state)."""
+        """Return the blocks to save each state to, int32 (n, blocks of a state)."""
         return self._saves()[:, 2:]
 
     @property
     def refused(self) -> npt.NDArray[np.int32]:
-        """Return the checkpoint positions that are passed without saving, int32 (n, 2) as (slot, tokens).
+        """Return the checkpoint positions whose states are not saved, int32 (n, 2) as (slot, tokens).
 
         Such a state would be evicted first (`CacheConfig.state_order`), so saving it is not worthwhile.
         """
@@ -242,7 +245,7 @@ class StepPlan(SwapPlan):
         return StateMoves(self._transfers)
 
     def _made_slots(self) -> vec[i64]:
-        """Return the first group's slots, or none if they are made on access."""
+        """Return the slots of the first group; empty if they are computed on access."""
         return self._slots if i64(len(self._slots)) == self._num_slots else self._slots[: self._num_slots]
 
     def _only(self, name: str) -> GroupPlan:
@@ -301,7 +304,7 @@ class StepPlan(SwapPlan):
 
     @property
     def query_start_loc(self) -> npt.NDArray[np.int32]:
-        """Return where each sequence's new tokens begin among all T, int32 (B + 1,)."""
+        """Return the position of each sequence's first new token among all T, int32 (B + 1,)."""
         return offsets(view_i64(self._batch.scheduled))
 
     @property
@@ -371,7 +374,7 @@ class StepPlan(SwapPlan):
 
     @property
     def indptr(self) -> npt.NDArray[np.int32]:
-        """Return where each sequence's blocks begin in `indices`, int32 (B + 1,) (FlashInfer)."""
+        """Return the position in `indices` of each sequence's first block, int32 (B + 1,) (FlashInfer)."""
         return self._only("indptr").indptr
 
     @property

@@ -1,7 +1,7 @@
 """Changes of the block tables from step to step as arrays, read from a cache and applied to a copy.
 
-A change of a row is four numbers: its position in the batch, the first new block, the row's number of blocks, and how
-many of these are null. If the first new block is 0, the whole row is new.
+A changed row is four numbers: its position in the batch, its first new block's position, its number of blocks, and how
+many of these are null. If the position of the first new block is 0, the whole row is new.
 """
 
 from typing import Final
@@ -24,7 +24,7 @@ CHANGE: Final[i64] = 4
 
 
 class TableReader:
-    """Reads the changes of a cache's block tables since it last read them."""
+    """Reads how a cache's block tables have changed since the last reading."""
 
     def __init__(self, config: CacheConfig) -> None:
         self._seen = [
@@ -33,7 +33,7 @@ class TableReader:
         self._words = zeros_i64(0)
 
     def read(self, plan: StepPlan, group: int) -> list[npt.NDArray[np.int64]]:
-        """Return the changed rows of a step in one layer group, int64 (4n,), and their new block ids.
+        """Return the n rows that changed in one layer group, int64 (4 * n,) in the form above, and their new block ids.
 
         O(B + new blocks).
         """
@@ -77,13 +77,13 @@ class TableReader:
         return self._words
 
     def forget(self) -> None:
-        """Treat everything as new at the next reading."""
+        """Treat all rows as new at the next reading."""
         for seen in self._seen:
             seen.forget()
 
 
 class TableCopy:
-    """Copies of another process's block tables, and plans over them. It does not check its input."""
+    """Copies of another process's block tables, and plans made with them. Arguments are not checked."""
 
     def __init__(self, config: CacheConfig) -> None:
         self.tables = [
@@ -100,7 +100,7 @@ class TableCopy:
         return view_i64(self.tables[group].num_null)
 
     def swap_plan(self, moves: list[list[int]]) -> SwapPlan:
-        """Return a plan of swaps. `moves` has swap_outs, swap_ins and copies, each as flat (from, to, group)."""
+        """Return a plan of swaps. `moves` has swap_outs, swap_ins and copies, each a flat list of (from, to, group)."""
         return SwapPlan(self.tables, _transfers(moves))
 
     def step_plan(

@@ -1,4 +1,4 @@
-"""Block tables as arrays, and the rows that a reader has seen, so that reading again costs only the changes."""
+"""Block tables as arrays, and records of the rows that a reader has seen, so that it reads only the changes."""
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,9 @@ def whole_table(table: BlockTable) -> npt.NDArray[np.int32]:
 
 
 def rows_of_table(table: BlockTable, rows: vec[i64], width: i64) -> npt.NDArray[np.int32]:
-    """Return the first `width` columns of some rows, int32 (rows, width).
+    """Return the first `width` columns of these rows, int32 (rows, width).
 
-    It is a live view if the rows are adjacent, else a copy.
+    Adjacent rows give a live view, others a copy.
     """
     whole = whole_table(table)
     first = _first_of_adjacent(rows)
@@ -28,7 +28,7 @@ def rows_of_table(table: BlockTable, rows: vec[i64], width: i64) -> npt.NDArray[
 
 
 def widest_row(table: BlockTable, rows: vec[i64]) -> i64:
-    """Return the most blocks of any of these rows."""
+    """Return the number of blocks of the longest of these rows."""
     num_blocks = table.num_blocks
     widest: i64 = 0
     for row in rows:
@@ -48,17 +48,17 @@ def _first_of_adjacent(rows: vec[i64]) -> i64:
 
 
 def offsets(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Return the start of each of `counts` items, int32 (n + 1,)."""
+    """Return the running sum of `counts`, int32 (n + 1,): the position where each one's items start."""
     starts = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     return starts
 
 
 class SeenRows:
-    """For each of `num_places` positions, the row that was seen there, and how much of it.
+    """For each of `num_places` positions, the row that was seen there and how much of it.
 
-    All of a row is new to a position that has seen another row, or that row before it was rewritten. Otherwise its
-    blocks from `num_blocks` on are new, and its null blocks from `num_null` on.
+    All of a row is new to a position that has seen another row, or this row before it was rewritten. Otherwise only its
+    blocks from `num_blocks` on, and its null blocks from `num_null` on, are new.
     """
 
     def __init__(self, num_places: i64, width: i64) -> None:
@@ -93,6 +93,6 @@ class SeenRows:
         self.num_rewrites[place] = table.num_rewrites[row]
 
     def note_none(self, place: i64) -> None:
-        """Record that a position only has null blocks."""
+        """Record that a position has only null blocks."""
         self.rows[place] = NO_ROW
         self.num_blocks[place] = 0

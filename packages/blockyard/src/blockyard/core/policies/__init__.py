@@ -26,10 +26,10 @@ POLICIES: dict[str, Callable[[int], EvictionPolicy]] = {
 
 
 def make_policy(policy: object, num_blocks: int) -> EvictionPolicy:
-    """Make a policy for ids 1 to num_blocks - 1 from its name, its class, or a callable that takes num_blocks.
+    """Return an eviction policy made from its name, its class, or a function of `num_blocks`.
 
     Raises `InvalidArgument` for an unknown name or a result that is no `EvictionPolicy`, and `PolicyError` if the
-    callable raises.
+    function raises.
     """
     factory = POLICIES.get(policy) if isinstance(policy, str) else policy
     if not callable(factory):

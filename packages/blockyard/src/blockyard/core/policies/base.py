@@ -78,13 +78,13 @@ class EvictionPolicy:
 
 
 class Layer(EvictionPolicy):
-    """A policy around another one, `policy`, which gets all calls that the layer does not handle.
+    """A policy around another one, `policy`. It passes on all calls that it does not handle.
 
     The defaults are those of a layer without states, tenants, retention or sessions, so an `EvictionStack` can call the
     same methods of all layers.
 
-    A layer changes its own state before it calls the policy, which may raise. If a policy raises when a block that it
-    did not choose is removed, it may still know the block and could choose it later, so it is not called again.
+    A layer changes its own state before it calls the policy, which may raise. The policy is not called again after it
+    has raised in `remove` for a block that it did not choose: it may still know that block and could choose it later.
     """
 
     def __init__(self, policy: EvictionPolicy, num_blocks: int) -> None:
@@ -97,7 +97,7 @@ class Layer(EvictionPolicy):
         return self
 
     def put_around(self, policy: EvictionPolicy) -> None:
-        """Replace the inner policy by one that knows the same idle blocks."""
+        """Replace the inner policy by one that has the same idle blocks."""
         self.policy = policy
 
     # What the policy inside answers.
@@ -125,14 +125,14 @@ class Layer(EvictionPolicy):
         """Return whether the policy knows `block`, which is idle."""
         return True
 
-    def spared(self, block: i64) -> None:
-        """Record that `block`, which `evict` returned, was revived before it was evicted."""
+    def note_revived(self, block: i64) -> None:
+        """Record that a hit revived `block`, which `evict` had returned, before it was evicted."""
         inside = self.policy.as_layer()
         if inside is not None:
-            inside.spared(block)
+            inside.note_revived(block)
 
     def remove_unchosen(self, block: i64) -> None:
-        """Remove an evicted block that the policy did not choose."""
+        """Remove a block that was evicted without being the policy's choice."""
         try:
             self.policy.remove(block)
         except BaseException as error:
@@ -140,7 +140,7 @@ class Layer(EvictionPolicy):
             raise
 
     def require_sound(self) -> None:
-        """Raise `PolicyError` if the policy failed to remove a block that it did not choose."""
+        """Raise `PolicyError` if the policy failed in `remove` for a block that it did not choose."""
         if self._failure:
             raise PolicyError(f"it {self._failure} in remove(), for an evicted block; set another policy")
 
@@ -148,14 +148,14 @@ class Layer(EvictionPolicy):
     # block writes it there.
 
     def insert_run(self, blocks: vec[i64], count: i64, keys: vec[i64], idle: vec[i64]) -> i64:  # noqa: ARG002
-        """Insert those of the first `count` of `blocks` that the policy need not know. Return their number.
+        """Insert those of the first `count` of `blocks` that this layer keeps from the policy. Return their number.
 
         `keys` has the keys of all blocks, by block.
         """
         return 0
 
     def remove_run(self, blocks: vec[i32], start: i64, count: i64, idle: vec[i64]) -> i64:  # noqa: ARG002
-        """Remove those of `blocks[start:start + count]` that the policy does not know. Return their number."""
+        """Remove those of `blocks[start:start + count]` that this layer keeps from the policy. Return their number."""
         return 0
 
     def move_state(
@@ -168,9 +168,16 @@ class Layer(EvictionPolicy):
         key: i64,  # noqa: ARG002
         idle: vec[i64],  # noqa: ARG002
     ) -> bool:
-        """Make the blocks of a state idle, or held again. Return False, and change nothing, if that cannot be.
+        """Make the blocks of a state idle, or held again. Return False, and change nothing, if this layer cannot.
 
-        record: the number of its save record. key: that of the first block; the others keep theirs.
+        Args:
+            blocks: blocks of the state.
+            start: position of the first one.
+            count: number of blocks.
+            record: number of the state's save record.
+            is_idle: True to make them idle.
+            key: key of the first block; the others keep theirs.
+            idle: by block, 1 if the pool counts it as idle.
         """
         return False
 
@@ -181,7 +188,7 @@ class Layer(EvictionPolicy):
     # Tenants.
 
     def may_evict(self) -> bool:
-        """Return whether a block may be evicted for the tenant that takes blocks now."""
+        """Return whether a block may be evicted for the tenant that allocates now."""
         return True
 
     def num_idle_of(self, tenant: i64) -> i64:  # noqa: ARG002
@@ -207,20 +214,20 @@ class Layer(EvictionPolicy):
 
     # Sessions.
 
-    def hears_sessions(self) -> bool:
+    def uses_sessions(self) -> bool:
         """Return whether hints about sessions affect which block this layer evicts."""
         return False
 
     def make_session_room(self, num_slots: i64) -> None:
         """Make room for `num_slots` sessions. Raises MemoryError."""
 
-    def session_changed(self, sessions: Sessions, slot: i64) -> None:
-        """Record that a session is over, or is no longer over."""
+    def on_session_change(self, sessions: Sessions, slot: i64) -> None:
+        """Record that a session has ended, or has not ended after all."""
 
-    def session_begins(self, slot: i64) -> None:
+    def on_session_begin(self, slot: i64) -> None:
         """Record that a session begins a new sequence: its earlier blocks are old."""
 
-    def session_ends(self, slot: i64) -> None:
+    def on_session_end(self, slot: i64) -> None:
         """Forget a session, which is not marked as over. O(its idle blocks)."""
 
     def num_hinted(self) -> i64:
@@ -230,7 +237,7 @@ class Layer(EvictionPolicy):
     # The size, and checks.
 
     def grow_policy(self, num_blocks: int) -> BaseException | None:
-        """Grow the policy. Return an exception of it, so that the layer can grow too, but raise MemoryError."""
+        """Grow the policy. Return its exception, if any, so that the layer can grow first; a MemoryError is raised."""
         try:
             self.policy.grow(num_blocks)
         except MemoryError:

@@ -1,4 +1,4 @@
-"""Sessions: the blocks that only one session has used, and which sessions are over."""
+"""Sessions: which blocks only one session has used, and which sessions are over."""
 
 from typing import Final
 
@@ -19,11 +19,11 @@ FIRST_SLOTS: Final[i64] = 64
 
 
 class Sessions:
-    """Up to `max_sessions` sessions, by slot, and the tag of the sequence that used each block last.
+    """Up to `max_sessions` sessions, and for each block the tag of the sequence that used it last.
 
-    A block belongs to a session while only that session has used it. A block that two sessions have used, or a request
-    without a session, is shared, and no hint concerns it. So all blocks after a block of a session are that session's.
-    The newest sequence of a session is current; blocks that only earlier sequences used are old.
+    A block belongs to a session while only that session has used it. A block used by two sessions, or by a request
+    without one, is shared, and no hint affects it. So all blocks after a block of a session belong to the session. The
+    newest sequence of a session is current; blocks that only earlier sequences used are old.
 
     8 bytes a block and about 100 bytes a session. All operations are O(1) unless they say otherwise.
     """
@@ -42,11 +42,11 @@ class Sessions:
         self._offer(0)
         self._num_drawn: i64 = 0
         #: Slots in use, least recently used first.
-        self._heard = BlockLists(1, slots)
+        self._recent = BlockLists(1, slots)
         self._owner = zeros_i64(num_blocks)
 
     def _offer(self, first: i64) -> None:
-        """Free the slots from `first` on; the lowest is taken first."""
+        """Mark the slots from `first` on as free. The lowest is used first."""
         slot = self.num_slots - 1
         while slot >= first:
             self._free[self._num_free] = slot
@@ -61,7 +61,7 @@ class Sessions:
     # Slots.
 
     def make_room(self) -> bool:
-        """Have a free slot, with more memory if necessary. Return False if `max_sessions` are known."""
+        """Make sure that a slot is free, allocating memory if needed. Return False if `max_sessions` are known."""
         if self._num_free > 0:
             return True
         if self.num_slots >= self.max_sessions:
@@ -71,7 +71,7 @@ class Sessions:
         first = grown_i64(self._first, slots)
         latest = grown_i64(self._latest, slots)
         free = grown_i64(self._free, slots)
-        self._heard.grow(slots)
+        self._recent.grow(slots)
         self._is_over = is_over
         self._first = first
         self._latest = latest
@@ -85,22 +85,22 @@ class Sessions:
         """Return a slot for a new session; there must be a free one."""
         self._num_free -= 1
         slot = self._free[self._num_free]
-        self._heard.append(0, slot)
+        self._recent.append(0, slot)
         self._first[slot] = 0
         return slot
 
     def close(self, slot: i64) -> None:
-        """Forget a session: its blocks belong to none, and are shared when they are used again."""
-        self.say(slot, False)
+        """Forget a session. Its blocks belong to none, and are shared when they are used again."""
+        self.set_over(slot, False)
         self._first[slot] = 0
         self._latest[slot] = 0
-        self._heard.remove(slot)
+        self._recent.remove(slot)
         self._free[self._num_free] = slot
         self._num_free += 1
 
     def oldest(self) -> i64:
         """Return the least recently used session; there must be one."""
-        return self._heard.head(0)
+        return self._recent.head(0)
 
     def begin(self, slot: i64) -> i64:
         """Begin a new sequence of a session. Return its tag."""
@@ -112,14 +112,14 @@ class Sessions:
         return tag
 
     def slot_of(self, tag: i64) -> i64:
-        """Return the slot of the session that a tag belongs to; -1 if there is none, or it was forgotten."""
+        """Return the slot of the session that a tag belongs to; -1 if it has none or its session was forgotten."""
         if tag <= 0:
             return -1
         slot = tag & SLOT_MASK
         return slot if self._first[slot] != 0 and tag >= self._first[slot] else -1
 
     def number(self, slot: i64) -> i64:
-        """Return the tag of the session's first sequence, which no other session has."""
+        """Return the tag of the session's first sequence, which identifies the session."""
         return self._first[slot]
 
     def is_over(self, slot: i64) -> bool:
@@ -127,28 +127,28 @@ class Sessions:
         return self._is_over[slot] != 0
 
     def is_latest(self, tag: i64) -> bool:
-        """Return whether a tag is that of its session's newest sequence."""
+        """Return whether a tag belongs to the newest sequence of its session."""
         return tag > 0 and self._latest[tag & SLOT_MASK] == tag
 
     # Hints.
 
-    def say(self, slot: i64, is_over: bool) -> None:
+    def set_over(self, slot: i64, is_over: bool) -> None:
         """Set whether the session is over."""
         self._is_over[slot] = i64(1) if is_over else i64(0)
 
-    def hear(self, slot: i64) -> None:
+    def touch(self, slot: i64) -> None:
         """Make the session the most recently used one."""
-        self._heard.remove(slot)
-        self._heard.append(0, slot)
+        self._recent.remove(slot)
+        self._recent.append(0, slot)
 
     # Blocks.
 
     def owner(self, block: i64) -> i64:
-        """Return the tag of the sequence that used `block` last; `NO_SESSION` or `SHARED` if it has no session."""
+        """Return the tag of the sequence that used `block` last, or `NO_SESSION` or `SHARED`."""
         return self._owner[block]
 
     def mark(self, block: i64, tag: i64) -> None:
-        """Record that a sequence that used `block` ends. tag: its tag, 0 for one without a session."""
+        """Record that a sequence which used `block` ends. `tag` is 0 for a sequence without a session."""
         if block >= i64(len(self._owner)):
             # The pool grew while its policy took no hints.
             return
@@ -178,22 +178,22 @@ class Sessions:
             self._owner = grown_i64(self._owner, num_blocks)
 
     def room_for(self, num_blocks: int) -> vec[i64]:
-        """Return the owners in an array for ids up to num_blocks - 1, for `move_into`."""
+        """Return a copy of the owners with room for `num_blocks` blocks, for `move_into`."""
         return grown_i64(self._owner, num_blocks)
 
     def move_into(self, owner: vec[i64]) -> None:
-        """Put an array of owners in place."""
+        """Replace the array of owners."""
         self._owner = owner
 
     # Checks.
 
     def slots(self) -> list[int]:
         """Return the slots in use, least recently used first."""
-        return self._heard.blocks(0)
+        return self._recent.blocks(0)
 
     def check(self) -> None:
         """Verify that slots and tags agree. O(num_blocks + sessions). Raises `InvariantError`."""
-        self._heard.check()
+        self._recent.check()
         used = set(self.slots())
         if len(used) != self.num_sessions or self.num_sessions > self.max_sessions:
             raise InvariantError(
@@ -203,8 +203,8 @@ class Sessions:
             if (self._first[slot] != 0) != (int(slot) in used) or self._latest[slot] < self._first[slot]:
                 raise InvariantError(f"sessions: slot {slot} has tags {self._first[slot]} to {self._latest[slot]}")
             if self._is_over[slot] != 0 and int(slot) not in used:
-                raise InvariantError(f"sessions: slot {slot} is over, and no session's")
+                raise InvariantError(f"sessions: slot {slot} is marked as over, but has no session")
         for block in range(i64(len(self._owner))):
             tag = self._owner[block]
             if tag > 0 and self.slot_of(tag) >= 0 and tag > self._latest[tag & SLOT_MASK]:
-                raise InvariantError(f"sessions: block {block} has a tag that was never drawn: {tag}")
+                raise InvariantError(f"sessions: block {block} has tag {tag}, which was never given out")

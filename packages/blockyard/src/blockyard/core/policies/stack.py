@@ -18,7 +18,7 @@ NONE: Final[i64] = 0
 class QueueOrder:
     """Eviction in the order of the free queue, least recently used. It ignores all calls and chooses no victims.
 
-    Also the interface of `EvictionStack`.
+    This is also the interface of `EvictionStack`.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class QueueOrder:
         is_idle: bool,  # noqa: ARG002
         key: i64,  # noqa: ARG002
     ) -> bool:
-        """Make the blocks of state `number` idle, or held again; False if only `insert` and `remove` can."""
+        """Make the blocks of state `number` idle, or held again. Return False if `insert` and `remove` must do it."""
         return False
 
     def judge_again(self, block: i64, key: i64) -> None:
@@ -76,16 +76,16 @@ class QueueOrder:
         """Forget all idle blocks: the cache was reset."""
 
     def grow(self, num_blocks: int) -> None:
-        """Make room for ids up to num_blocks - 1. After a MemoryError it has grown or not; both are valid."""
+        """Make room for ids up to num_blocks - 1. It may have grown before a MemoryError, which is harmless."""
 
     # Victims.
 
     def error(self) -> PolicyError:
-        """Return the error of calls after a failure."""
+        """Return the error that calls raise after the policy has failed."""
         return PolicyError(self.failure)
 
     def choose(self, count: i64, keys: vec[i64]) -> list[int]:  # noqa: ARG002
-        """Return `count` idle blocks to evict; fewer if tenants' guarantees leave fewer.
+        """Return `count` idle blocks to evict, or fewer if the guarantees of tenants leave fewer.
 
         `keys` has the keys of all blocks. Raises `PolicyError` and changes nothing.
         """
@@ -124,10 +124,10 @@ class QueueOrder:
 
     # Sessions. O(log sessions) a call.
 
-    def hears_sessions(self) -> bool:
+    def uses_sessions(self) -> bool:
         """Return whether hints about sessions affect evictions."""
         for layer in self.layers:
-            if layer.hears_sessions():
+            if layer.uses_sessions():
                 return True
         return False
 
@@ -138,26 +138,26 @@ class QueueOrder:
             layer.make_session_room(self.sessions.num_slots)
         return has_room
 
-    def say(self, slot: i64, is_over: bool) -> None:
-        """Mark a session as over, or as no longer over."""
+    def set_over(self, slot: i64, is_over: bool) -> None:
+        """Set whether a session is over."""
         if self.sessions.is_over(slot) != is_over:
-            self.sessions.say(slot, is_over)
+            self.sessions.set_over(slot, is_over)
             for layer in self.layers:
-                layer.session_changed(self.sessions, slot)
+                layer.on_session_change(self.sessions, slot)
 
     def begin_sequence(self, slot: i64) -> i64:
         """Begin a new sequence of a session, and mark its earlier blocks as old. Return the sequence's tag."""
-        self.sessions.hear(slot)
-        self.say(slot, False)
+        self.sessions.touch(slot)
+        self.set_over(slot, False)
         for layer in self.layers:
-            layer.session_begins(slot)
+            layer.on_session_begin(slot)
         return self.sessions.begin(slot)
 
     def forget_session(self, slot: i64) -> None:
         """Forget a session and free its slot."""
-        self.say(slot, False)
+        self.set_over(slot, False)
         for layer in self.layers:
-            layer.session_ends(slot)
+            layer.on_session_end(slot)
         self.sessions.close(slot)
 
     def num_hinted_evictions(self) -> int:
@@ -169,17 +169,16 @@ class QueueOrder:
 
 
 class EvictionStack(QueueOrder):
-    """An eviction policy with its layers: from the outermost, retention, tenants, states, hints about sessions.
+    """An eviction policy with its layers, from the outermost: retention, tenants, states, hints about sessions.
 
     Each layer has the interface of a policy and contains the next one. The stack calls `top`; each layer handles a call
     or passes it on.
 
-    The stack catches exceptions of the policy, so that the change of the pool is finished. After an ordinary exception
-    the policy has failed: the next `choose` raises `PolicyError`. After a KeyboardInterrupt, SystemExit or the like it
-    has failed too, because it may have missed a change; the exception is raised by the running call after it is
-    finished or undone (`interruption`). If `evict` raises, the call that needs a victim fails before it changes
-    anything. Every answer is checked: a policy that returns a block which is not idle fails that call, not the pool.
-    `set_eviction_policy` replaces a failed policy.
+    The stack catches exceptions of the policy, so that the change of the pool is completed. After an exception the
+    policy has failed, because it may have missed a change: the next `choose` raises `PolicyError`. A KeyboardInterrupt,
+    SystemExit or the like is raised when the running call is completed or undone (`interruption`). If `evict` raises,
+    the call that needs a victim fails before it changes anything. Every answer is checked: if a policy returns a block
+    that is not idle, that call fails and the pool is intact. `set_eviction_policy` replaces a failed policy.
     """
 
     def __init__(self, policy: EvictionPolicy, num_blocks: int, interruption: Interruption) -> None:
@@ -349,7 +348,7 @@ class EvictionStack(QueueOrder):
         return True
 
     def _choose_one(self, victims: list[int], keys: vec[i64]) -> str:
-        """Choose one more victim. Return the error in the policy's answer, or ""."""
+        """Choose one more victim. Return the error in the policy's answer, "" for none."""
         try:
             block = index_of(self.top.evict())
         except Exception as error:
@@ -391,7 +390,7 @@ class EvictionStack(QueueOrder):
         if told != idle:
             raise InvariantError(f"policy: blocks {sorted(told)} were inserted as idle, but {sorted(idle)} are idle")
         if self.num_idle != len(told):
-            raise InvariantError(f"policy: {len(told)} blocks are idle, the count says {self.num_idle}")
+            raise InvariantError(f"policy: {len(told)} blocks are idle, but num_idle is {self.num_idle}")
         for layer in self.layers:
             layer.check_sessions(self.sessions)
         if not self.failure:
@@ -402,7 +401,7 @@ class EvictionStack(QueueOrder):
 
 
 def text_of(error: BaseException, interruption: Interruption) -> str:
-    """Return the text of an exception. Its `__str__` is the user's code and may raise."""
+    """Return the text of an exception, whose `__str__` may be the user's code and raise."""
     try:
         return str(error)
     except BaseException as second:

@@ -1,1 +1,1 @@
-"""The public faces of pools: leases for all of them, then what knows tokens, and what knows names."""
+"""The public pool classes: leases for all of them, then pools by tokens and by names."""

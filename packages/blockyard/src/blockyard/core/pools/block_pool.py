@@ -21,7 +21,7 @@ from ..blocks.caching import (
     found_blocks,
     require_found,
 )
-from ..blocks.eviction import wished_end, wished_policy, wished_priority
+from ..blocks.eviction import read_expiry, read_priority, resolve_policy
 from ..blocks.lease import BlockLease, adopt, grow
 from ..blocks.ledger import BlockLedger
 from ..face import read_bool, read_int, read_str
@@ -91,15 +91,15 @@ class BlockPool(StandalonePool):
             self._events = EventReader(ledger, [], 1) if is_told else None
         except MemoryError as error:
             raise not_enough_memory(f"num_blocks is {blocks}; the system has no memory for its arrays", error)
-        self._order.install(wished_policy(eviction_policy, self._ledger))
+        self._order.install(resolve_policy(eviction_policy, self._ledger))
 
     # Blocks by their ids.
 
     def uncache(self, block_ids: object) -> int:
-        """Remove the content of blocks from the index, held or not, as after a failed load. O(blocks).
+        """Remove the content of blocks from the index, held or not, for instance after a failed load. O(blocks).
 
-        They are no longer hit, nor are the blocks cached after them, until `cache_next_blocks` caches them again. Idle
-        ones are allocated next.
+        Neither they nor the blocks cached after them can be hit until `cache_next_blocks` caches them again. Idle ones
+        are allocated next.
 
         Args:
             block_ids: ids of blocks, integers (n,); those that are not cached are skipped.
@@ -139,7 +139,7 @@ class BlockPool(StandalonePool):
             require_ids(blocks, self.num_blocks)
             taken = require_free(self._ledger, blocks, evicts)
             self._ledger.act("adopt", name)
-            return adopt(self._book, taken, name)
+            return adopt(self._leases, taken, name)
         finally:
             self._gate.leave_with_result()
 
@@ -194,7 +194,7 @@ class BlockPool(StandalonePool):
             prompt = make_chunk(token_ids, extra_keys, self.block_size).at(0, self.block_size)
             num_full = prompt.num_tokens // i64(self.block_size)
             first = i64(read_int("num_cached_blocks", num_cached_blocks, 0, int(num_full)))
-            held = self._book.require_live(lease)
+            held = self._leases.require_live(lease)
             if self.enable_prefix_caching:
                 cache_prompt(self._ledger, held, prompt, first, num_full)
         finally:
@@ -205,13 +205,14 @@ class BlockPool(StandalonePool):
     ) -> int:
         """Index further full blocks of a lease by their tokens. O(new tokens).
 
-        Blocks that cache these tokens already stay as they are. Those whose predecessor was uncached are linked again.
-        Equal blocks of two leases are not merged. The last cached block itself identifies what precedes, not a hash.
+        Blocks that already cache these tokens stay as they are. Blocks whose predecessor lost its content are linked to
+        it again. Equal blocks of two leases are not merged. The preceding content is identified by the last cached
+        block itself, not by a hash.
 
         Args:
             lease: a lease that is not freed.
-            token_ids: tokens that follow the first `num_cached_blocks` blocks, integers (n,). Those that fill no block
-                are ignored: pass them again. A contiguous int32 array is read without a copy.
+            token_ids: tokens that follow the first `num_cached_blocks` blocks, integers (n,). Tokens at the end that do
+                not fill a block are ignored: pass them again. A contiguous int32 array is read without a copy.
             num_cached_blocks: blocks of the lease before these tokens, all cached by it: the caller's count, or
                 `lease.num_cached_blocks` if the tokens begin there.
             extra_keys: LoRA and CacheSalt count only with the first block of a sequence. Span positions count from the
@@ -232,7 +233,7 @@ class BlockPool(StandalonePool):
         try:
             chunk = make_chunk(token_ids, extra_keys, self.block_size) if has_tokens(token_ids) else None
             start = read_int("num_cached_blocks", num_cached_blocks, 0, MAX_BLOCKS)
-            held = self._book.require_live(lease)
+            held = self._leases.require_live(lease)
             if self.enable_prefix_caching and chunk is not None:
                 cache_next(self._ledger, held, chunk, start)
             return held.num_cached_blocks
@@ -253,7 +254,7 @@ class BlockPool(StandalonePool):
         """
         self._gate.enter("find_cached_blocks")
         try:
-            return found_blocks(self._ledger, self._asked(token_ids, extra_keys))
+            return found_blocks(self._ledger, self._read_prompt(token_ids, extra_keys))
         finally:
             self._gate.leave_with_result()
 
@@ -262,11 +263,11 @@ class BlockPool(StandalonePool):
     ) -> BlockLease:
         """Hold blocks that `find_cached_blocks` found, and new ones after them. O(blocks).
 
-        The new blocks never evict the found ones. The tokens are not compared again: each content has a number of its
-        own.
+        The new blocks never evict the found ones. The tokens are not compared again, because each content has a unique
+        id.
 
         Args:
-            found: what `find_cached_blocks` returned.
+            found: result of `find_cached_blocks`.
             holder: a name for errors and leak reports.
             num_blocks: how many of the found blocks to hold; None for all.
             extend_by: number of new blocks.
@@ -317,7 +318,7 @@ class BlockPool(StandalonePool):
         self._gate.enter("get_cached_blocks")
         try:
             name = read_str("holder", holder)
-            prompt = self._asked(token_ids, extra_keys)
+            prompt = self._read_prompt(token_ids, extra_keys)
             found = find_full(self._ledger, prompt)
             return self._hold_hit(found, "get_cached_blocks", name)
         finally:
@@ -340,7 +341,7 @@ class BlockPool(StandalonePool):
         self._gate.enter("get_cached_block")
         try:
             name = read_str("holder", holder)
-            prompt = self._asked(token_ids, extra_keys)
+            prompt = self._read_prompt(token_ids, extra_keys)
             found = find_full(self._ledger, prompt)
             last = len(found) - 1
             if last < 0 or last + 1 < prompt.num_tokens // self.block_size:
@@ -350,16 +351,16 @@ class BlockPool(StandalonePool):
             self._gate.leave_with_result()
 
     def _hold_hit(self, blocks: vec[i32], call: str, holder: str, first_block: i64 = 0, more: i64 = 0) -> BlockLease:
-        """Make a lease of cached blocks and `more` new ones. If a policy fails, nothing has changed."""
+        """Return a lease of cached blocks and `more` new ones. If a policy fails, nothing has changed."""
         self._ledger.act(call, holder)
         peak = self._ledger.peak_used_blocks
-        lease = self._book.hold(blocks, holder, self._gate.interruption)
+        lease = self._leases.hold(blocks, holder, self._gate.interruption)
         lease._first_block = first_block
         if more > 0:
             try:
                 grow(self._ledger, lease, more)
             except BaseException:
-                self._book.let_go(lease, peak)
+                self._leases.undo_hold(lease, peak)
                 raise
         return lease
 
@@ -375,7 +376,7 @@ class BlockPool(StandalonePool):
         """
         self._gate.enter("num_cached_tokens")
         try:
-            return len(find_full(self._ledger, self._asked(token_ids, extra_keys))) * self.block_size
+            return len(find_full(self._ledger, self._read_prompt(token_ids, extra_keys))) * self.block_size
         finally:
             self._gate.leave()
 
@@ -393,7 +394,7 @@ class BlockPool(StandalonePool):
         """
         self._gate.enter("cached_block_ids")
         try:
-            prompt = self._asked(token_ids, extra_keys)
+            prompt = self._read_prompt(token_ids, extra_keys)
             found = find_full(self._ledger, prompt)
             if len(found) == 0 or len(found) < prompt.num_tokens // self.block_size:
                 return []
@@ -401,7 +402,7 @@ class BlockPool(StandalonePool):
         finally:
             self._gate.leave()
 
-    def _asked(self, token_ids: object, extra_keys: object) -> Prompt:
+    def _read_prompt(self, token_ids: object, extra_keys: object) -> Prompt:
         """Read a prompt for `find_full`, which checks the tokens after the hit."""
         return make_chunk(token_ids, extra_keys, self.block_size, True).at(0, self.block_size)
 
@@ -430,9 +431,9 @@ class BlockPool(StandalonePool):
         """
         self._gate.enter("retain")
         try:
-            prompt = self._asked(token_ids, extra_keys)
-            level = wished_priority(priority)
-            until = wished_end(expires_at)
+            prompt = self._read_prompt(token_ids, extra_keys)
+            level = read_priority(priority)
+            until = read_expiry(expires_at)
             blocks = [int(block) for block in find_full(self._ledger, prompt)]
             return self._order.retain(blocks, level, until)
         finally:

@@ -1,4 +1,4 @@
-"""`LeasePool`: blocks handed out as leases. The pool of a manager, and the base of the pools that are used alone."""
+"""`LeasePool`: blocks handed out as leases. The pool of a manager, and the base of standalone pools."""
 
 from collections.abc import Callable
 
@@ -15,16 +15,16 @@ from ..arrays import view_i32, view_i64, zeros_i32
 from ..blocks.block import KVCacheBlock, block_states
 from ..blocks.lease import (
     BlockLease,
-    LeaseBook,
+    LeaseRegistry,
     check_leases,
     cut_off,
-    give_back,
     grow,
     held_blocks,
     part_of,
+    release_range,
     require_countable,
 )
-from ..blocks.observer import ChangeTeller, LossListener, LossTeller
+from ..blocks.observer import ChangeNotifier, LossCollector, LossNotifier
 from ..face import read_bool, read_int, read_str, refuse_copy, refuse_pickle, refuse_subclass
 from ..gate import Gate
 from ..watch.history import AllocationHistory
@@ -36,19 +36,19 @@ _PACKAGE = __name__.rpartition(".")[0]
 class LeasePool:
     """Blocks that are handed out as leases.
 
-    It is the pool of a `KVCacheManager`, whose sequences hold blocks too, and the base of `BlockPool` and `NamedPool`.
-    Block 0 is the null block, a placeholder in block tables; the others have ids 1 to num_blocks - 1. One call runs at
-    a time, as in `KVCacheManager`.
+    This is the pool of a `KVCacheManager`, whose sequences hold blocks too, and the base of `BlockPool` and
+    `NamedPool`. Block 0 is the null block, a placeholder in block tables; the others have ids 1 to num_blocks - 1. One
+    call runs at a time, as in `KVCacheManager`.
     """
 
-    def __init__(self, book: LeaseBook, gate: Gate, history: AllocationHistory | None) -> None:
-        self._ledger = book.ledger
-        self._book = book
+    def __init__(self, registry: LeaseRegistry, gate: Gate, history: AllocationHistory | None) -> None:
+        self._ledger = registry.ledger
+        self._leases = registry
         self._gate = gate
         self._history = history
-        self._teller: LossTeller | None = None
-        self._changes: ChangeTeller | None = None
-        gate.deferred.append(book)
+        self._losses: LossNotifier | None = None
+        self._changes: ChangeNotifier | None = None
+        gate.deferred.append(registry)
 
     # What is there. One number each: these may be asked at any time, also while a call runs.
 
@@ -89,7 +89,7 @@ class LeasePool:
 
     @property
     def num_retiring_blocks(self) -> int:
-        """Held blocks beyond the end of a pool that shrank; each is removed when it is freed. O(1)."""
+        """Held blocks beyond the end of a pool that has shrunk; each is removed when it is freed. O(1)."""
         return int(self._ledger.num_retiring)
 
     @property
@@ -114,18 +114,22 @@ class LeasePool:
 
     @property
     def version(self) -> int:
-        """Number that grows whenever the set of cached contents changes, for copies of it elsewhere. O(1)."""
+        """Number that grows whenever the set of cached contents changes, so that copies of the set can be updated.
+
+        O(1).
+        """
         return int(self._ledger.index.version)
 
     @property
     def usage(self) -> float:
-        """Share of the usable blocks that are in use, 0 to 1. O(1)."""
+        """Fraction of the usable blocks that are in use, 0 to 1. O(1)."""
         return self._ledger.usage
 
     def ref_counts(self) -> npt.NDArray[np.int32]:
-        """Return how often each block is held, int32 (num_blocks,): a read-only view, up to date until the pool grows.
+        """Return the number of holders of each block, int32 (num_blocks,), as a read-only view.
 
-        After shrinking it is longer than num_blocks: retiring blocks stand there too.
+        The view is current until the pool grows. After shrinking it is longer than num_blocks, because it includes
+        retiring blocks.
         """
         return view_i32(self._ledger.ref_cnt)
 
@@ -175,8 +179,8 @@ class LeasePool:
         return block
 
     def leases(self) -> list[BlockLease]:
-        """Return the leases that are not freed, oldest first: a leak report of a pool that is used alone."""
-        return list(self._book.live.values())
+        """Return the leases that are not freed, oldest first; for a standalone pool, these are its leaks."""
+        return list(self._leases.live.values())
 
     def block(self, block_id: object) -> KVCacheBlock:
         """Return one block with the leases that hold it. O(leases).
@@ -190,7 +194,7 @@ class LeasePool:
         number = read_int("block_id", block_id, 0, int(self._ledger.capacity) - 1)
         self._gate.enter("block")
         try:
-            return self._book.describe(number)
+            return self._leases.describe(number)
         finally:
             self._gate.leave()
 
@@ -218,7 +222,7 @@ class LeasePool:
             self._require_free(count)
             self._ledger.act("get_new_blocks", name)
             blocks = zeros_i32(count)
-            lease = self._book.make(blocks, name)
+            lease = self._leases.make(blocks, name)
             self._take_new(lease, blocks, 0, count)
             return lease
         finally:
@@ -242,7 +246,7 @@ class LeasePool:
         try:
             self._ledger.evict_ahead(count)
         except BaseException:
-            self._book.take_back(lease)
+            self._leases.delist(lease)
             raise
         self._ledger.acquire(blocks, start, count)
 
@@ -266,7 +270,7 @@ class LeasePool:
         self._gate.enter("extend")
         try:
             count = read_int("num_blocks", num_blocks, 0, MAX_BLOCKS)
-            held = self._book.require_live(lease)
+            held = self._leases.require_live(lease)
             self._require_free(count)
             self._ledger.act("extend", held.holder)
             return view_i32(grow(self._ledger, held, count))
@@ -274,7 +278,7 @@ class LeasePool:
             self._gate.leave_with_result()
 
     def touch(self, lease: object, *, holder: object = "", start: object = 0, stop: object = None) -> BlockLease:
-        """Hold blocks of a lease once more, by another lease. O(blocks).
+        """Return another lease on blocks of a lease. O(blocks).
 
         Args:
             lease: a lease that is not freed.
@@ -292,19 +296,19 @@ class LeasePool:
             name = read_str("holder", holder)
             first = read_int("start", start, 0, MAX_BLOCKS)
             last: int | None = None if stop is None else read_int("stop", stop, first, MAX_BLOCKS)
-            held = self._book.require_live(lease)
+            held = self._leases.require_live(lease)
             end = self._require_part(held, first, last)
             require_countable(self._ledger, held._blocks, first, end)
             self._ledger.act("touch", name)
             blocks = held_blocks(held, first, end)
-            another = part_of(self._book, held, first, end, name)
+            another = part_of(self._leases, held, first, end, name)
             self._ledger.share(blocks, 0, i64(len(blocks)))
             return another
         finally:
             self._gate.leave_with_result()
 
     def copy_on_write(self, lease: object, position: object) -> tuple[int, int] | None:
-        """Make a block of a lease writable: its own, and not cached. O(blocks).
+        """Make a block of a lease writable: held only by this lease, and not cached. O(blocks).
 
         A block that others hold too is replaced by a new block. A block that only this lease holds is removed from the
         index, because its content is about to change. For a manager with a CPU pool see `get_new_blocks`.
@@ -325,19 +329,19 @@ class LeasePool:
         self._gate.enter("copy_on_write")
         try:
             place = read_int("position", position, -MAX_BLOCKS, MAX_BLOCKS)
-            held = self._book.require_live(lease)
+            held = self._leases.require_live(lease)
             if not 0 <= place < len(held):
                 raise InvalidArgument(f"position is {place}; the lease has {len(held)} blocks, numbered from 0")
             self._ledger.act("copy_on_write", held._holder)
-            return self._book.make_own(held, place)
+            return self._leases.make_own(held, place)
         finally:
             self._gate.leave_with_result()
 
     def release(self, lease: object, start: object, stop: object = None) -> int:
-        """Release blocks of a lease whose positions stay, as when a sliding window has passed them. O(blocks released).
+        """Release blocks of a lease whose positions stay, for instance when a sliding window has passed them.
 
-        The null block (0) replaces them, so that the other blocks keep their positions in a block table. To release the
-        end of a lease, such as rejected drafts, free what `split` cuts off.
+        O(blocks released). The null block (0) replaces them, so that the other blocks keep their positions in a block
+        table. To release the end of a lease, such as rejected drafts, free the lease that `split` returns.
 
         Args:
             lease: a lease that is not freed.
@@ -356,10 +360,10 @@ class LeasePool:
         try:
             first = read_int("start", start, 0, MAX_BLOCKS)
             last: int | None = None if stop is None else read_int("stop", stop, first, MAX_BLOCKS)
-            held = self._book.require_live(lease)
+            held = self._leases.require_live(lease)
             end = self._require_part(held, first, last)
             self._ledger.act("release", held._holder)
-            return give_back(self._ledger, held, first, end)
+            return release_range(self._ledger, held, first, end)
         finally:
             self._gate.leave()
 
@@ -390,10 +394,10 @@ class LeasePool:
         try:
             name = read_str("holder", holder)
             position = read_int("at", at, 0, MAX_BLOCKS)
-            held = self._book.require_live(lease)
+            held = self._leases.require_live(lease)
             if position > len(held):
                 raise InvalidArgument(f"at is {position}; it must be from 0 to the {len(held)} blocks of the lease")
-            return cut_off(self._book, held, position, name)
+            return cut_off(self._leases, held, position, name)
         finally:
             self._gate.leave_with_result()
 
@@ -412,17 +416,17 @@ class LeasePool:
             DoubleFree: if the lease has been freed.
             ForeignBlock: if the lease belongs to another pool.
         """
-        goes_last = last is not False and read_bool("last", last)
+        to_tail = last is not False and read_bool("last", last)
         if not self._gate.enter_free("free_blocks"):
-            self._book.close_later(self._book.require_live(lease), goes_last)
+            self._leases.close_later(self._leases.require_live(lease), to_tail)
             self._gate.wait()
             return
         try:
-            held = self._book.require_live(lease)
-            if goes_last:
-                self._book.close_to_the_end(held)
+            held = self._leases.require_live(lease)
+            if to_tail:
+                self._leases.close_to_tail(held)
             else:
-                self._book.close(held)
+                self._leases.close(held)
         finally:
             self._gate.leave()
 
@@ -440,10 +444,10 @@ class LeasePool:
     def on_evict(self) -> Callable[[npt.NDArray[np.int32]], object] | None:
         """Callback after each call that made blocks lose their content, with their ids, int32 (n,), in order; or None.
 
-        The content was evicted, uncached, dropped by shrinking, or overwritten (`copy_on_write`). A reset does not call
-        it. It may call the pool. An error in it becomes a RuntimeWarning.
+        The content was evicted, uncached, dropped by shrinking, or overwritten (`copy_on_write`); a reset does not
+        count. The callback may call the pool. An error in it becomes a RuntimeWarning.
         """
-        return None if self._teller is None else self._teller.callback
+        return None if self._losses is None else self._losses.callback
 
     @on_evict.setter
     def on_evict(self, callback: object) -> None:
@@ -451,11 +455,11 @@ class LeasePool:
         try:
             if callback is not None and not callable(callback):
                 raise InvalidArgument(f"on_evict is {shown(callback)}; it must be a callable that takes ids, or None")
-            if self._teller is None:
-                self._teller = LossTeller(self._gate)
-                self._gate.listeners.append(self._teller)
-                self._ledger.watch(LossListener(self._teller))
-            self._teller.callback = callback
+            if self._losses is None:
+                self._losses = LossNotifier(self._gate)
+                self._gate.listeners.append(self._losses)
+                self._ledger.watch(LossCollector(self._losses))
+            self._losses.callback = callback
         finally:
             self._gate.leave()
 
@@ -464,7 +468,7 @@ class LeasePool:
         """Callback after `reset_prefix_cache`, `resize` and `publish_events`, without arguments; or None.
 
         A `KVEventPublisher` sets it to publish at once, because no step may follow these calls. Calls of the manager
-        count too. It may call the pool. An error in it becomes a RuntimeWarning.
+        count too. The callback may call the pool. An error in it becomes a RuntimeWarning.
         """
         return None if self._changes is None else self._changes.callback
 
@@ -475,14 +479,14 @@ class LeasePool:
             if listener is not None and not callable(listener):
                 raise InvalidArgument(f"on_events is {shown(listener)}; it must be a callable, or None")
             if self._changes is None:
-                self._changes = ChangeTeller(self._gate)
+                self._changes = ChangeNotifier(self._gate)
                 self._gate.listeners.append(self._changes)
             self._changes.callback = listener
         finally:
             self._gate.leave()
 
     def publish_events(self) -> None:
-        """Call `on_events` now, after changes between steps: an abort, a transfer, a load from a tier. O(1)."""
+        """Call `on_events` now, for changes between steps: an abort, a transfer, a load from a tier. O(1)."""
         self._gate.enter("publish_events")
         try:
             self._gate.note_change()
@@ -498,12 +502,12 @@ class LeasePool:
         self._gate.enter("check")
         try:
             self._ledger.check()
-            check_leases(self._ledger, self._book.leases(), self._other_holds())
+            check_leases(self._ledger, self._leases.leases(), self._other_holds())
         finally:
             self._gate.leave()
 
     def _other_holds(self) -> list[int] | None:
-        """Return how often each block is held other than by leases, or None if the pool does not know."""
+        """Return how often each block is held other than by leases, or None if unknown."""
         return None
 
     def __repr__(self) -> str:
@@ -512,7 +516,7 @@ class LeasePool:
         return f"<{type(self).__name__}: {used}, {ledger.num_cached_blocks} cached, {ledger.num_free_blocks} free>"
 
     def __init_subclass__(cls) -> None:
-        """Refuse: a subclass of a compiled class could not be made."""
+        """Refuse subclasses outside of this package: the class is compiled."""
         if getattr(cls, "__module__", "").rpartition(".")[0] != _PACKAGE:
             raise refuse_subclass(cls.__mro__[1].__name__)
 

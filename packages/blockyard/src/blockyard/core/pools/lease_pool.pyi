@@ -8,12 +8,12 @@ import numpy.typing as npt
 from ...answers import AllocationEvent
 from ...argument_types import Integer
 from ..blocks.block import KVCacheBlock
-from ..blocks.lease import BlockLease, LeaseBook
+from ..blocks.lease import BlockLease, LeaseRegistry
 from ..gate import Gate
 from ..watch.history import AllocationHistory
 
 class LeasePool:
-    def __init__(self, book: LeaseBook, gate: Gate, history: AllocationHistory | None) -> None: ...
+    def __init__(self, registry: LeaseRegistry, gate: Gate, history: AllocationHistory | None) -> None: ...
     @property
     def num_blocks(self) -> int: ...
     @property

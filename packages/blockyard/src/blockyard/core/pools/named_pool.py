@@ -1,4 +1,4 @@
-"""`NamedPool`: blocks that are found again by names their owner gives them."""
+"""`NamedPool`: blocks that are found by names which their owner gives them."""
 
 from typing import Final
 
@@ -13,7 +13,7 @@ from ...errors import DoubleFree, InvalidArgument, not_enough_memory
 from ...hash_seeds import hash_seed_or_drawn
 from ..arrays import grown_i32, view_i32, zeros_i32, zeros_i64
 from ..blocks.by_id import ReleaseOrder
-from ..blocks.eviction import wished_policy
+from ..blocks.eviction import resolve_policy
 from ..blocks.lease import BlockLease
 from ..blocks.names import MAX_GROUP, NAME_WORDS, group_numbers, listed, pack_name, pack_names
 from ..blocks.word_ledger import NamedLedger
@@ -26,15 +26,15 @@ MAX_HOLDS: Final[i64] = 2147483647
 
 
 class NamedPool(StandalonePool):
-    """A pool for engines that name contents themselves, by chained hashes of tokens for instance.
+    """A pool for engines that name contents themselves, for instance by chained hashes of tokens.
 
     The pool counts, finds and evicts blocks. A hit is as exact as the names: all of their bytes are compared. A name
     has 1 to 32 bytes and belongs to a group, a number from 0 (layers of one kind, a cache salt). A block may have
-    several names, and a name several blocks: the oldest is found. Block 0 is the null block.
+    several names. If several blocks have the same name, the oldest is found. Block 0 is the null block.
 
     Blocks are held by leases (`get_new_blocks`, `hold`, `free_blocks`), or as plain ids by engines that keep tables of
-    single blocks (`new_ids`, `hold_ids`, `free_ids`). Ids cannot free what a lease holds. One call runs at a time, as
-    in `KVCacheManager`.
+    single blocks (`new_ids`, `hold_ids`, `free_ids`). Ids cannot free blocks that a lease holds. One call runs at a
+    time, as in `KVCacheManager`.
 
     Args:
         num_blocks: blocks of the pool, the null block included; 1 to 2**27.
@@ -82,7 +82,7 @@ class NamedPool(StandalonePool):
         except MemoryError as error:
             raise not_enough_memory(f"num_blocks is {blocks}; the system has no memory for its arrays", error)
         self._name = zeros_i64(int(NAME_WORDS))
-        self._order.install(wished_policy(eviction_policy, self._ledger))
+        self._order.install(resolve_policy(eviction_policy, self._ledger))
 
     @property
     def num_names(self) -> int:
@@ -90,7 +90,7 @@ class NamedPool(StandalonePool):
         return int(self._ledger.index.num_indexed)
 
     def loose_counts(self) -> npt.NDArray[np.int32]:
-        """Return how often each block is held without a lease, int32, as long as `ref_counts`.
+        """Return how often each block is held by its id (`hold_ids`), int32, as long as `ref_counts`.
 
         A read-only view, up to date until the pool grows.
         """
@@ -133,7 +133,7 @@ class NamedPool(StandalonePool):
             self._gate.leave()
 
     def find_prefix(self, names: object, groups: object = (0,)) -> npt.NDArray[np.int32]:
-        """Find the longest run of leading names that every group has: int32 (len(groups), n). O(n * groups).
+        """Find the longest run of leading names that are found in every group: int32 (len(groups), n). O(n * groups).
 
         Args:
             names: names of 1 to 32 bytes.
@@ -200,14 +200,14 @@ class NamedPool(StandalonePool):
             self._gate.leave_with_result()
 
     def hold(self, block_ids: object, *, holder: object = "") -> BlockLease:
-        """Hold blocks by their ids, as found. O(blocks).
+        """Hold blocks by ids that a lookup returned. O(blocks).
 
         Args:
             block_ids: blocks that have a name or are held, integers (n,).
             holder: a name for errors and leak reports.
 
         Raises:
-            InvalidArgument: if there is no such block, or it is free and has no name: its content is gone.
+            InvalidArgument: if there is no such block, or it is free and has no name, so its content is lost.
         """
         self._gate.enter("hold")
         try:
@@ -220,16 +220,16 @@ class NamedPool(StandalonePool):
             self._gate.leave_with_result()
 
     def _hold(self, argument: str, blocks: vec[i32], holder: str) -> BlockLease:
-        lease = self._book.make(blocks, holder)
+        lease = self._leases.make(blocks, holder)
         try:
             self._share(argument, blocks)
         except BaseException:
-            self._book.take_back(lease)
+            self._leases.delist(lease)
             raise
         return lease
 
     def _share(self, argument: str, blocks: vec[i32]) -> None:
-        """Count a hit on the blocks of an argument. If a policy is interrupted, nothing has changed."""
+        """Hold the blocks of an argument, and count a hit on each. If a policy is interrupted, nothing has changed."""
         ledger = self._named
         count = i64(len(blocks))
         self._require_countable(argument, blocks)
@@ -244,7 +244,11 @@ class NamedPool(StandalonePool):
     # Single blocks, for engines with tables of their own.
 
     def new_ids(self, num_blocks: object) -> list[int]:
-        """Hold blocks from the head of the free queue without a lease, as `get_new_blocks`. O(num_blocks).
+        """Hold new blocks by their ids, without a lease.
+
+        Like `get_new_blocks`, it takes them from the free queue's head.
+
+        O(num_blocks).
 
         Args:
             num_blocks: number of blocks.
@@ -274,9 +278,9 @@ class NamedPool(StandalonePool):
             self._gate.leave_with_result()
 
     def hold_ids(self, block_ids: object) -> None:
-        """Hold blocks once more without a lease. O(blocks).
+        """Hold blocks by their ids once more. O(blocks).
 
-        A free block without a name is held too, for a caller who knows that its content is still there.
+        A free block without a name is held too: the caller must know that its content has not changed.
 
         Args:
             block_ids: ids of blocks, integers (n,); an id given twice is held twice.
@@ -295,7 +299,7 @@ class NamedPool(StandalonePool):
             self._gate.leave()
 
     def free_ids(self, block_ids: object, *, last: object = False) -> None:
-        """Free blocks that are held without a lease; the first is evicted first. O(blocks).
+        """Free blocks that are held by their ids. The first is evicted first. O(blocks).
 
         During another call it raises `ConcurrentCall`: use leases in finalisers.
 
@@ -309,23 +313,23 @@ class NamedPool(StandalonePool):
         """
         self._gate.enter("free_ids")
         try:
-            goes_last = last is not False and read_bool("last", last)
+            to_tail = last is not False and read_bool("last", last)
             blocks = self._checked_ids(block_ids)
             if len(blocks) >= MAX_BLOCKS:
                 raise InvalidArgument(f"block_ids has {len(blocks)} ids; the limit is {MAX_BLOCKS - 1}")
             # All that takes memory comes first: where there is none, nothing has changed.
             ordered = self._release_order.of(self._ledger, blocks)
-            backwards = _reversed(blocks) if goes_last else ordered
+            backwards = _reversed(blocks) if to_tail else ordered
             self._count_down(blocks)
             self._ledger.act("free_ids", "")
             self._ledger.release(ordered, 0, i64(len(ordered)))
-            if goes_last:
+            if to_tail:
                 self._ledger.move_last(backwards, 0, len(backwards))
         finally:
             self._gate.leave()
 
     def _count_down(self, blocks: vec[i32]) -> None:
-        """Decrement the loose counts of all blocks, or of none."""
+        """Decrement the loose counts of all blocks, or raise and change none."""
         loose = self._loose
         for position in range(i64(len(blocks))):
             block = i64(blocks[position])
@@ -406,7 +410,7 @@ class NamedPool(StandalonePool):
     def move_names(self, source: object, target: object) -> int:
         """Move all names of a block to another one. O(names).
 
-        For a copy that keeps the content while the owner of the block writes on.
+        Use it after copying a block whose owner goes on writing to it: the copy keeps the content.
 
         Args:
             source: a held block that has a name.
@@ -521,14 +525,14 @@ class NamedPool(StandalonePool):
         return blocks
 
     def _is_there(self, block: i64) -> bool:
-        """Return whether the pool has the block: also a retiring one beyond the end."""
+        """Return whether the pool has the block; True also for a retiring block beyond its end."""
         if 0 < block < i64(self._ledger.num_blocks):
             return True
         return 0 < block < self._ledger.capacity and self._ledger.ref_cnt[block] > 0
 
     def _leased_or_ids(self, blocks: object) -> vec[i32]:
         if isinstance(blocks, BlockLease):
-            held = self._book.require_live(blocks)
+            held = self._leases.require_live(blocks)
             return held._blocks[: held._count]
         return self._checked_ids(blocks)
 
@@ -550,7 +554,10 @@ class NamedPool(StandalonePool):
                 raise InvalidArgument(f"block_ids[{position}] is {block}, which is free and has no name")
 
     def _block(self, block_id: object) -> i64:
-        """Return the number of a block. Reads a plain int itself: `require_int` costs as much as a lookup."""
+        """Return a block id as a number.
+
+        A plain int is not passed to `require_int`, which costs as much as a lookup.
+        """
         last = self._ledger.num_blocks - 1
         if type(block_id) is int and 0 < block_id <= last:
             return i64(block_id)

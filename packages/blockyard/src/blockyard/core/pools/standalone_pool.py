@@ -4,8 +4,8 @@ from ...answers import Residency, Resize
 from ...arguments import require_number
 from ...cache_options import MAX_BLOCKS
 from ...errors import InvalidArgument
-from ..blocks.eviction import EvictionOrder, wished_policy
-from ..blocks.lease import LeaseBook
+from ..blocks.eviction import EvictionOrder, resolve_policy
+from ..blocks.lease import LeaseRegistry
 from ..blocks.ledger import BlockLedger
 from ..blocks.observer import Clock
 from ..face import read_int
@@ -19,7 +19,7 @@ class StandalonePool(LeasePool):
     """Base of `BlockPool` and `NamedPool`: clock, policy, history and size, which a manager has for its pool."""
 
     def __init__(self, ledger: BlockLedger, retention_blocks: int, history_size: int, residency_sample: int) -> None:
-        super().__init__(LeaseBook(ledger), Gate(), None)
+        super().__init__(LeaseRegistry(ledger), Gate(), None)
         self._clock = Clock()
         self._order = EvictionOrder(ledger, self._gate.interruption, self._clock, retention_blocks)
         self._residency: ResidencySampler | None = None
@@ -58,7 +58,7 @@ class StandalonePool(LeasePool):
         """
         self._gate.enter("set_eviction_policy")
         try:
-            self._order.install(wished_policy(policy, self._ledger))
+            self._order.install(resolve_policy(policy, self._ledger))
         finally:
             self._gate.leave()
 

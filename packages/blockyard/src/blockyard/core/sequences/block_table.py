@@ -7,17 +7,17 @@ from ..arrays import zeros_i32, zeros_i64
 
 
 class BlockTable:
-    """`max_num_seqs` rows of `width` block ids, of which the first `num_blocks` are in use and the rest are 0.
+    """`max_num_seqs` rows of `width` block ids. The first `num_blocks` of a row are in use, the rest are 0.
 
-    A reader that has seen a row only needs its blocks after those, and the positions that became null since, unless
-    `num_rewrites` shows that the row was changed in another way.
+    A reader that has seen a row only needs its later blocks, and the positions that became null since. If the row was
+    changed in another way, `num_rewrites` has grown.
 
     Attributes:
         blocks: all rows, concatenated, int32 (max_num_seqs * width).
         num_blocks: blocks of each row, int64 (max_num_seqs,).
         block_size: tokens per block.
-        version: number of changes of the cache, by which plans detect that they are stale. Only that of a cache's
-            sequences counts, or of the first table of a copy.
+        version: number of changes of the cache; plans compare it to detect that they are stale. Only the table of a
+            cache's sequences, or the first table of a copy, counts it.
     """
 
     def __init__(self, max_num_seqs: int, width: int, block_size: int) -> None:
@@ -44,7 +44,7 @@ class BlockTable:
         return i64(self.blocks[row * self.width + position])
 
     def note_tail(self, row: i64) -> None:
-        """Record a row's last block, which is written next. O(1)."""
+        """Record a row's last block, which the next tokens are written to. O(1)."""
         place = self.num_blocks[row] - 1
         self.tail[row] = i64(self.blocks[row * self.width + place])
         self.tail_at[row] = place * self.block_size
@@ -101,7 +101,7 @@ class BlockTable:
         return filled
 
     def slot_of(self, row: i64, position: i64) -> i64:
-        """Return the slot of one token. A decoded token is in the last block, which needs no division."""
+        """Return the slot of one token. No division is needed for a decoded token, which is in the last block."""
         logical = self.num_blocks[row] - 1
         if position < logical * self.block_size:
             logical = position // self.block_size

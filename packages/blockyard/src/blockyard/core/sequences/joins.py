@@ -1,9 +1,9 @@
-"""In-flight prefix sharing: sequences that share blocks which are still being computed.
+"""In-flight prefix sharing: sequences share blocks that are still being computed.
 
-The full blocks of a prompt are indexed as soon as it is allocated, marked with the row that will compute them (their
-owner, the producer). A request with the same prompt shares them instead of computing them again: it waits, and gets
-slots once the producer has computed the shared blocks, or computes them in the same step, in which each layer writes
-before it reads (I3).
+The full blocks of a prompt are indexed as soon as it is allocated, marked with their owner: the row of the sequence
+that will compute them (the producer). A request with the same prompt shares these blocks instead of computing them
+again. It waits, and gets slots when the producer has computed the shared blocks, or computes them in the same step:
+there, each layer writes before it reads (I3).
 
 From the first uncomputed block to the last shared one, a waiter's blocks are exactly the producer's, so the number of
 tokens that the producer has computed decides. A hit with other blocks (of several producers, or computed blocks after
@@ -22,9 +22,9 @@ from .table import SequenceTable
 
 
 class Joins:
-    """Waiters and producers: `waits_on`, `waits_for`, `waits_from`, `num_waiters` and the owners of blocks.
+    """Waiters and producers: `waits_on`, `waits_for`, `waits_from`, `num_waiters`, and the owners of blocks.
 
-    A waiter that takes over may restart from an earlier token, and reservations of the waiters end.
+    If a waiter takes over, it may restart from an earlier token, and the reservations of all waiters end.
     """
 
     def __init__(self, sequences: SequenceTable, token_blocks: BlockLedger) -> None:
@@ -34,7 +34,7 @@ class Joins:
         self.block_size: i64 = token_blocks.block_size
 
     def limit(self, hit: Hit, ref_cnt: vec[i32]) -> None:
-        """Cut a hit to the blocks that can be taken: the computed ones, then one producer's.
+        """Cut a hit to the blocks that can be shared: the computed ones, and then those of one producer.
 
         Idle blocks are always computed. O(found), and O(found) again per producer among them.
         """
@@ -58,14 +58,14 @@ class Joins:
         hit.num_usable = last
 
     def _count_same(self, hit: Hit, row: i64, first: i64, last: i64) -> i64:
-        """Return the first position from `first` to `last` at which the lookup found another block than `row` holds."""
+        """Return the first position from `first` on where the hit has another block than `row`; `last` if none has."""
         for position in range(first, last):
             if self.sequences.block_at(row, position) != i64(hit.blocks[position]):
                 return position
         return last
 
     def join(self, row: i64, hit: Hit) -> None:
-        """Make `row`, which takes a hit, wait for the producer of its last block, if that is not computed."""
+        """Make `row`, which takes a hit, wait for the producer of the hit's last block if that is not computed."""
         if hit.num_usable == 0:
             return
         owner = i64(self.index.owner[i64(hit.blocks[hit.num_usable - 1])]) - 1
@@ -104,7 +104,9 @@ class Joins:
         self.settle(row)
 
     def settle_waiters(self, row: i64) -> i64:
-        """End the satisfied waits for `row`; return the other waiter that shares most blocks, or NO_ROW.
+        """End the waits for `row` that are satisfied.
+
+        Of the other waiters return the one that shares most blocks, or NO_ROW.
 
         Among equals it is the lowest row.
         """
@@ -122,7 +124,7 @@ class Joins:
         return heir
 
     def _succeed(self, row: i64, heir: i64) -> None:
-        """Make `heir` continue where `row` stopped, and all others wait for it. Their reservations end."""
+        """Make `heir` continue the work of `row`, and all others wait for `heir`. Their reservations end."""
         sequences = self.sequences
         for other in range(sequences.max_num_seqs):
             if sequences.handle[other] != 0 and sequences.waits_on[other] == row:
@@ -147,7 +149,7 @@ class Joins:
                 self._end_reservations(other, freed)
 
     def _pass_on_blocks(self, row: i64, heir: i64, heir_first: i64, heir_last: i64) -> None:
-        """Give the heir's part of `row`'s uncomputed blocks to it, and remove the rest from the index."""
+        """Make the heir the producer of its part of `row`'s uncomputed blocks, and remove the rest from the index."""
         sequences = self.sequences
         first = sequences.num_computed[row] // self.block_size
         for position in range(first, sequences.num_published[row]):

@@ -6,9 +6,9 @@ from ..arrays import power_of_two, zeros_i64
 
 
 class OpenSteps:
-    """A ring per row with the step and the tokens of each open reservation, oldest first.
+    """A ring per row with the step and the number of tokens of each open reservation, oldest first.
 
-    No row has two reservations of one step, and all are of the `max_steps` latest steps, so no ring overflows.
+    A row has at most one reservation per step, and all are of the `max_steps` latest steps, so no ring overflows.
     `num_open` has the number of reservations of each row, `oldest` the step of the oldest one, 0 for none.
     """
 
@@ -39,7 +39,7 @@ class OpenSteps:
         self._num_of_step[step & self._mask] += 1
 
     def step_at(self, row: i64, number: i64) -> i64:
-        """Return the step of a row's reservation; 0 is the oldest."""
+        """Return the step of a row's reservation. Number 0 is the oldest."""
         return self._steps[self._place(row, number)]
 
     def count_at(self, row: i64, number: i64) -> i64:

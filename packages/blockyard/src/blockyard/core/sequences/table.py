@@ -20,13 +20,13 @@ SHARE_SPAN: Final[i64] = 65536
 
 
 class Shares:
-    """The ranges of serials given to the managers of this process."""
+    """Gives ranges of serials to the managers of this process."""
 
     def __init__(self) -> None:
         self.last: i64 = 0
 
     def draw(self) -> i64:
-        """Return the number of an unused range."""
+        """Return the number of a range that is not used yet."""
         self.last += 1
         return self.last
 
@@ -51,7 +51,7 @@ class Serials:
         return self._last
 
     def prepare(self, count: i64) -> None:
-        """Make sure that the next `count` serials need no allocation."""
+        """Make sure that drawing the next `count` serials allocates nothing."""
         if self._last + count >= self._end and count < SHARE_SPAN:
             self._draw_share()
 
@@ -244,7 +244,7 @@ class SequenceTable(BlockTable):
             self.num_ahead[row] = 0
 
     def end_with(self, row: i64, handle: i64) -> None:
-        """End the reservation of a row because the sequence `handle` is freed, and remember that for `commit`."""
+        """End the reservation of a row because its producer `handle` is freed, and record that for `commit`."""
         if self.num_reserved[row] == 0:
             return
         if self.ended_by[row] == 0:
@@ -262,7 +262,7 @@ class SequenceTable(BlockTable):
             self.num_ended -= 1
 
     def set_uncounted(self, row: i64, num_tokens: i64) -> None:
-        """Set the prompt tokens of a row that are not counted yet, negative for a resumed request; 0 for none."""
+        """Set the prompt tokens of a row that are not counted yet: 0 for none, negative for a resumed request."""
         if self.uncounted[row] != 0:
             self.num_uncounted -= 1
         if num_tokens != 0:
@@ -270,7 +270,7 @@ class SequenceTable(BlockTable):
         self.uncounted[row] = num_tokens
 
     def num_open_rows(self) -> i64:
-        """Return the number of free rows that are not reserved for forks of a sequence group."""
+        """Return the number of free rows that are not reserved for forks."""
         return self.num_free_rows - self.num_set_aside
 
     def raise_alert(self, row: i64) -> None:
@@ -279,7 +279,7 @@ class SequenceTable(BlockTable):
         self.ready[row] = 0
 
     def require_rows(self, count: i64) -> None:
-        """Raise `OutOfRows` if fewer than `count` rows are available; opening these cannot fail afterwards."""
+        """Raise `OutOfRows` if fewer than `count` rows are available. If it does not, opening them cannot fail."""
         if count > self.num_open_rows():
             raise OutOfRows(
                 f"{count} rows are needed, {self.num_open_rows()} are free: "
@@ -288,7 +288,7 @@ class SequenceTable(BlockTable):
         self._serials.prepare(count)
 
     def promise(self, row: i64, count: i64) -> None:
-        """Reserve `count` rows for the forks of `row`, replacing an earlier reservation."""
+        """Reserve `count` rows for forks of `row`, in place of an earlier reservation."""
         self.num_set_aside += count - self.num_promised[row]
         self.num_promised[row] = count
 
@@ -297,18 +297,18 @@ class SequenceTable(BlockTable):
         return self.live_row(read_handle(handle))
 
     def live_row(self, handle: i64) -> i64:
-        """Return the row of a handle that was already read. Raises `UnknownSequence`."""
+        """Return the row of a handle that is a plain integer already. Raises `UnknownSequence`."""
         row = handle & ROW_MASK
         if handle <= 0 or row >= self.max_num_seqs or self.handle[row] != handle:
             self._refuse(handle)
         return row
 
     def is_live(self, handle: i64) -> bool:
-        """Return whether a formerly live handle still is."""
+        """Return whether a handle that was live before is live now."""
         return self.handle[handle & ROW_MASK] == handle
 
     def rows_of(self, given: vec[i64]) -> vec[i64]:
-        """Return the rows of live, distinct handles. No foreign code may run between this and their use."""
+        """Return the rows of live, distinct handles. They are valid until foreign code runs."""
         if not self._is_latest(given):
             self._batch_epoch = -1
             self._batch_rows = self._translate(given)
@@ -317,7 +317,7 @@ class SequenceTable(BlockTable):
         return self._batch_rows
 
     def _is_latest(self, given: vec[i64]) -> bool:
-        """Return whether these are the handles of the last call and no row changed since, as in an engine's steps."""
+        """Return whether the last call had the same handles and no row has changed since, as in an engine's steps."""
         latest = self._batch_handles
         if self._batch_epoch != self._epoch or len(given) != len(latest):
             return False

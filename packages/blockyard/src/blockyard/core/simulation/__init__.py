@@ -1,1 +1,1 @@
-"""Loops over whole traces, compiled. They know integers: no file, no request."""
+"""Compiled loops over whole traces. They take integers: no files, no request objects."""

@@ -18,8 +18,8 @@ class HintedRun(PolicyRun):
     """A `PolicyRun` whose requests are turns of sessions, with hints that reach the policy as in a pool.
 
     Hints take precedence over the policy's order. A new turn of a session cancels its hint. Up to 2**20 sessions are
-    known; then the oldest is forgotten for a new one. A policy without hints runs without them. Sessions are numbers
-    from 0 to num_sessions - 1.
+    known; then the oldest is forgotten for each new one. A policy that takes no hints runs without them. Sessions are
+    numbers from 0 to num_sessions - 1.
     """
 
     def __init__(
@@ -45,9 +45,10 @@ class HintedRun(PolicyRun):
         sessions_array: npt.NDArray[np.int64],
         is_over_array: npt.NDArray[np.int64],
     ) -> None:
-        """Run all requests; after each, hint that its session is over if `is_over` has 1.
+        """Run all requests. After each, hint that its session is over if its item in `is_over` is 1.
 
-        All arguments are contiguous int64 arrays: ids and starts as in `run`, sessions and is_over one per request.
+        All arguments are contiguous int64 arrays: ids and starts as in `run`, sessions and is_over with one item per
+        request.
         """
         ids, starts = vec[i64](ids_array), vec[i64](starts_array)
         sessions, is_over = vec[i64](sessions_array), vec[i64](is_over_array)
@@ -55,7 +56,7 @@ class HintedRun(PolicyRun):
             slot = self._begin(sessions[request])
             self._request(ids, starts[request], starts[request + 1])
             if is_over[request] != 0:
-                self._stack.say(slot, True)
+                self._stack.set_over(slot, True)
 
     def _begin(self, session: i64) -> i64:
         """Begin a turn of a session; return its slot."""
@@ -75,11 +76,11 @@ class HintedRun(PolicyRun):
         self._session_in[slot] = session
         return slot
 
-    def _give_back(self, ids: vec[i64], start: i64, stop: i64) -> None:
+    def _release(self, ids: vec[i64], start: i64, stop: i64) -> None:
         """Insert the request's blocks into the policy, tagged with the session if only it has used them."""
         for place in range(start, stop):
             self._sessions.mark(self._slot[ids[place]], self._tag)
-        super()._give_back(ids, start, stop)
+        super()._release(ids, start, stop)
 
     def _evict(self) -> i64:
         if self._stack.failure:

@@ -1,4 +1,4 @@
-"""A cache of named blocks under an eviction policy: the loop of every hit-rate curve."""
+"""A cache of numbered contents under an eviction policy: the loop that hit-rate curves run."""
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,12 @@ class PolicyRun:
     """Runs requests one after another through a cache of `capacity` blocks.
 
     A request hits its leading cached blocks, up to the first missing one. Then all its ids are cached, and the policy
-    evicts blocks until `capacity` remain, so a request may exceed the capacity for a moment. The policy is called as
-    by a pool.
+    evicts blocks until `capacity` remain, so a request may exceed the capacity for a moment. The policy is called as by
+    a pool.
 
     Contents are numbers from 0 to num_contents - 1. Slots, the policy's block ids, are 1 to capacity + longest_request,
-    so the policy must be made for capacity + longest_request + 1 blocks. A request costs what the policy costs.
+    so the policy must be made for capacity + longest_request + 1 blocks. The running time is that of the policy's
+    calls.
     """
 
     def __init__(self, policy: EvictionPolicy, capacity: i64, num_contents: i64, longest_request: i64) -> None:
@@ -54,12 +55,12 @@ class PolicyRun:
         while place < stop:
             self._take(ids[place])
             place += 1
-        self._give_back(ids, start, stop)
+        self._release(ids, start, stop)
         while len(self._content) - 1 - self._num_free > self._capacity:
             self._evict()
 
     def _take(self, content: i64) -> None:
-        """Hold a content, which is cached or is computed now."""
+        """Hold a content, which is cached already or computed now."""
         if self._holder[content] == self._num_requests:
             return
         self._holder[content] = self._num_requests
@@ -73,7 +74,7 @@ class PolicyRun:
         self._slot[content] = slot
         self._content[slot] = content
 
-    def _give_back(self, ids: vec[i64], start: i64, stop: i64) -> None:
+    def _release(self, ids: vec[i64], start: i64, stop: i64) -> None:
         """Release the contents, from the last to the first.
 
         An id that occurs twice is released once, at its first position.

@@ -16,11 +16,12 @@ OTHER_ODD: Final[i64] = 0x3F58476D1CE4E5B9
 
 
 class SeenContents:
-    """The set of ids that appeared, or a sample of it once there are too many.
+    """The set of ids that have appeared, or a sample of them once there are too many.
 
-    Exact for up to half of `max_slots` ids, a power of two. Then half of all ids are dropped by their hash, and so on:
-    an id is in the sample with probability 2**-halvings, with all of its references or none. `num_references` counts
-    references to ids in the sample, `num_seen` those to an id of an earlier request. O(1) per reference.
+    It is exact for up to half of `max_slots` ids, a power of two. Beyond that, half of all ids are dropped by their
+    hash, and so on: an id is in the sample with probability 2**-halvings, with all of its references or none.
+    `num_references` counts the references to ids in the sample, `num_seen` those of them whose id appeared in an
+    earlier request. O(1) per reference.
     """
 
     def __init__(self, max_slots: int) -> None:
@@ -34,9 +35,9 @@ class SeenContents:
         self._limit: i64 = MASK
 
     def add(self, ids_array: npt.NDArray[np.int64]) -> i64:
-        """Add the ids of a request, each from 0 to 2**60; return how many leading ones appeared before.
+        """Add the ids of a request, each from 0 to 2**60. Return how many leading ones appeared before; -1 if unknown.
 
-        `ids_array` is a contiguous int64 array. Once ids are sampled the number is unknown, and it returns -1.
+        `ids_array` is a contiguous int64 array. The number is unknown once ids are sampled.
         """
         ids = vec[i64](ids_array)
         num_leading: i64 = 0
@@ -72,7 +73,7 @@ class SeenContents:
         return False
 
     def _make_room(self) -> None:
-        """Double the slots, or drop half of the ids and, on average, of the counts."""
+        """Double the slots, or drop half of the ids and so, on average, half of the counts."""
         old = self._slots
         num_slots = i64(len(old))
         if num_slots < self._max_slots:

@@ -1,4 +1,4 @@
-"""A cache of states and of keys and values in one budget: the loop of every result about states."""
+"""A cache of states, keys and values in one budget: the loop that results about states run."""
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +25,15 @@ class _Leaving:
 
 
 class StateRun:
-    """Runs requests one after another, or `in_flight` at a time, through a cache of states, keys and values.
+    """Runs requests, one after another or `in_flight` at a time, through a cache of states, keys and values.
 
-    A request hits what earlier requests computed that had ended. Sizes are in tokens of keys and values.
+    A request hits only what requests that have ended computed. Sizes are in tokens of keys and values.
 
     Args:
         order: name of the eviction order (docs/states.md).
         places: names of the checkpoint rules (docs/states.md).
         state_tokens: size of a state.
-        budget: size of everything that is kept between requests.
+        budget: size of everything that is cached between requests.
         block_size: tokens per block.
         memory: hashes are remembered of this many budgets of tokens.
         in_flight: requests that run at a time.
@@ -72,7 +72,7 @@ class StateRun:
         queued: list[int],
         session: int = 0,
     ) -> int:
-        """Run a request; return the tokens that it hits.
+        """Run a request; return the number of tokens that it hits.
 
         Args:
             keys: keys of its blocks, those of its output included.
@@ -108,7 +108,7 @@ class StateRun:
         self.registry.set_session_over(number, True)
 
     def _end(self, leaving: _Leaving) -> None:
-        """Checkpoint the requested states, longest prefix first, and then enforce the budget."""
+        """Checkpoint the requested states, longest prefix first, and then evict down to the budget."""
         order = sorted(range(len(leaving.positions)), key=leaving.positions.__getitem__, reverse=True)
         made: list[int] = []
         for place in order:

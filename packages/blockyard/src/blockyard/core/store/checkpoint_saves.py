@@ -255,7 +255,7 @@ class CheckpointSaves:
 
     def _release(self, row: i64, number: i64) -> None:
         self.records.status[number] = DONE
-        self.pool.give_back_in_order(row, self.records.blocks, number * self.num_parts, self.num_parts)
+        self.pool.release_row_blocks_in_order(row, self.records.blocks, number * self.num_parts, self.num_parts)
 
     def drop(self, row: i64, reach: i64) -> None:
         """Drop the saves of a row after `reach` tokens, -1 for all, and unlink those that are done. O(saves)."""

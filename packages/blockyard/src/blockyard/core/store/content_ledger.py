@@ -221,7 +221,7 @@ class ContentLedger(WordLedger):
         """Release a checkpoint that `hold_state` held, in order, after its first part was cached anew."""
         is_held_on = self.num_retiring > 0 or self.fence.is_open(row)
         if is_held_on or not self._move_state(blocks, start, count, number, True):
-            self.give_back_in_order(row, blocks, start, count)
+            self.release_row_blocks_in_order(row, blocks, start, count)
             return
         self.queue.append_chain(blocks[start], blocks[start + count - 1], count)
         self.num_freed_blocks += count
@@ -268,7 +268,7 @@ class CpuTier(PoolObserver):
         self._saves = Numbers()
         self._saves.make_room(MOVE * cpu.num_blocks)
 
-    def evicting(self, block: i64) -> None:
+    def on_evict(self, block: i64) -> None:
         """Save `block`, unless another block has its content, or the CPU pool is full of sequences. O(1) expected."""
         content = self.pool.content_of(block)
         group = self.pool.group_of(block)
@@ -311,5 +311,5 @@ class StoredMisses(PoolObserver):
         self.log = log
         self.pool = pool
 
-    def evicting(self, block: i64) -> None:
+    def on_evict(self, block: i64) -> None:
         self.log.remember(stored_name(self.pool.content_of(block)), NO_CONTENT)

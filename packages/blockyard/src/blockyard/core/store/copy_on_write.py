@@ -25,9 +25,9 @@ def make_own(ledger: BlockLedger, table: BlockTable, row: i64, place: i64, num_p
     if place < num_published or place >= table.num_blocks[row]:
         return NULL_BLOCK
     old = table.block_at(row, place)
-    new = ledger.writable(old)
+    new = ledger.make_writable(old)
     if new == old:
         return NULL_BLOCK
     table.set_block(row, place, new)
-    ledger.give_back_one(row, old)
+    ledger.release_row_block(row, old)
     return old

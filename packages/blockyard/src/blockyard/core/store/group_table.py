@@ -283,7 +283,7 @@ class GroupTable(BlockTable):
         """
         first = min(self.first_needed(num_computed), self.num_blocks[row])
         for place in range(self.num_null[row], first):
-            self.pool.give_back_one(row, self.block_at(row, place))
+            self.pool.release_row_block(row, self.block_at(row, place))
             if self._drop_cpu_block(row, place):
                 self.num_loads[row] -= 1
         if first > self.num_null[row]:
@@ -320,7 +320,7 @@ class GroupTable(BlockTable):
             first = max(keep, self.num_null[row])
             if first < self.num_blocks[row]:
                 count = self.num_blocks[row] - first
-                self.pool.give_back_flat(row, self.blocks, row * self.width + first, count)
+                self.pool.release_row_blocks_flat(row, self.blocks, row * self.width + first, count)
             if keep < self.num_blocks[row]:
                 self.cut_row(row, keep)
             return
@@ -328,7 +328,7 @@ class GroupTable(BlockTable):
         while place >= keep:
             block = self.block_at(row, place)
             if block != NULL_BLOCK:
-                self.pool.give_back_one(row, block)
+                self.pool.release_row_block(row, block)
             self._drop_cpu_block(row, place)
             place -= 1
         if keep < self.num_blocks[row]:
@@ -353,7 +353,7 @@ class GroupTable(BlockTable):
 
     def move_out(self, row: i64, place: i64, cpu_block: i64) -> None:
         """Release the block at a place, and put `cpu_block` there; 0 if it is not worth a copy."""
-        self.pool.give_back_one(row, self.block_at(row, place))
+        self.pool.release_row_block(row, self.block_at(row, place))
         self.set_block(row, place, NULL_BLOCK)
         self._set_cpu_block(row, place, cpu_block)
 

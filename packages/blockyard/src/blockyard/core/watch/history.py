@@ -26,7 +26,10 @@ class Entry:
 
 
 class AllocationHistory(PoolObserver):
-    """The latest `size` events of a pool, in a ring. An event costs a copy of its block ids; nothing if size is 0."""
+    """The latest `size` events of a pool, in a ring.
+
+    An event costs a copy of its block ids, or nothing if size is 0.
+    """
 
     def __init__(self, size: int, queue: FreeQueue, clock: Clock) -> None:
         self.size = size
@@ -39,28 +42,23 @@ class AllocationHistory(PoolObserver):
         self._num_lost = 0
         self._entries: list[Entry] = []
 
-    def acting(self, actor: str) -> None:
-        """Set the call that the following events belong to."""
+    def on_call(self, actor: str) -> None:
+        """Attribute the following events to a call."""
         self.actor = actor
 
-    def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Record that blocks were taken."""
+    def on_acquire(self, blocks: vec[i32], start: i64, count: i64) -> None:
         self._note("take", blocks, start, count)
 
-    def shared(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Record that blocks got another holder."""
+    def on_share(self, blocks: vec[i32], start: i64, count: i64) -> None:
         self._note("share", blocks, start, count)
 
-    def released(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Record that a holder released blocks."""
+    def on_release(self, blocks: vec[i32], start: i64, count: i64) -> None:
         self._note("release", blocks, start, count)
 
-    def evicting(self, block: i64) -> None:
-        """Record the eviction of a cached block."""
+    def on_evict(self, block: i64) -> None:
         self._note("evict", vec[i32]([i32(block)]), 0, 1)
 
-    def unretained(self, block: i64, action: str) -> None:
-        """Record the end of a block's retention, and its cause."""
+    def on_unretain(self, block: i64, action: str) -> None:
         self._note(action, vec[i32]([i32(block)]), 0, 1)
 
     def _note(self, action: str, blocks: vec[i32], start: i64, count: i64) -> None:

@@ -36,46 +36,54 @@ class Misses(PoolObserver):
         hit: i64,  # noqa: ARG002
         resumed: bool,  # noqa: ARG002
     ) -> list[int]:
-        """Return the tokens of a prompt by cause, in the order of `MissCauses.FIELDS`.
+        """Return the number of a prompt's tokens for each cause, in the order of `MissCauses.FIELDS`.
 
         Args:
             prompt: the prompt.
-            found: its lookup in the index. Blocks found but not used are evicted from the pool below the index, except
-                the first `num_served`, which only lack a state.
-            hittable: leading blocks that could hit.
+            found: its lookup in the index. With a pool below the index, blocks that were found but are not hit were
+                evicted from that pool; the first `num_served` only lack a state.
+            hittable: leading blocks that could be hit.
             hit: leading tokens that were hit.
-            resumed: whether the request ran before and was preempted.
+            resumed: True if the request ran before and was preempted.
         """
         return []
 
     def keep(self, row: i64, causes: list[int]) -> None:
-        """Record the causes of the prompt in a row."""
+        """Store the causes of the prompt in a row."""
 
     def note_first(self, words: vec[i64], num_tokens: i64, root: i64, block_size: i64) -> None:
-        """Record that a prompt which begins with these tokens is cached under `root`."""
+        """Record that a prompt with these first tokens is cached under `root`."""
 
     def clear(self, row: i64) -> None:
-        """Record that a row was forked, so that it has no separate prompt."""
+        """Record that a row was forked, so it has no prompt that is counted separately."""
 
     def count(self, row: i64, num_hit: i64, resumed: bool) -> None:
-        """Add a prompt's causes to the totals; a request that only finds what it left behind is no hit.
+        """Add a prompt's causes to the totals. Hits of a resumed request are not counted.
 
-        num_hit: what is left of its hit. A producer may have left before it computed the rest, which was never cached.
+        Args:
+            row: the row of its sequence.
+            num_hit: tokens that were hit in the end; less than before if the producer was freed before it had computed
+                all.
+            resumed: True if the request ran before and was preempted.
         """
 
     def of_row(self, row: i64) -> MissCauses:  # noqa: ARG002
         """Return the causes of the prompt in a row. Raises `InvalidArgument` unless misses are tracked."""
-        raise InvalidArgument("track_misses is False; the causes of misses are known with track_misses=True")
+        raise InvalidArgument(
+            "track_misses is False; set ObserveConfig(track_misses=True) to record the causes of misses"
+        )
 
     def in_all(self) -> MissCauses:
         """Return the causes of all prompts that were counted. Raises `InvalidArgument` unless misses are tracked."""
-        raise InvalidArgument("track_misses is False; the causes of misses are known with track_misses=True")
+        raise InvalidArgument(
+            "track_misses is False; set ObserveConfig(track_misses=True) to record the causes of misses"
+        )
 
 
 class MissLog(Misses):
     """Remembers evictions by the chained hash of their content, and the extra keys of first blocks.
 
-    It only explains misses. A hash collision or an overwritten entry can make an explanation wrong, but never a hit.
+    This only explains misses: a hash collision or an overwritten entry can make an explanation wrong, but never a hit.
     The table is set-associative and bounded, so a very old eviction is reported as never seen.
     """
 
@@ -97,12 +105,12 @@ class MissLog(Misses):
         #: Tokens by cause of the prompt in each row, `NUM_CAUSES` items a row.
         self._of_rows = zeros_i64(max_num_seqs * int(NUM_CAUSES))
 
-    def evicting(self, block: i64) -> None:
+    def on_evict(self, block: i64) -> None:
         """Remember the content of `block`. O(1)."""
         self.remember(self.index.chain_hash[block], self.index.content_of(block))
 
     def remember(self, name: i64, content: i64) -> None:
-        """Record the eviction of the content with this name, a chained hash."""
+        """Record the eviction of a content; `name` is its chained hash."""
         self._num_evictions += 1
         slot = self._slot(name)
         if slot < 0:
@@ -120,7 +128,7 @@ class MissLog(Misses):
         return -1
 
     def _oldest(self, name: i64) -> i64:
-        """Return the slot for a new eviction of this name: an empty one, or the oldest of its set."""
+        """Return the slot for a new eviction: an empty one of its set, or the one of the oldest eviction."""
         first = (name >> 7) & self._mask
         oldest = first
         for slot in range(first + 1, first + WAYS):
@@ -129,7 +137,7 @@ class MissLog(Misses):
         return oldest
 
     def age(self, name: i64) -> i64:
-        """Return the number of evictions since this content was evicted, 0 for the latest; -1 if unknown."""
+        """Return how many evictions there were since this content was evicted; -1 if that is unknown."""
         slot = self._slot(name)
         return self._num_evictions - self._when[slot] if slot >= 0 else -1
 
@@ -165,10 +173,10 @@ class MissLog(Misses):
             causes[cause] += int(min((position + 1) * size - hit, size))
 
     def _hash_missing(self, prompt: Prompt, blocks: vec[i32], hittable: i64, root: i64) -> i64:
-        """Hash the blocks of a prompt after the known ones, up to `hittable`, as when they were cached; return how far.
+        """Hash the blocks of a prompt after the known ones, up to `hittable`. Return the end of the hashed blocks.
 
-        At spans the chain restarts from the content before them, which is known while it is indexed or its eviction is
-        remembered.
+        Hashes are those that the blocks had when they were cached. At spans the chain restarts from the content before
+        them, which is known while it is indexed or its eviction is remembered.
         """
         index = self.index
         first = i64(len(blocks))
@@ -192,7 +200,7 @@ class MissLog(Misses):
     def _first_hash(self, words: vec[i64]) -> int:
         """Return a hash of a prompt's first block, independent of its keys.
 
-        It does not use the index's buffer of hashes.
+        The index's buffer of hashes is not used.
         """
         return int(self.index.hash_alone(words))
 

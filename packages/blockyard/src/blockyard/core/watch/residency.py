@@ -1,4 +1,4 @@
-"""How long blocks live, stay idle and wait for reuse, from a sample of them."""
+"""Samples of how long blocks live, stay idle, and wait until they are used again."""
 
 from typing import Final
 
@@ -40,9 +40,9 @@ class Durations:
 class ResidencySampler(PoolObserver):
     """Samples every `sample`-th block id for vLLM's KV cache residency metrics.
 
-    They are the lifetime (from allocation to eviction), the idle time before eviction (from the last use), and the
-    reuse gap (between two uses), by the cache's clock. Costs a division per block that the pool touches, and 16 bytes
-    per sampled block.
+    These are the lifetime (from allocation to eviction), the idle time before eviction (from the last use), and the
+    reuse gap (between two uses), by the cache's clock. A block that the pool touches costs a division, a sampled one 16
+    bytes.
     """
 
     def __init__(self, sample: int, clock: Clock, num_blocks: int) -> None:
@@ -55,8 +55,7 @@ class ResidencySampler(PoolObserver):
         self.idle = Durations()
         self.reuse_gap = Durations()
 
-    def acquired(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Record that blocks were allocated."""
+    def on_acquire(self, blocks: vec[i32], start: i64, count: i64) -> None:
         now = self.clock.now
         sample = self.sample
         for index in range(start, start + count):
@@ -69,7 +68,7 @@ class ResidencySampler(PoolObserver):
                 self._used[place] = now
 
     def make_room(self, num_blocks: int) -> None:
-        """Sample ids up to `num_blocks - 1`; some of them may be used before they are allocated."""
+        """Sample ids up to `num_blocks - 1`. Some of these may be used before they are next allocated."""
         place = i64(num_blocks) // self.sample
         if place >= len(self._born):
             self._grow(place)
@@ -81,8 +80,7 @@ class ResidencySampler(PoolObserver):
         self._used = grown_float(self._used, length)
         self._born = born
 
-    def shared(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Record that blocks are used again."""
+    def on_share(self, blocks: vec[i32], start: i64, count: i64) -> None:
         now = self.clock.now
         sample = self.sample
         used = self._used
@@ -92,8 +90,7 @@ class ResidencySampler(PoolObserver):
                 self.reuse_gap.add(now - used[block // sample])
                 used[block // sample] = now
 
-    def released(self, blocks: vec[i32], start: i64, count: i64) -> None:
-        """Record the end of blocks' use."""
+    def on_release(self, blocks: vec[i32], start: i64, count: i64) -> None:
         now = self.clock.now
         sample = self.sample
         used = self._used
@@ -102,8 +99,7 @@ class ResidencySampler(PoolObserver):
             if block % sample == 0:
                 used[block // sample] = now
 
-    def evicting(self, block: i64) -> None:
-        """Record the eviction of a block."""
+    def on_evict(self, block: i64) -> None:
         if block % self.sample == 0:
             place = block // self.sample
             self.lifetime.add(self.clock.now - self._born[place])

@@ -27,10 +27,11 @@ class Match(NamedTuple):
 
 
 class Matches(Mapping[str, Match]):
-    """The matches of all workers that hold any of a prompt, at the time of the call.
+    """For each worker that holds any of a prompt, its match at the time of the call.
 
-    For choosing among many workers it has arrays: `workers`, all that the mirror knows; `num_tokens` and
-    `num_gpu_tokens`, read-only, int64 (len(workers),), 0 if a worker holds nothing. `Match` objects are made on access.
+    For choosing among many workers there are arrays: `workers` has all names that the mirror knows; `num_tokens` and
+    `num_gpu_tokens`, read-only, int64 (len(workers),), are 0 for workers that hold nothing. `Match` objects are made on
+    access.
     """
 
     def __init__(self, rows: Mapping[str, int], lengths: Lengths, trusts: tuple[Trust, ...]) -> None:

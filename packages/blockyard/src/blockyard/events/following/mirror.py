@@ -141,20 +141,20 @@ class Mirror:
                     self._apply(worker, following)
 
     def begin_replay(self, worker: str) -> None:
-        """Record that a replay is requested; the rest of an earlier replay is ignored from now on.
+        """Record that a replay is requested. The rest of an earlier replay is ignored from now on.
 
-        Call it before each request. It is the only way to tell a late answer to an earlier request, sent before the
-        worker restarted or a live message was unreadable, from the answer to the next one.
+        Call it before each request. Without it, a late answer to an earlier request could be taken for the answer to
+        this one, although the worker has restarted or a live message was unreadable in between.
         """
         self._worker(worker).order.begin_replay()
 
     def is_replay_void(self, worker: str) -> bool:
-        """Return whether the current replay is invalid: discard the rest of it and request another. O(1)."""
+        """Return whether the current replay is invalid, so that it must be discarded and requested again. O(1)."""
         state = self._known(worker)
         return state is not None and state.order.is_void
 
     def end_replay(self, worker: str) -> None:
-        """Process the end mark of a replay, and apply the live messages received meanwhile."""
+        """Process the end of a replay, and apply the live messages that were received meanwhile."""
         state = self._known(worker)
         if state is not None:
             with self._noticed(worker):
@@ -167,7 +167,7 @@ class Mirror:
         return 0 if state is None else state.order.replay_from
 
     def trust(self, worker: str) -> Trust:
-        """Return whether all messages of a worker were received."""
+        """Return the reliability of a worker's known contents."""
         state = self._known(worker)
         return Trust.UNTRUSTED if state is None else state.order.trust
 
@@ -187,15 +187,15 @@ class Mirror:
         except InvalidArgument:
             state.num_unreadable += 1
             if is_live:
-                state.order.miss_live(number)
+                state.order.note_unreadable_live(number)
             else:
-                state.order.miss_replayed(number)
+                state.order.note_unreadable_replayed(number)
             self._trusts = None
             return None
 
     @contextlib.contextmanager
     def _noticed(self, worker: str) -> Iterator[None]:
-        """Distrust the worker if an interrupt or a lack of memory cuts off the processing of a message."""
+        """Distrust the worker if an interrupt or lack of memory stops the processing of a message."""
         order = self._workers[worker].order
         before = order.trust
         try:
@@ -214,7 +214,9 @@ class Mirror:
         found = self._known(name)
         if found is None:
             if len(self._workers) >= MAX_WORKERS:
-                raise InvalidArgument(f"worker is {name!r}; there are {MAX_WORKERS} already, the limit")
+                raise InvalidArgument(
+                    f"worker is {name!r}; {MAX_WORKERS} workers are followed already, which is the limit"
+                )
             self._forget_layout()
             found = self._workers[name] = _Worker()
         return found
@@ -231,7 +233,7 @@ class Mirror:
                 self._apply_one(state, event)
         except (InvalidArgument, RecursionError):  # the latter for deeply nested keys
             state.num_unreadable += 1
-            state.order.miss_replayed(message.number)
+            state.order.note_unreadable_replayed(message.number)
 
     def _apply_one(self, state: _Worker, event: Event) -> None:
         if isinstance(event, BlockStored):
@@ -373,7 +375,7 @@ class Mirror:
         return [trie.find_path(token_ids, request, by_block) for request, by_block in forms]
 
     def _match_groups(self, state: _Worker, found: dict[int, list[_Found]]) -> tuple[int, int]:
-        """Return the leading tokens that all of a worker's layer groups hold, on any medium and on the GPU."""
+        """Return how many leading tokens all layer groups of a worker hold, on any medium and on the GPU."""
         best = (0, 0)
         if not state.groups or len(state.groups) < state.num_groups:
             return best  # a layer group holds nothing
@@ -408,7 +410,7 @@ class Mirror:
 
 
 def _name(given: int | bytes) -> int:
-    """Return 64 bits of a block's name; of bytes the last eight, as in vLLM."""
+    """Return 64 bits of a block's name; for bytes the last eight, as in vLLM."""
     number = int.from_bytes(given[-8:], "big") if isinstance(given, bytes) else given
     return (number + 2**63) % 2**64 - 2**63
 
@@ -421,7 +423,7 @@ def _beside(state: _Worker, event: BlockStored, group: _Group) -> list[int]:
 
 
 def _medium(name: str | None) -> int:
-    """Return 0 for the GPU, which is the default of senders, and 1 for slower media."""
+    """Return 0 for the GPU, also if the sender names no medium, and 1 for slower media."""
     return 0 if name is None or name == GPU else 1
 
 
@@ -445,7 +447,9 @@ def _keys_of(event: BlockStored, num_blocks: int) -> tuple[tuple[Any, ...], list
     else:
         return (), []
     if len(blocks) != num_blocks:
-        raise InvalidArgument(f"extra_keys has {len(blocks)} items for {num_blocks} blocks")
+        raise InvalidArgument(
+            f"extra_keys has {len(blocks)} items; it must have one for each of the {num_blocks} blocks"
+        )
     _require_plain((request, blocks))
     return request, blocks if any(blocks) else []
 

@@ -20,7 +20,7 @@ REMEMBERED = 1024
 
 
 class Trust(Enum):
-    """Whether the known contents of a publisher's cache are reliable."""
+    """Reliability of the known contents of a publisher's cache."""
 
     #: All messages so far were received.
     LIVE = "live"
@@ -40,19 +40,19 @@ class Message(NamedTuple):
 
     @property
     def is_snapshot(self) -> bool:
-        """Return whether it needs no message before it, because it clears all blocks."""
+        """Return whether the message clears all blocks, so that no message before it is needed."""
         return any(isinstance(event, AllBlocksCleared) for event in self.batch.events)
 
     def as_snapshot(self) -> Message:
-        """Return the message of a publisher whose cache was empty before it."""
+        """Return this message preceded by a clear of all blocks, for a publisher that started with an empty cache."""
         return self._replace(batch=msgspec.structs.replace(self.batch, events=[AllBlocksCleared(), *self.batch.events]))
 
     def without_events(self) -> Message:
-        """Return it without decoded events, which may take 80 times the bytes, to keep it for later."""
+        """Return a copy to keep for later, without the decoded events, which may be 80 times as large."""
         return self._replace(batch=Batch(self.batch.ts, [], self.batch.data_parallel_rank, self.batch.epoch))
 
     def with_events(self) -> Message:
-        """Return it decoded again."""
+        """Return a copy with the payload decoded again."""
         return self._replace(batch=decode_batch(self.payload))
 
     @staticmethod
@@ -64,13 +64,13 @@ class Message(NamedTuple):
 class MessageOrder:
     """Decides whether a message is the next one, a repeated one, or shows a gap.
 
-    Numbers increase by one. A repeated message is ignored; another message under the same number, or another epoch,
-    means that the publisher restarted. After a gap `replay_from` is the number to request a replay from (0: the
-    beginning), and later messages are kept. A replay has the messages from there, or a snapshot under any number. A
-    replay from 0 that begins with number 0 is complete without a snapshot, because publishers number from 0 when their
-    cache is empty. A replay that lacks a received message, or has a different one under its number, does not make it
-    LIVE. A publisher without snapshots (vLLM, SGLang) may no longer have the missing messages; its replay then begins
-    with a later number, and nothing is trusted until it clears its cache or restarts.
+    Numbers increase by one. A repeated message is ignored. Another message under the same number, or another epoch,
+    means that the publisher restarted. After a gap, later messages are kept, and `replay_from` is the number to request
+    a replay from (0: the beginning). A replay has the messages from there, or a snapshot under any number. A replay
+    from 0 that begins with number 0 is complete without a snapshot, because publishers number from 0 when their cache
+    is empty. A replay that lacks a received message, or has a different one under its number, does not lead to LIVE. A
+    publisher without snapshots (vLLM, SGLang) may no longer have the missing messages. Its replay then begins with a
+    later number, and its contents are untrusted until it clears its cache or restarts.
     """
 
     def __init__(self) -> None:
@@ -99,13 +99,13 @@ class MessageOrder:
 
     @property
     def replay_from(self) -> int | None:
-        """Return the first missing number, 0 for all; None if none is missing."""
+        """Return the number to request a replay from, 0 for all; None if no message is missing."""
         if self.trust is Trust.LIVE:
             return None
         return 0 if self.trust is Trust.UNTRUSTED or self._is_in_snapshot else self.last + 1
 
     def begin_replay(self) -> None:
-        """Record that another replay is requested, on a connection without messages of an earlier one."""
+        """Record that a replay is requested, on a connection that carries no messages of an earlier replay."""
         self._is_replaying = True
         self.is_void = self._is_contradicted = False
         self._num_replayed = 0
@@ -139,11 +139,14 @@ class MessageOrder:
         return message.number <= self.last and self._seen.get(message.number) != message.checksum
 
     def receive_replayed(self, message: Message) -> Message | None:
-        """Process a message of a replay; return the message to apply, if any. A snapshot replaces all before it."""
+        """Process a message of a replay. Return the message to apply, if any.
+
+        A snapshot replaces everything before it.
+        """
         self._is_replaying = True
         if self.is_void:
             return None
-        self._is_contradicted |= self._was_heard_otherwise(message)
+        self._is_contradicted |= self._contradicts_live(message)
         if message.is_snapshot:
             self._begin_from(message)
             self._is_in_snapshot = True
@@ -168,14 +171,14 @@ class MessageOrder:
         self._seen.clear()
         self._epoch = message.batch.epoch
         self._replayed_ts = message.batch.ts
-        self._is_contradicted |= any(self._is_of_another_life(kept, message) for kept in self._ahead.values())
+        self._is_contradicted |= any(self._is_from_another_run(kept, message) for kept in self._ahead.values())
         self._newest = max(self._after_replay(), default=-1)
 
-    def _was_heard_otherwise(self, message: Message) -> bool:
-        """Return whether another live message was received under the number of a replayed one.
+    def _contradicts_live(self, message: Message) -> bool:
+        """Return whether another live message was received under the number of this replayed one.
 
-        A snapshot has the number of a message that it is not (never 0), and empty messages may follow it in place of
-        others; then the epoch decides.
+        A snapshot has the number of another message (never 0), and empty messages may follow it in place of others;
+        then the epochs are compared.
         """
         kept = self._ahead.get(message.number)
         if kept is None or kept.batch.epoch != message.batch.epoch:
@@ -183,10 +186,11 @@ class MessageOrder:
         is_original = message.batch.epoch is None and (message.number == 0 or not message.is_snapshot)
         return is_original and kept.checksum != message.checksum
 
-    def _is_of_another_life(self, kept: Message, message: Message) -> bool:
-        """Return whether a live message may be from another life than a snapshot, by epochs or else by times.
+    def _is_from_another_run(self, kept: Message, message: Message) -> bool:
+        """Return whether a live message and a snapshot come from different runs of the publisher.
 
-        If a clock went back this may be wrong; the only effect is another replay.
+        Epochs are compared, or times without epochs. If a clock went back this may be wrong; the only effect is another
+        replay.
         """
         if kept.batch.epoch != message.batch.epoch:
             return True
@@ -194,7 +198,7 @@ class MessageOrder:
         return is_plain and (kept.number - message.number) * (kept.batch.ts - message.batch.ts) < 0
 
     def _after_replay(self) -> list[int]:
-        """Return the numbers of live messages that are later than the replay."""
+        """Return the numbers of the kept live messages that are later than the replay."""
         return [number for number, kept in self._ahead.items() if self._is_after_replay(kept)]
 
     def _is_after_replay(self, kept: Message) -> bool:
@@ -203,11 +207,10 @@ class MessageOrder:
         return self._epoch is not None or kept.batch.ts >= self._replayed_ts
 
     def end_replay(self) -> Iterator[Message]:
-        """Process the end of a replay; yield the kept messages that are next.
+        """Process the end of a replay. Yield those kept messages that come next.
 
-        `replay_from` tells if others are missing.
-
-        If messages are missing and the replay had none of them, nothing is trusted: only a replay from 0 helps.
+        If messages are missing, `replay_from` is the next request. If the replay had none of them, the contents are
+        untrusted, because only a replay from 0 helps.
         """
         is_contradicted = self._is_contradicted
         self._is_contradicted = self._is_replaying = self.is_void = False
@@ -230,7 +233,7 @@ class MessageOrder:
         self._num_replayed = 0
 
     def distrust(self) -> None:
-        """Drop all trust: the publisher restarted, or a message could not be read."""
+        """Mark the contents as untrusted, because the publisher restarted or a message could not be read."""
         self.trust = Trust.UNTRUSTED
         self.last = -1
         self._newest = self._unread = -1
@@ -239,23 +242,23 @@ class MessageOrder:
         self._drop_ahead()
 
     def _restart(self) -> None:
-        """Drop all trust because the publisher restarted: the rest of a replay may be from its earlier life."""
+        """Mark the contents as untrusted after a restart. The rest of a replay may be from the earlier run."""
         self.distrust()
         self.is_void = self._is_replaying
 
-    def miss_live(self, number: int) -> None:
-        """Drop all trust until a replay has reached this unreadable live message.
+    def note_unreadable_live(self, number: int) -> None:
+        """Mark the contents as untrusted until a replay has reached this live message, which could not be read.
 
-        The rest of a running replay may be from an earlier life than the message, so it is ignored.
+        The rest of a running replay may be from an earlier run of the publisher, so it is ignored.
         """
         unread = max(number, self._newest, self._unread, *self._ahead)
         self._restart()
         self._unread = unread
 
-    def miss_replayed(self, number: int) -> None:
-        """Drop all trust until a replay has reached this message, which could not be read or applied.
+    def note_unreadable_replayed(self, number: int) -> None:
+        """Mark the contents as untrusted until a replay has reached this message, which could not be read or applied.
 
-        Kept live messages stay, and the rest of the replay is checked against them.
+        Kept live messages stay, and the rest of the replay is compared with them.
         """
         unread, is_contradicted = max(number, self._newest, self._unread, *self._ahead), self._is_contradicted
         ahead, num_bytes = self._ahead, self._ahead_bytes

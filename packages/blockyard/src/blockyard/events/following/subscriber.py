@@ -55,9 +55,9 @@ class _Source:
             raise
 
     def renew(self) -> None:
-        """Open a new connection for the next replay, so that nothing of an earlier replay arrives on it.
+        """Open a new connection for the next replay, so that no message of an earlier replay arrives on it.
 
-        If the process may not open more sockets, raises `PublisherError` and keeps the old one.
+        If the process may not open more sockets, raise `PublisherError` and keep the old connection.
         """
         fresh = connect_socket(self._context, zmq.DEALER, "replay_endpoint", self._replay_endpoint, MAX_MESSAGE_BYTES)
         self.replay.close()
@@ -135,7 +135,7 @@ class Subscriber:
         self.mirror.forget(worker)
 
     def seconds_since_message(self, worker: str) -> float:
-        """Return the seconds since a message of the worker was read, heartbeats included, or since it was followed.
+        """Return the seconds since the last message of the worker, heartbeats included, or since it was followed.
 
         O(1).
         """
@@ -165,7 +165,7 @@ class Subscriber:
                 self._owners[socket] = source
 
     def wait_until_live(self, timeout: float) -> bool:
-        """Poll until no messages are missing; return False if that takes longer than `timeout` seconds.
+        """Poll until no message is missing. Return False if that takes longer than `timeout` seconds.
 
         Raises `InvalidArgument` for a timeout below 0 or above a day.
         """

@@ -78,10 +78,9 @@ _SUBSCRIBE, _UNSUBSCRIBE = b"\1", b"\0"
 
 
 class Subscriptions:
-    """Tracks the subscriptions of an XPUB socket, and closes connections with too many topics.
+    """Tracks the subscriptions of an XPUB socket, and closes connections that have too many topics.
 
-    ZeroMQ subscribers reconnect by themselves and must send their topics again, so an attacker only wastes its own
-    time.
+    ZeroMQ subscribers reconnect automatically but must send their topics again, so an attacker only wastes time.
 
     Args:
         pub: the socket.
@@ -97,7 +96,7 @@ class Subscriptions:
         #: Connections closed.
         self.num_cut = 0
 
-    def go_on(self) -> None:
+    def process(self) -> None:
         """Process changes of subscriptions. O(changes), at most 256."""
         for _ in range(CHANGES_A_TURN):
             try:

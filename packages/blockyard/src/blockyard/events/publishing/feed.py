@@ -125,12 +125,12 @@ class Feed:
         return self.number(events) if events else None
 
     def apply(self, changes: KVCacheEvents) -> list[Event]:
-        """Return the events for a cache's changes, made in turns. O(changes)."""
+        """Apply a cache's changes and return their events. The work is done in turns (`WorkTurns`). O(changes)."""
         self.turns.begin()
         return self._table.apply(replace_placeholders(changes), self.turns.rest)
 
     def apply_if_whole(self, changes: KVCacheEvents) -> None:
-        """Apply changes without a message, unless the table is broken and they do not clear it."""
+        """Apply changes without making a message. If the table is broken, only changes that clear it are applied."""
         if self._table.is_whole or changes.cleared:
             self._table.apply(replace_placeholders(changes))
 
@@ -180,7 +180,7 @@ class Feed:
         return self._in_turns(([one] for one in batch.events), 2**20)
 
     def _restart(self) -> None:
-        """Restart the numbering from 0, as after a restart, so that padded replays stay short."""
+        """Restart the numbering from 0, as if the publisher had restarted, so that padded replays stay short."""
         self._epoch = self._random_bits(EPOCH_BITS)
         self._buffer.restart()
 
@@ -192,7 +192,7 @@ class Feed:
 
 
 def replace_placeholders(changes: KVCacheEvents) -> KVCacheEvents:
-    """Return the changes with valid tokens: a placeholder under a span becomes the largest token."""
+    """Return the changes with every placeholder under a span replaced by the largest token, which is valid."""
     tokens = changes.token_ids
     if tokens.size == 0 or tokens.min() >= 0:
         return changes
@@ -211,13 +211,13 @@ _ZERO: Final = np.uint8(0)
 
 
 class WorkTurns:
-    """Divides work into turns: `rest`, called between pieces of work, sleeps if the turn has been long enough."""
+    """Divides work into turns. `rest`, called between pieces of work, sleeps when the turn has been long enough."""
 
     def __init__(self) -> None:
         self._began = perf_counter()
 
     def begin(self) -> None:
-        """Start a turn now: nothing was done before, or the interpreter's lock was not held."""
+        """Start a turn. The time before it does not count: no work was done, or without the interpreter's lock."""
         self._began = perf_counter()
 
     def is_over(self) -> bool:

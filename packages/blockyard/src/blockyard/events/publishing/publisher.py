@@ -102,7 +102,7 @@ class KVEventPublisher:
             raise InvalidArgument(f"cache is {shown(cache)}; it must be a KVCacheManager or a BlockPool")
         options = cache if isinstance(cache, BlockPool) else cache.config.observe
         if not options.enable_kv_cache_events:
-            raise InvalidArgument("cache has enable_kv_cache_events=False; events need True")
+            raise InvalidArgument("cache has enable_kv_cache_events=False; make it with enable_kv_cache_events=True")
         if first_sequence not in _FIRST_NUMBERS:
             raise InvalidArgument(f"first_sequence is {shown(first_sequence)}; it must be 'clock' or 'zero'")
         if names not in _NAMES:
@@ -170,7 +170,7 @@ class KVEventPublisher:
     def publish(self) -> None:
         """Queue the cache's events for the thread. O(events). It neither waits nor encodes.
 
-        If the thread falls far behind, queued batches are merged, which omits blocks that were added and removed in
+        If the thread cannot keep up, queued batches are merged, which omits blocks that were added and removed in
         between. After `close` events stay in the cache's own log, which is bounded. Raises `PublisherError` once if the
         thread has failed.
         """
@@ -180,7 +180,7 @@ class KVEventPublisher:
         self._publish_between_steps()
 
     def _publish_between_steps(self) -> None:
-        """Publish; leave an error of the thread to the next `publish`."""
+        """Publish the events. An error of the thread is left to the next `publish`."""
         if self._thread.is_alive():
             # One call in C moves the events from the cache's log to the list, so an interrupt loses nothing.
             self._taken.extend(map(self._take, (self._cache,)))
@@ -209,7 +209,7 @@ class KVEventPublisher:
         )
 
     def _hand_over(self) -> None:
-        """Queue the events that were taken. Each move is one call in C, so an interrupt loses nothing."""
+        """Queue the events that were taken. Each move is a single call of C code, so an interrupt loses none."""
         taken = self._taken
         while len(self._waiting) >= FEW_WAITING:
             with contextlib.suppress(IndexError):  # the thread was faster
@@ -287,20 +287,20 @@ class KVEventPublisher:
             if self._woken in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, 65536)
-            self._subscriptions.go_on()
+            self._subscriptions.process()
             if self._send_waiting():
                 beat = time.monotonic() + self._heartbeat
             elif time.monotonic() >= beat:
                 if not self._taken:  # a heartbeat tells consumers that they have all events
                     self._send(self._feed.heartbeat())
                 beat = time.monotonic() + self._heartbeat
-            self._replays.go_on(self._router in ready)
+            self._replays.advance(self._router in ready)
             if is_closing:
                 self._finish_replays()
                 return
 
     def _finish_replays(self) -> None:
-        """Answer pending and imminent replay requests: the last messages may have shown a consumer a gap."""
+        """Answer pending replay requests, and those that follow because the last messages showed a consumer a gap."""
         replays = self._replays
         deadline = time.monotonic() + LAST_MESSAGES_MS / 1000
         while time.monotonic() < deadline:
@@ -308,7 +308,7 @@ class KVEventPublisher:
             has_requests = self._router.poll(LAST_REQUEST_MS if has_consumers and not replays.are_waiting else 0)
             if not has_requests and not replays.are_waiting:
                 return
-            replays.go_on(bool(has_requests))
+            replays.advance(bool(has_requests))
 
     def _send_waiting(self) -> bool:
         sent = False
@@ -424,9 +424,10 @@ def _merged_pool(first: BlockChanges, second: BlockChanges) -> BlockChanges:
 def _net(
     first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return which entries to keep, and which of the additions are kept.
+    """Return which entries remain, and which of the additions.
 
-    An id is added and removed in turn, so an even number of entries cancels out; of an odd number the first is kept.
+    An id is added and removed in turn, so an even number of its entries cancels out; of an odd number the first
+    remains.
     """
     entries = np.concatenate((first, second))
     _, begins, counts = np.unique(np.abs(entries), return_index=True, return_counts=True)

@@ -32,11 +32,11 @@ PAUSE = 0.005
 
 
 class Haste:
-    """Seconds that a consumer which reads nothing may keep a slot that others wait for.
+    """Seconds that a consumer may keep a slot without reading while others wait for it.
 
-    A disconnection halves them and a consumer that has read doubles them, between `LEAST_HASTE` and `HASTE`, at a
-    constant rate of bytes. So a hundred consumers that never read delay the others by two seconds instead of one for
-    each eight.
+    A disconnection halves them and a consumer that has read doubles them, between `LEAST_HASTE` and `HASTE`; the rate
+    of bytes is constant. So a hundred consumers that never read delay the others by two seconds in total, instead of
+    one second for each eight.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class LongMessage:
     def is_stuck(self, haste: Haste) -> bool:
         """Return whether the consumer has read too little in the seconds of `haste` since the first call. O(1).
 
-        If its progress is unknown: whether it is still in transit after `PATIENCE` seconds.
+        If its progress is unknown, return whether the message is still in transit after `PATIENCE` seconds.
         """
         taken = self._connection.num_taken() if self._connection else None
         if self._until == 0.0 or (taken is not None and taken >= (self._taken or 0) + haste.least_bytes):
@@ -89,7 +89,7 @@ class LongMessage:
         return time.monotonic() > self._until
 
     def cut(self) -> bool:
-        """Close the connection and free the memory. Return whether this is the first time."""
+        """Close the connection and free the memory. Return False if that was done before."""
         if self._connection is not None:
             self._connection.cut()
         was_cut, self._is_cut = self._is_cut, True
@@ -133,7 +133,7 @@ class Replays:
     def _is_full(self) -> bool:
         return len(self._running) >= MOST_AT_A_TIME
 
-    def go_on(self, has_requests: bool) -> None:
+    def advance(self, has_requests: bool) -> None:
         """Accept new requests, and send each consumer as much as its queue takes."""
         for _ in range(REQUESTS_A_TURN if has_requests else 0):
             if self._is_full or not self._take_request():

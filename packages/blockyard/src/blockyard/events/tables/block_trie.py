@@ -36,11 +36,11 @@ NO_LIMIT: Final[i64] = 1152921504606846976
 
 
 class BlockTrie:
-    """A trie on the manager's prefix index. A node is a block of `block_size` tokens after all tokens before it.
+    """A trie of blocks, built on the manager's prefix index. A node is a block of tokens after all tokens before it.
 
-    A holder is one layer group of one cache, with its own names of blocks. A name that it gives to two blocks, by a
-    hash collision, is ambiguous and ignored from then on. A node exists while a holder has it or one of its
-    descendants. Arrays double when they are full, and are rebuilt at half the size when a quarter is used.
+    A holder is one layer group of one cache, with its own names of blocks. If it gives the same name to two blocks, by
+    a hash collision, that name is ambiguous and ignored from then on. A node exists while a holder has it or one of its
+    descendants. Arrays double when they are full, and are rebuilt at half the size when only a quarter is used.
     """
 
     def __init__(self, block_size: int, hash_seed: int) -> None:
@@ -109,7 +109,7 @@ class BlockTrie:
         block_keys: list[tuple[object, ...]],
         others: list[int],
     ) -> int:
-        """Store a chain of blocks of a holder; return how many were stored.
+        """Store a chain of blocks of a holder. Return how many were stored.
 
         Blocks are ignored from the first one whose parent the holder does not have, or whose name is ambiguous.
 
@@ -121,7 +121,7 @@ class BlockTrie:
             token_ids: n * block_size tokens, a msgpack list.
             request: extra keys of the whole request.
             block_keys: (), or a tuple of spans for each block.
-            others: holders with the same names, one of which may have the parent.
+            others: other holders that use the same names; one of them may have the parent instead.
 
         Raises:
             InvalidArgument: a list has other items or another length.
@@ -130,7 +130,8 @@ class BlockTrie:
         packed = read_tokens(token_ids, self.block_size)
         if packed.num_tokens != i64(len(chain)) * self.block_size:
             raise InvalidArgument(
-                f"token_ids has {int(packed.num_tokens)} items for {len(chain)} blocks of {self.block_size}"
+                f"token_ids has {int(packed.num_tokens)} items; {len(chain)} blocks of {self.block_size} tokens are "
+                "needed"
             )
         before: i64 = 0
         if parent_name is not None:
@@ -169,7 +170,7 @@ class BlockTrie:
         request: tuple[object, ...],
         block_keys: list[tuple[object, ...]],
     ) -> i64:
-        """Store blocks, only the first of which may have spans; return the last one's node. O(blocks).
+        """Store a run of blocks; only its first may have spans. Return the last one's node. O(blocks).
 
         At a block with an ambiguous name, return -1 minus its position.
         """
@@ -215,7 +216,7 @@ class BlockTrie:
         return node
 
     def _hold(self, holder: i64, medium: i64, name: i64, node: i64) -> bool:
-        """Add a holding of a node under a name; return False if the name has another node."""
+        """Add a holding of a node under a name. Return False if another node has the name."""
         known = self.holdings.put_if_new(holder, name, node)
         if known == 0:
             self._uses[node] += 1
@@ -274,7 +275,7 @@ class BlockTrie:
         return both & self._bit(holder) != 0
 
     def _drop_name(self, holder: i64, name: i64, node: i64) -> None:
-        self.holdings.take(holder, name)
+        self.holdings.remove(holder, name)
         if node == AMBIGUOUS:
             return
         for medium in range(MEDIA):
@@ -282,7 +283,7 @@ class BlockTrie:
         self._unuse(node)
 
     def _unuse(self, node: i64) -> None:
-        """Remove a use of a node. Nodes without uses are removed, up to the first that has others. O(nodes removed)."""
+        """Remove one use of a node. If it has none left, remove it and its unused ancestors. O(nodes removed)."""
         while node != 0:
             self._uses[node] -= 1
             if self._uses[node] > 0:
@@ -299,9 +300,8 @@ class BlockTrie:
     def clear(self, holder: i64) -> None:
         """Remove all blocks of a holder.
 
-        O(names since it was last cleared), or O(slots of the table) if these are many.
-
-        So clearing a small holder again and again does not cost more in a large table.
+        O(names stored since it was last cleared), or O(slots of the table) if these are many. So clearing a small
+        holder again and again does not cost more in a large table.
         """
         given = self._recent[holder]
         if given.num_names > FEW_NAMES:
@@ -322,7 +322,7 @@ class BlockTrie:
     # Queries.
 
     def find_path(self, token_ids: object, request: tuple[object, ...], keys: dict[int, tuple[object, ...]]) -> "Path":
-        """Return the nodes of a prompt's full blocks, as far as any holder has them. O(blocks found).
+        """Return the nodes of a prompt's full blocks, up to the first that no holder has. O(blocks found).
 
         Args:
             token_ids: the prompt.
@@ -341,10 +341,10 @@ class BlockTrie:
         return Path(self._nodes[:found])
 
     def _follow(self, prompt: ComparedPrompt, num_blocks: i64, root: i64) -> i64:
-        """Return how many blocks after a root any holder has; their nodes are in `_nodes`. O(blocks found).
+        """Return how many blocks after a root any holder has. Their nodes are in `_nodes`. O(blocks found).
 
-        Most nodes have one child, which is compared with the prompt without hashing, a run at a time. If it differs,
-        the block is looked up. The length of runs doubles while they are equal.
+        Most nodes have one child, which is compared with the prompt without hashing, a run at a time; runs double in
+        length while they match. If a child differs, the block is looked up.
         """
         if root == NO_CONTENT:
             return 0
@@ -418,7 +418,7 @@ class BlockTrie:
         Args:
             path: the path.
             rows: for each holder, its row in `best`, -1 for none.
-            best: raised to the holders' lengths.
+            best: counts by row; those below a holder's result are replaced by it.
         """
         found = Lengths(int(self.num_holders))
         for word in range(self._words):
@@ -432,7 +432,7 @@ class BlockTrie:
         return found
 
     def _match_word(self, path: vec[i32], word: i64, lengths: vec[i64]) -> None:
-        """Follow the path with the holders that have had all blocks so far; set the lengths of those that drop out."""
+        """Follow the path with 64 holders, given as bits of a word, and set the lengths of those that end before it."""
         held, width = self._held, MEDIA * self._words
         first = word * HOLDERS_A_WORD
         everywhere = self._all_bits[min(self.num_holders - first, HOLDERS_A_WORD)]
@@ -452,7 +452,7 @@ class BlockTrie:
         self._leave(everywhere, on_gpu, first, i64(len(path)), lengths)
 
     def _leave(self, left: i64, off_gpu: i64, first: i64, position: i64, lengths: vec[i64]) -> None:
-        """Set the lengths of holders, given as bits, whose blocks end here, and of those whose GPU blocks do."""
+        """Set the lengths of holders, given as bits, whose blocks end here, and of those whose GPU blocks end here."""
         both = left | off_gpu
         bits = self._bits
         holder: i64 = 0
@@ -467,7 +467,7 @@ class BlockTrie:
             both &= ~bit
 
     def child_of(self, node: i64) -> i64:
-        """Return a child of a node, or a first block for node 0; 0 if none is known."""
+        """Return a child of a node, or for node 0 a first block; 0 if none is known."""
         return i64(self._child[node])
 
     def node_before(self, node: i64) -> i64:
@@ -550,7 +550,7 @@ class BlockTrie:
 
 
 class RecentNames:
-    """Names stored by a holder; beyond `FEW_NAMES` only their number."""
+    """Names that a holder has stored; beyond `FEW_NAMES` only their number."""
 
     def __init__(self) -> None:
         self.chains: list[vec[i64]] = []

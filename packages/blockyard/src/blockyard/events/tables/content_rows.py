@@ -1,9 +1,10 @@
 """Contents and roots as rows of a forest, with their reachability and names.
 
-Consumers that follow several publishers find a parent only by its name, whatever worker sent it (Dynamo, llm-d and
+Consumers that follow several publishers find a parent only by its name, whichever worker sent it (Dynamo, llm-d and
 AIBrix). So equal contents need the same name at all publishers: a hash of keys and tokens with public hash keys. It
-distinguishes ordinary contents, but not ones crafted to collide. `Mirror` compares tokens, and ignores a name with two
-contents; other consumers may lose time by it. Ids of contents come from a counter, so 32 neighbours share a page.
+distinguishes ordinary contents, but not ones crafted to collide. `Mirror` compares tokens, and ignores a name that two
+contents have; for other consumers such a name may cost time. Ids of contents come from a counter, so 32 neighbours
+share a page.
 """
 
 from hashlib import blake2b
@@ -47,7 +48,7 @@ class IdPages:
         self._last_page: i64 = 0
 
     def _page_of(self, number: i64) -> i64:
-        """Return the page of a number, 0 for none."""
+        """Return the page with this number, 0 if it does not exist."""
         if number != self._last_number:
             self._last_page = self._pages.node_of(PAGES, number)
             self._last_number = number
@@ -86,14 +87,14 @@ class IdPages:
         self._used = grown_i32(self._used, size)
         self._rows = grown_i32(self._rows, size * int(IDS_A_PAGE))
 
-    def take(self, name: i64) -> None:
-        """Remove an id that has a row. O(1) expected, amortized."""
+    def remove(self, name: i64) -> None:
+        """Remove the row of an id. O(1) expected, amortized."""
         number = name >> PAGE_BITS
         page = self._page_of(number)
         self._rows[page * IDS_A_PAGE + (name & LAST_OF_PAGE)] = 0
         self._used[page] -= 1
         if self._used[page] == 0:
-            self._pages.take(PAGES, number)
+            self._pages.remove(PAGES, number)
             self._used[page] = i32(self._free)
             self._free = page
             self._last_number = NO_PAGE
@@ -170,7 +171,7 @@ class ContentRows:
         self.capacity = capacity
 
     def name_apart(self, is_apart: bool) -> None:
-        """Make `published_name` a separate array of zeros, or the same one as `name`."""
+        """Give `published_name` a separate array of zeros, or make it the same array as `name`."""
         self._is_named_apart = is_apart
         self.published_name = zeros_i64(int(self.capacity)) if is_apart else self.name
 
@@ -206,7 +207,7 @@ class ContentRows:
         """Free the row of a removed id without children and places."""
         if self.kind[row] != GONE or self.first_child[row] != 0 or self.first_place[row] != 0:
             return
-        self._by_id.take(self.name[row])
+        self._by_id.remove(self.name[row])
         self.next_one[row] = i32(self._free)
         self._free = row
         self.num_rows -= 1
@@ -222,7 +223,7 @@ class ContentRows:
         self.first_child[parent] = i32(row)
 
     def unlink(self, row: i64) -> None:
-        """Remove a row from its parent, which is freed if only this child kept it. O(1)."""
+        """Remove a row from its parent. The parent's row is freed if only this child needed it. O(1)."""
         parent, before, after = i64(self.parent[row]), i64(self.previous[row]), i64(self.next_one[row])
         if parent == 0:
             return
@@ -237,7 +238,7 @@ class ContentRows:
 
     # Walks.
 
-    def next_behind(self, row: i64, top: i64) -> i64:
+    def next_preorder(self, row: i64, top: i64) -> i64:
         """Return the next descendant of `top` in a traversal with parents first; 0 at the end."""
         if self.first_child[row] != 0:
             return i64(self.first_child[row])
@@ -248,18 +249,18 @@ class ContentRows:
         return i64(self.next_one[row])
 
     def deepest(self, row: i64) -> i64:
-        """Return the first row of a traversal with children first: follow the first children down."""
+        """Return the row where a traversal of this subtree with children first begins."""
         while self.first_child[row] != 0:
             row = i64(self.first_child[row])
         return row
 
-    def next_up(self, row: i64) -> i64:
+    def next_postorder(self, row: i64) -> i64:
         """Return the next row of a traversal with children first."""
         after = i64(self.next_one[row])
         return self.deepest(after) if after != 0 else i64(self.parent[row])
 
     def content_before(self, row: i64) -> i64:
-        """Return the row of the content before one, skipping roots; 0 at the beginning of a prompt.
+        """Return the row of the content before this one, skipping roots; 0 at the beginning of a prompt.
 
         Removed contents count.
         """
@@ -293,7 +294,7 @@ def _hashed(text: bytes) -> int:
 
 
 class ContentNames:
-    """Names the rows of a table, each from the name of its parent."""
+    """Names the rows of a table. A name is derived from the name of the parent."""
 
     def __init__(self, rows: ContentRows) -> None:
         self._rows = rows

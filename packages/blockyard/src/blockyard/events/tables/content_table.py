@@ -88,10 +88,10 @@ class ContentTable:
         self._names = ContentNames(self.rows) if by_content else None
         for root in self._request_roots():
             self._name(root)
-            row = self.rows.next_behind(root, root)
+            row = self.rows.next_preorder(root, root)
             while row != END:
                 self._name(row)
-                row = self.rows.next_behind(row, root)
+                row = self.rows.next_preorder(row, root)
 
     def _name(self, row: i64) -> None:
         names = self._names
@@ -108,7 +108,7 @@ class ContentTable:
 
         Args:
             changes: the changes.
-            rest: called now and then, so that other threads can run. The table must not be used meanwhile.
+            rest: called from time to time, so that other threads can run. The table must not be used meanwhile.
         """
         was_whole = self.is_whole or changes.cleared
         self.is_whole = False
@@ -152,7 +152,7 @@ class ContentTable:
         row = self.rows.find(root)
         if row == 0 or self.rows.kind[row] != ROOT:
             return
-        self._unpublish_behind(row)
+        self._unpublish_descendants(row)
         del self.roots[int(row)]
         self._forget(row)
 
@@ -205,7 +205,7 @@ class ContentTable:
             self._name(row)
             if rows.kind[row] == CONTENT:
                 self._publish(row)
-            row = rows.next_behind(row, top)
+            row = rows.next_preorder(row, top)
 
     def _remove_content(self, name: i64) -> None:
         """Remove a content from all places; its descendants become unreachable."""
@@ -215,11 +215,11 @@ class ContentTable:
             return
         if rows.request[row] != 0:
             if rows.first_child[row] != 0:
-                self._unpublish_behind(row)
+                self._unpublish_descendants(row)
             self._unpublish(row)
         self._forget(row)
 
-    def _unpublish_behind(self, top: i64) -> None:
+    def _unpublish_descendants(self, top: i64) -> None:
         """Unpublish the descendants of a root or content. O(descendants)."""
         rows = self.rows
         row = rows.deepest(top)
@@ -227,7 +227,7 @@ class ContentTable:
             if rows.kind[row] == CONTENT:
                 self._unpublish(row)
             rows.request[row] = 0
-            row = rows.next_up(row)
+            row = rows.next_postorder(row)
 
     def _unpublish(self, row: i64) -> None:
         name = self.rows.published_name[row]
@@ -242,7 +242,8 @@ class ContentTable:
     def _apply_pools(self, pools: tuple[BlockChanges, ...]) -> None:
         """Apply the changes of pools: additions first, parents before children, then removals.
 
-        So a block that moves is never missing. A holding that was removed and added again is unchanged.
+        So a block that moves between pools is never missing in between. A holding that was removed and added again is
+        unchanged.
         """
         stayed: set[tuple[int, int]] = set()
         for number, changes in enumerate(pools):
@@ -288,7 +289,7 @@ class ContentTable:
             place = i64(self.places.next_one[place])
 
     def _publish_content(self, row: i64, out: EventWriter) -> None:
-        """Publish a content in a cache without further pools. Its ancestors are already published."""
+        """Publish a content of a cache with a single pool. Its ancestors are published already."""
         rows = self.rows
         parent = i64(rows.parent[row])
         if rows.kind[parent] != CONTENT or not out.extend_chain(
@@ -300,11 +301,10 @@ class ContentTable:
         out.add_tokens(rows.words, row * rows.num_words)
 
     def _publish_block(self, row: i64, place: i64, media: i64, out: EventWriter) -> None:
-        """Publish a content in a place that did not hold it.
+        """Publish a content in a place that did not hold it before.
 
-        A consumer locates a block by its parent. If that is not held, it is published together with its missing
-        ancestors, and all of these are published as removed right after. The parent of a state may also be a block of a
-        layer group.
+        A consumer locates a block by its parent. If the place does not hold the parent, the missing ancestors are
+        published too, and published as removed right after. The parent of a state may also be a block of a layer group.
         """
         group = place >> 1
         absent: list[int] = []
@@ -367,9 +367,9 @@ class ContentTable:
     # Snapshots.
 
     def snapshot(self) -> Iterator[list[Event]]:
-        """Yield events of all that prompts can hit, after one that clears everything, a few at a time. O(contents).
+        """Yield the events of a snapshot, a few at a time: a clear, then all contents that prompts can hit.
 
-        Parents come before children, and chains in one run if possible.
+        O(contents). Parents come before children, and chains are kept together if possible.
         """
         out = EventWriter(self.config)
         out.clear()
@@ -377,14 +377,14 @@ class ContentTable:
             for group in range(len(self._lengths)):
                 place = MEDIA * group + medium
                 for root in self._request_roots():
-                    row = self.rows.next_behind(root, root)
+                    row = self.rows.next_preorder(root, root)
                     while row != END:
                         row = self._publish_some(row, root, place, out)
                         yield out.take()
         yield out.finish()
 
     def num_snapshot_bytes(self) -> int:
-        """Return about the bytes of a snapshot in one message, without extra keys. O(1)."""
+        """Return the approximate size of a snapshot in one message, without extra keys. O(1)."""
         held = self.places.num_holdings if self._is_mapped else int(self.rows.num_rows)
         return 4096 + held * (12 + 5 * max(self.config.hash_block_size * length for length in self._lengths))
 
@@ -392,9 +392,9 @@ class ContentTable:
         return [row for row in self.roots if self.rows.request[row] == row]
 
     def _publish_some(self, row: i64, root: i64, place: i64, out: EventWriter) -> i64:
-        """Publish descendants of a root that a place holds, up to the end of an event; return the next row.
+        """Publish descendants of a root that a place holds, until an event is complete. Return the next row.
 
-        It also returns after `ROWS_A_GO` rows without the end of an event.
+        Also return after `ROWS_A_GO` rows if no event is complete by then.
         """
         rows = self.rows
         left = ROWS_A_GO
@@ -405,7 +405,7 @@ class ContentTable:
                     self._publish_content(row, out)
                 elif self.places.find_held(row, place) != 0:
                     self._publish_block(row, place, 1 + (place & 1), out)
-            row = rows.next_behind(row, root)
+            row = rows.next_preorder(row, root)
         return row
 
     def num_bytes(self) -> int:

@@ -98,7 +98,7 @@ class _Rows:
         self.bytes = rows.view(np.uint8).data
 
     def write(self, numbers: npt.NDArray[Any]) -> None:
-        """Encode numbers in place of those before. O(numbers)."""
+        """Encode these numbers in place of the earlier ones. O(numbers)."""
         count = len(numbers)
         if count > len(self._numbers):
             self._make(2 * count)
@@ -106,9 +106,10 @@ class _Rows:
 
 
 class NumberWriter:
-    """Encodes numbers from 0 to 2**63 - 1, all as wide as the largest, so that any range of them can be a list.
+    """Encodes numbers from 0 to 2**63 - 1 in equal widths, so that any range of them can be sent as a list.
 
-    msgpack allows wider encodings than necessary, and numbers of one width are rows of an array.
+    The width is that of the largest. msgpack allows wider encodings than necessary, and numbers of one width are rows
+    of an array.
     """
 
     def __init__(self) -> None:
@@ -116,7 +117,7 @@ class NumberWriter:
         self._rows = self._narrow
 
     def write(self, numbers: npt.NDArray[Any], bits: i64) -> None:
-        """Encode numbers in place of those before. O(numbers). `bits` is the union of their bits."""
+        """Encode these numbers in place of the earlier ones. `bits` is their bitwise or. O(numbers)."""
         self._rows = self._narrow if bits < SPAN_16 else self._middle if bits < SPAN_32 else self._wide
         self._rows.write(numbers)
 
@@ -140,7 +141,7 @@ MOST_CHAINS: Final = 64
 
 
 class _Chain:
-    """Blocks of one event, stored or removed: the writer's names from `first` up to `last`, and likewise its tokens.
+    """The stored or removed blocks of one event: the writer's names from `first` to `last`, and likewise its tokens.
 
     `before` is the name of the block before them. `spans` has the spans of blocks by position.
     """
@@ -199,9 +200,9 @@ class EventWriter:
     def add_stored(
         self, name: i64, before: i64, place: i64, request: tuple[PlainKey, ...], spans: tuple[PlainKey, ...]
     ) -> None:
-        """Record a stored block; its `tokens` follow.
+        """Record a stored block. Call `add_tokens` next.
 
-        `before` is the name of the block before it, 0 at the beginning.
+        `before` is the name of the block before it, 0 at the beginning of a prompt.
         """
         if not self.extend_chain(name, before, place):
             self._begin(place, True, before, request)
@@ -239,7 +240,7 @@ class EventWriter:
         return len(self._events) > 0
 
     def take(self) -> list[Event]:
-        """Return the encoded events, once."""
+        """Return the encoded events and forget them."""
         events, self._events = self._events, []
         return events
 

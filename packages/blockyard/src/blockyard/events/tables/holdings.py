@@ -17,7 +17,7 @@ LEAST_FACTOR: Final = 2**28
 
 
 class HoldingTable:
-    """Linear probing at a load from one eighth to two thirds, with 16 bytes per slot. Names are any 64 bits.
+    """A hash table with linear probing, loaded from one eighth to two thirds. 16 bytes per slot. Names are any 64 bits.
 
     Random factors from a secret seed mix the halves of the name and the holder, so that senders cannot choose names
     that collide.
@@ -39,7 +39,7 @@ class HoldingTable:
         return ((mixed >> 29) ^ mixed) & self._mask
 
     def _find(self, holder: i64, name: i64) -> i64:
-        """Return the slot of a holding, or the empty one for it."""
+        """Return the slot of a holding, or the empty slot where it would be."""
         position = self._home(holder, name)
         slots = self._slots
         while slots[2 * position + 1] != 0:
@@ -53,9 +53,9 @@ class HoldingTable:
         return self._slots[2 * self._find(holder, name) + 1] & NODE_MASK
 
     def load_homes(self, holder: i64, names: vec[i64], first: i64, last: i64) -> i64:
-        """Prefetch the slots of names, so that later lookups need not wait for memory one by one. O(last - first).
+        """Prefetch the slots of names, so that later lookups do not wait for memory one by one. O(last - first).
 
-        The returned sum only keeps the loop from being optimised away.
+        The returned sum only keeps the reads.
         """
         slots = self._slots
         total: i64 = 0
@@ -79,7 +79,7 @@ class HoldingTable:
         self.num_holdings += 1
         return 0
 
-    def take(self, holder: i64, name: i64) -> None:
+    def remove(self, holder: i64, name: i64) -> None:
         """Remove an existing holding. O(1) expected, amortized."""
         self._close_gap(self._find(holder, name))
         self.num_holdings -= 1

@@ -20,7 +20,7 @@ class Lengths:
         return int(self.items[2 * row]), int(self.items[2 * row + 1])
 
     def raise_to(self, row: i64, num_tokens: i64, num_gpu_tokens: i64) -> None:
-        """Replace the counts of a row if the new ones are greater. O(1)."""
+        """Replace the counts of a row if the new ones are greater; tokens on any medium are compared first. O(1)."""
         items, at = self.items, 2 * row
         if num_tokens > items[at] or (num_tokens == items[at] and num_gpu_tokens > items[at + 1]):
             items[at], items[at + 1] = num_tokens, num_gpu_tokens
@@ -38,10 +38,11 @@ class HolderRows:
 
 
 class ComparedPrompt:
-    """A prompt whose tokens are compared in memory, if possible.
+    """A prompt whose tokens are compared as raw memory, if possible.
 
     A long int32 array is copied to `memory`, whose bytes are the packed words of blocks of even size. Tokens that equal
-    stored ones are valid, so compared tokens need neither packing nor a check: a third of the time of a match.
+    stored ones are valid, so compared tokens need neither packing nor a check, which saves a third of the time of a
+    match.
     """
 
     def __init__(self, token_ids: object, block_size: int) -> None:

@@ -62,7 +62,7 @@ def _first_item(packed: bytes) -> i64:
 
 
 def read_tokens(packed: bytes, block_size: int) -> PackedTokens:
-    """Return the tokens of a well-formed msgpack array as packed tokens. O(tokens).
+    """Return the tokens of a well-formed msgpack array in packed form. O(tokens).
 
     Raises `InvalidArgument` if it is empty or has anything but integers from 0 to 2**31 - 1.
     """
@@ -84,7 +84,7 @@ def read_tokens(packed: bytes, block_size: int) -> PackedTokens:
 
 
 def _of_one_width(packed: bytes, count: i64) -> "np.typing.NDArray[Any] | None":
-    """Return the array if it has many unsigned integers with equal tags, else None. O(1) for most others."""
+    """Return the array if it has many unsigned integers of the same width, else None. O(1) for most others."""
     first = _first_item(packed)
     form = _FORMS.get(packed[first]) if count >= MANY else None
     if form is None or len(packed) != first + count * form.itemsize:
@@ -94,7 +94,7 @@ def _of_one_width(packed: bytes, count: i64) -> "np.typing.NDArray[Any] | None":
 
 
 def _integers(packed: bytes, count: i64) -> vec[i64]:
-    """Return integers of any width; those from 2**63 on as the negative ones of the same bits."""
+    """Return integers of any width as signed 64-bit numbers: 2**63 and more become negative."""
     words = _words_of(packed)
     numbers = zeros_i64(int(count))
     at = _first_item(packed)
@@ -115,7 +115,7 @@ def _integers(packed: bytes, count: i64) -> vec[i64]:
 
 
 def read_names(packed: bytes) -> vec[i64]:
-    """Return 64 bits of each name in a well-formed msgpack array of integers or bytes (of which the last 8).
+    """Return 64 bits of each name in a well-formed msgpack array of integers or bytes; for bytes, the last eight.
 
     O(bytes). Raises `InvalidArgument` for anything else.
     """
@@ -145,7 +145,7 @@ def _byte(words: vec[i64], at: i64) -> i64:
 
 
 def _integer(words: vec[i64], at: i64) -> i64:
-    """Return the integer at a position; those from 2**63 on as the negative ones of the same bits."""
+    """Return the integer at a position as a signed 64-bit number: 2**63 and more become negative."""
     tag = _byte(words, at)
     if tag <= LAST_FIXINT:
         return tag

@@ -15,7 +15,7 @@ class PlaceRows:
     """A row for each content and place, with the number of blocks that hold the content there. Row 0 is none.
 
     A place is 2 * layer group + medium. The rows of one content are a list that begins at its `first_place`. A place
-    holds a content if it has all its blocks: one, or `num_parts` of a state.
+    holds a content once it has all its blocks: one, or `num_parts` for a state.
 
     Args:
         contents: rows of the contents.
@@ -102,9 +102,9 @@ class PlaceRows:
         self.next_one = grown_i32(self.next_one, capacity)
 
     def release(self, pool: i64, holding: i64) -> bool:
-        """Remove a block; return whether its place no longer holds the content. Call `drop_if_empty` next."""
+        """Remove a block. Return whether its place held the content until now. Call `drop_if_empty` next."""
         row = self._holdings.node_of(pool, holding)
-        self._holdings.take(pool, holding)
+        self._holdings.remove(pool, holding)
         self.num_blocks[row] -= 1
         return i64(self.num_blocks[row]) == self.num_needed(row) - 1
 

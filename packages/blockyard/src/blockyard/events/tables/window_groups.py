@@ -27,8 +27,8 @@ class WindowGroup:
     def shorten(self, length: i64) -> i64:
         """Return `length` if the holder has all blocks of the window before it, else the tokens before the last gap.
 
-        `length` must be whole blocks, at most `num_tokens`, and never more than in an earlier call. O(blocks of the
-        path) for all calls together: each block is examined once.
+        `length` must be whole blocks, at most `num_tokens`, and at most that of the previous call. O(blocks of the
+        path) for all calls together, because each block is examined once.
         """
         needed = first_needed_block(length, self._window, self._block_size)
         position = min(self._clear, length // self._block_size)

@@ -47,7 +47,7 @@ class RoundRobin(StatelessCost):
 
 
 class SessionHash(StatelessCost):
-    """The replica whose hash with the session is lowest; a request without a session is its own.
+    """The replica whose hash with the session is lowest. A request without a session counts as a session.
 
     By rendezvous hashing (Thaler and Ravishankar, 1998), few sessions move when replicas are added or removed.
     """

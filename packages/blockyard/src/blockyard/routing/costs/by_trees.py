@@ -66,7 +66,7 @@ class AIBrix(SentTree):
     IMBALANCE_FACTOR, IMBALANCE_GAP = 2.0, 8
 
     def costs(self, request: RouteRequest, candidates: Candidates) -> Floats:
-        """Return the requests, minus the matched tokens times more than any difference in requests."""
+        """Return the number of requests, minus the matched tokens weighted so that they outweigh all requests."""
         requests = candidates.requests.astype(np.float64)
         matches = self.matches(request, candidates)
         most, least = requests.max(), requests.min()
@@ -108,10 +108,11 @@ class RayAffinity(SentTree):
 
 
 class Preble(SentTree):
-    """The longest match if more of the prompt matches than not, else the lowest load of the last three minutes.
+    """The longest match if more than half of the prompt matches, else the lowest load of the last three minutes.
 
-    The load is in seconds: tokens computed there in the window, and those that this request would compute. The cost of
-    evictions is omitted because the router does not know the replicas' capacity. E2 of Srivatsa et al. (ICLR 2025).
+    The load is in seconds: for tokens computed there in the window, and for those that this request would compute. The
+    cost of evictions is omitted because the router does not know the replicas' capacity. E2 of Srivatsa et al. (ICLR
+    2025).
     """
 
     #: Seconds of the past that count as load.

@@ -24,11 +24,11 @@ class RetentionWatch:
     def __init__(self) -> None:
         self.counts = zeros_i64(int(DROPPED) + 1)
 
-    def ended(self, block: i64, cause: i64) -> None:  # noqa: ARG002
+    def count_end(self, block: i64, cause: i64) -> None:  # noqa: ARG002
         """Count the end of the retention of `block`."""
         self.counts[cause] += 1
 
-    def all_dropped(self, num_blocks: i64) -> None:
+    def count_all_dropped(self, num_blocks: i64) -> None:
         """Count the end of all retentions at once: the cache was reset, or another policy was set."""
         self.counts[DROPPED] += num_blocks
 
@@ -36,9 +36,9 @@ class RetentionWatch:
 class Retention(Layer):
     """Evicts blocks with a priority above 0 only when no other block is idle.
 
-    Among them the lowest priority is evicted first, then the block idle longest. A priority can be set, changed and
-    taken back at any time, for idle and held blocks; it ends at its expiry, or when the block is evicted. A hard pin
-    can starve a pool (SGLang removed theirs); retention cannot. O(log n) an operation.
+    Among these, the lowest priority is evicted first, then the block that was idle the longest. A priority can be set,
+    changed and withdrawn at any time, for idle and held blocks. It ends at its expiry, or when the block is evicted.
+    Retention cannot starve a pool as a hard pin can (SGLang removed theirs). O(log n) per operation.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Retention(Layer):
         return self._priority[block] > 0
 
     def retain(self, block: i64, priority: int, expires_at: float | None) -> None:
-        """Retain `block` until `expires_at`, or for good if that is None; priority 0 takes it back. O(log n).
+        """Retain `block` until `expires_at`, or without end if that is None. Priority 0 ends the retention. O(log n).
 
         An idle block whose priority changes counts as idle from now on; with the same priority it keeps its position.
         """
@@ -76,7 +76,7 @@ class Retention(Layer):
         self._priority[block] = priority
         self._expire_never(block)
         if priority == 0 and before > 0:
-            self.watch.ended(block, RELEASED)
+            self.watch.count_end(block, RELEASED)
         if priority > 0 and expires_at is not None:
             self._expiries.insert(block, order_of(expires_at))
         if self._retained.holds(block) and priority != before:
@@ -93,7 +93,7 @@ class Retention(Layer):
         self.num_retained += change
 
     def _add_idle(self, block: i64) -> None:
-        """Add a retained block to the idle ones."""
+        """Add a retained block that became idle."""
         self._retained.insert(block, self._priority[block])
 
     def _remove_idle(self, block: i64) -> None:
@@ -104,14 +104,14 @@ class Retention(Layer):
             self._expiries.remove(block)
 
     def advance(self, now: float) -> None:
-        """End the retentions that expire at `now` or before. O(log n) for each."""
+        """End the retentions that expire at `now` or earlier. O(log n) for each."""
         latest = order_of(now)
         ended: list[int] = []
         while self._expiries.num_items > 0 and self._expiries.lowest() <= latest:
             block = self._expiries.pop()
             self._priority[block] = 0
             self._count(block, -1)
-            self.watch.ended(block, EXPIRED)
+            self.watch.count_end(block, EXPIRED)
             if self._retained.holds(block):
                 self._remove_idle(block)
                 ended.append(int(block))
@@ -157,7 +157,7 @@ class Retention(Layer):
             block = self.policy.evict()
             if not 0 < block < len(self._is_inner) or self._is_inner[block] == 0:
                 if 0 < block < len(self._is_inner) and self._retained.holds(block):
-                    raise ValueError(f"block {block} is retained and not the policy's to choose")
+                    raise ValueError(f"block {block} is retained; the policy must not choose it")
                 return block
             self._leave_policy(block)
             return block
@@ -178,7 +178,7 @@ class Retention(Layer):
             self._count(block, -1)
             self._priority[block] = 0
             self._expire_never(block)
-            self.watch.ended(block, cause)
+            self.watch.count_end(block, cause)
 
     def clear(self) -> None:
         """Remove all idle blocks and priorities. Allocates nothing."""
@@ -187,7 +187,7 @@ class Retention(Layer):
         clear_i64(self._priority)
         clear_i64(self._is_inner)
         self._num_inner = 0
-        self.watch.all_dropped(self.num_retained)
+        self.watch.count_all_dropped(self.num_retained)
         self.num_retained = 0
         super().clear()
 
@@ -222,17 +222,22 @@ class Retention(Layer):
             num_inner += 1 if self._is_inner[block] != 0 else 0
             num_retained += 1 if self._priority[block] > 0 else 0
             if self._retained.holds(block) and (self._is_inner[block] != 0 or self._priority[block] == 0):
-                raise InvariantError(f"retention: block {block} is retained, and the policy's or of priority 0")
+                raise InvariantError(
+                    f"retention: block {block} is listed as retained, but the policy knows it or its priority is 0"
+                )
             if self._expiries.holds(block) and self._priority[block] == 0:
-                raise InvariantError(f"retention: block {block} has an expiry and no priority")
+                raise InvariantError(f"retention: block {block} has an expiry but priority 0")
         if num_inner != self._num_inner or num_retained != self.num_retained:
-            raise InvariantError(f"retention: {num_inner} blocks are the policy's, {num_retained} are retained")
+            raise InvariantError(
+                f"retention: the policy knows {num_inner} blocks and {num_retained} are retained; the counts are "
+                f"{self._num_inner} and {self.num_retained}"
+            )
 
 
 class TenantRetention(Retention):
-    """Retention in a pool that tenants share: the tenant that gives a block is chosen before the block.
+    """Retention in a pool that tenants share: first the tenant that gives a block is chosen, then the block.
 
-    tenants: the layer right inside this one.
+    `tenants` is the layer directly inside this one.
     """
 
     def __init__(self, tenants: TenantLayer, num_blocks: int, watch: RetentionWatch) -> None:

@@ -23,15 +23,15 @@ TIES: Final[i64] = 16384
 class TenantLayer(Layer):
     """Chooses the tenant whose idle block is evicted; `policy` chooses among that tenant's blocks.
 
-    A tenant's *excess* is what it holds and its idle blocks, less its guarantee, divided by its weight; a group's
-    likewise. The group with the greatest excess gives a block, and in it the member with the greatest, as long as both
-    are above 0. Otherwise only the tenant that takes the block may be above its guarantee, and gives one of its own: no
-    tenant loses a block within its guarantee to another.
+    A tenant's *excess* is the number of its held and idle blocks, minus its guarantee, divided by its weight; a group's
+    likewise. If excesses are above 0, the group with the greatest gives a block, and in it the member with the
+    greatest. Otherwise only the tenant that takes the block may be above its guarantee, and gives an idle block itself:
+    no tenant loses a block within its guarantee to another.
 
-    The policy knows no tenants. When it names a block of another tenant than the one that gives, that block waits in a
-    list of its own tenant until that tenant gives, or until it is hit. So each idle block is named once: O(1) amortised
-    on top of the policy's own cost, and O(log tenants). With least recently used every block is put into its tenant's
-    list at once, which is the same order. 28 bytes a block, about 300 a tenant.
+    The policy knows no tenants. If it names a block of a tenant that does not give, that block waits in a list of its
+    tenant until the tenant gives or the block is hit. So each idle block is named once: O(1) amortised on top of the
+    policy's own cost, and O(log tenants). With least recently used every block is put into its tenant's list at once,
+    which gives the same order. 28 bytes a block, about 300 a tenant.
     """
 
     def __init__(self, policy: EvictionPolicy, num_blocks: int, budget: SharedBudget) -> None:
@@ -96,7 +96,7 @@ class TenantLayer(Layer):
         else:
             self._lists.remove(block)
             if not self.is_direct:
-                super().spared(block)
+                super().note_revived(block)
 
     def add_retained(self, block: i64) -> None:
         """Add an idle block that is retained: it is evicted when its tenant has no other."""
@@ -112,9 +112,9 @@ class TenantLayer(Layer):
     # Who gives.
 
     def may_evict(self) -> bool:
-        """Return whether a block may be evicted for a requester. Requesters without one are skipped.
+        """Return whether a block may be evicted for a requester. Skips requesters for which none may be.
 
-        Without one: all idle blocks are within the guarantees of other tenants.
+        For these, all idle blocks are within the guarantees of other tenants.
         """
         self._rank()
         while self.budget.requester() >= 0:
@@ -125,7 +125,7 @@ class TenantLayer(Layer):
         return False
 
     def choose(self) -> i64:
-        """Return the tenant that gives the next block; some are idle."""
+        """Return the tenant that gives the next block. At least one block must be idle."""
         self._rank()
         slot = self._chosen_tenant()
         if slot < 0:
@@ -207,7 +207,7 @@ class TenantLayer(Layer):
         return block
 
     def _named(self, slot: i64) -> i64:
-        """Ask the policy until it names a block of the tenant, which has blocks that the policy knows."""
+        """Ask the policy until it names a block of this tenant; the policy must know one."""
         while True:
             block = self.policy.evict()
             if not 0 < block < len(self._is_inner) or self._is_inner[block] == 0:
@@ -221,14 +221,14 @@ class TenantLayer(Layer):
             self._lists.append(2 * owner, block)
 
     def has_plain(self, slot: i64) -> bool:
-        """Return whether the tenant has an idle block that is not retained. If so, the next `evict` returns it."""
+        """Return whether the tenant has an idle block that is not retained; the next `evict` then returns one."""
         if self.idle[slot] == self._lists.length[2 * slot + 1]:
             return False
         self._next = slot
         return True
 
     def retained_blocks(self, slot: i64) -> list[int]:
-        """Return the idle blocks that are retained for a tenant. O(these)."""
+        """Return the tenant's idle blocks that are retained. O(their number)."""
         return self._lists.blocks(2 * slot + 1)
 
     # The size, and checks.
@@ -261,11 +261,13 @@ class TenantLayer(Layer):
         for block in range(len(self._is_inner)):
             listed = self._lists.list_of(i64(block))
             if listed >= 0 and (self._is_inner[i64(block)] != 0 or listed >> 1 != self.budget.of_block[i64(block)]):
-                raise InvariantError(f"tenants: block {block} is in list {listed}, or the policy's, and should not be")
+                raise InvariantError(
+                    f"tenants: block {block} is in list {listed}, but the policy knows it or it is another tenant's"
+                )
             if listed >= 0 or self._is_inner[i64(block)] != 0:
                 idle[self.budget.of_block[i64(block)]] += 1
         if idle != list(self.idle):
-            raise InvariantError(f"tenants: tenants have {idle} idle blocks, counted are {list(self.idle)}")
+            raise InvariantError(f"tenants: tenants have {idle} idle blocks, but the counts are {list(self.idle)}")
         self._check_ranks()
         self.policy.check()
 
@@ -279,7 +281,7 @@ class TenantLayer(Layer):
                 members[group] = min(members.get(group, rank), rank)
         firsts = {group: int(self._first_of(i64(group))) for group in members}
         if firsts != {group: slot for group, (_, slot) in members.items()}:
-            raise InvariantError(f"tenants: {firsts} are first of their groups, by excess {members} are")
+            raise InvariantError(f"tenants: {firsts} are ranked first in their groups; by excess it must be {members}")
         groups = sorted((-int(self._key_of(i64(group))), group) for group in members)
         if int(self._groups.num_items) != len(groups) or (groups and self._groups.first() != groups[0][1]):
-            raise InvariantError(f"tenants: by excess the groups are {groups}, ranked otherwise")
+            raise InvariantError(f"tenants: the ranking of groups differs from their order by excess, {groups}")

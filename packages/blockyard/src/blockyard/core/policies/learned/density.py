@@ -42,9 +42,9 @@ class Density(EvictionPolicy):
     After Beckmann, Chen and Cidon, "LHD: improving cache hit rate by maximizing hit density" (NSDI 2018): contents are
     sorted into classes, and the policy learns how often each class is hit at each age. There are three differences:
 
-    - The classes are made for prefixes (`chain_class`). The blocks that one request leaves, a chain, are used again
-      together: the chain is new, or continues another for the first or the tenth time, and added few or many blocks.
-      Blocks that several chains share are classified by the number of chains.
+    - Classes are made for prefixes (`chain_class`). The blocks that one request leaves, a chain, are used again
+      together. A chain is classified by how often it was continued (never, once, ten times) and by the number of blocks
+      that were added last. Blocks that several chains share are classified by the number of chains.
     - Ages that blocks do not reach in the pool are learned too, from a sample of contents that are tracked after their
       eviction (`_tracked`). So the rates describe the load, and not the effect of this policy on it.
     - The worth is Gittins' index (1979), the best ratio over all times for which a block could be kept. The next turn
@@ -123,7 +123,7 @@ class Density(EvictionPolicy):
         self._lists.remove(block)
 
     def _settle_with(self, block: i64) -> None:
-        """Complete the chain that is being freed if `block` is in it."""
+        """Complete the chain that is being freed if `block` belongs to it."""
         if self._lists.list_of(block) == ARRIVING:
             self._settle()
 
@@ -179,7 +179,7 @@ class Density(EvictionPolicy):
         self._now += length
 
     def _shared(self, block: i64, is_continued: bool) -> i64:
-        """Return how many requests share a block now, without the one that continues its chain."""
+        """Return how many requests share a block now, not counting the one that continues its chain."""
         known = self._state[block] >= 0
         before = shared_of(self._state[block]) if known else i64(0)
         uses = max(self._hits[block], i64(1) if known else i64(0))
@@ -204,16 +204,16 @@ class Density(EvictionPolicy):
     # Learning.
 
     def _follow(self, key: i64, old: i64, state: i64, sampled: bool, is_end: bool) -> None:
-        """Count the return of a tracked content, and track it from now on."""
+        """Count the return of a tracked content, and track it again from now on."""
         place = self._tracked.find(key)
         if place >= 0:
             if sampled and old >= 0:
-                self._rates.returned(class_of(old) * NUM_AGES + self._age_of_entry(self._tracked.number(place)))
+                self._rates.count_return(class_of(old) * NUM_AGES + self._age_of_entry(self._tracked.number(place)))
             self._tracked.forget(place)
         if sampled or is_end:
             self._tracked.put(key, state)
         if sampled:
-            self._rates.entered(class_of(state) * NUM_AGES)
+            self._rates.count_entry(class_of(state) * NUM_AGES)
 
     def _age_of_entry(self, number: i64) -> i64:
         """Return the last age at which the entry was counted."""
@@ -245,7 +245,7 @@ class Density(EvictionPolicy):
                 break
             key = tracked.key(place)
             if key >= 0 and (mix(key) & self._sample_mask) == 0:
-                self._rates.entered(class_of(state) * NUM_AGES + age)
+                self._rates.count_entry(class_of(state) * NUM_AGES + age)
             number += 1
         self._next_entry[age] = number
 
@@ -261,7 +261,7 @@ class Density(EvictionPolicy):
                 self._append(cell + 1, block)
 
     def _sort(self, worths: vec[i64]) -> None:
-        """Sort the lists by worth; of equal ones the older age comes first, then the lower class."""
+        """Sort the lists by worth; of equal ones, older ages come first, then lower classes."""
         order = sorted((int(worths[cell]), -int(cell % NUM_AGES), int(cell)) for cell in range(NUM_CELLS))
         for rank in range(NUM_CELLS):
             cell = i64(order[rank][2])
@@ -290,11 +290,16 @@ class Density(EvictionPolicy):
         self._start_learning()
 
     def check(self) -> None:
-        """Check the lists, and that those before the first rank are empty. O(num_blocks)."""
+        """Raise `InvariantError` unless the lists are sound and all before the first rank are empty. O(num_blocks)."""
         self._lists.check()
         for rank in range(NUM_CELLS):
             cell = self._order[rank]
             if self._rank[cell] != rank:
-                raise InvariantError(f"density: list {cell} has rank {rank}, its own entry says {self._rank[cell]}")
+                raise InvariantError(
+                    f"density: list {cell} is at rank {rank}, but its entry has rank {self._rank[cell]}"
+                )
             if rank < self._first_rank and self._lists.length[cell] > 0:
-                raise InvariantError(f"density: list {cell} of rank {rank} has blocks, before rank {self._first_rank}")
+                raise InvariantError(
+                    f"density: list {cell} of rank {rank} has blocks, but the first rank with blocks is "
+                    f"{self._first_rank}"
+                )

@@ -27,11 +27,11 @@ def pack(time: i64, kind: i64, turn: i64, is_end: bool, shared: i64) -> i64:
     """Pack the state of a content into an integer.
 
     Args:
-        time: below 2**46.
-        kind: the class.
-        turn: 0 to 3.
+        time: number of blocks freed before it was freed last; below 2**46.
+        kind: its class.
+        turn: how often its chain was continued, 0 to 3.
         is_end: whether it is one of the last two of its chain.
-        shared: 0 to 255.
+        shared: how many requests used it and then diverged, 0 to 255.
     """
     return (((time * 32 + kind) * 4 + turn) * 2 + (i64(1) if is_end else i64(0))) * 256 + shared
 
@@ -103,7 +103,7 @@ class ReturnRates:
 
     Args:
         num_blocks: blocks of the pool, the unit of ages.
-        sampled_one_in: one content in this many is counted.
+        sampled_one_in: one in this many contents is counted.
     """
 
     def __init__(self, num_blocks: int, sampled_one_in: int) -> None:
@@ -118,12 +118,12 @@ class ReturnRates:
         self._age_prior = max(AGE_PRIOR // sampled_one_in, 1) * UNIT
         self._worth = zeros_i64(int(NUM_CLASSES * NUM_AGES))
 
-    def entered(self, cell: i64) -> None:
-        """Count a content that reached an age; the cell is class * NUM_AGES + age."""
+    def count_entry(self, cell: i64) -> None:
+        """Count a content that reached an age. `cell` is class * NUM_AGES + age."""
         self._entered[cell] += UNIT
 
-    def returned(self, cell: i64) -> None:
-        """Count a content that was used again at an age."""
+    def count_return(self, cell: i64) -> None:
+        """Count a content that was used again at an age. `cell` is class * NUM_AGES + age."""
         self._returned[cell] += UNIT
 
     def fade(self) -> None:
@@ -135,8 +135,8 @@ class ReturnRates:
     def worths(self) -> vec[i64]:
         """Return the worth of a block of each cell, in steps of about 40 % or 20 %. O(NUM_CLASSES * NUM_AGES**2).
 
-        The worth is Gittins' index: the best ratio of hits to block time over all ages up to which the block could be
-        kept. A child is never worth more than its parents in the same chain.
+        The worth is Gittins' index: the block is kept until some age, and the worth is the highest ratio of hits to
+        block time over all such ages. A child is never worth more than its parents in the same chain.
         """
         self._group_worths(NEW, END)
         self._group_worths(END, SHARED)
@@ -157,7 +157,10 @@ class ReturnRates:
             self._class_worths(kind * NUM_AGES, assumed)
 
     def _group_chance(self, first: i64, end: i64, age: i64, younger: i64) -> i64:
-        """Return the chance that a content of the group is used again at this age, with the age before as prior."""
+        """Return the chance that a content of the group is used again at this age.
+
+        The chance at the age before is the prior.
+        """
         entered: i64 = 0
         returned: i64 = 0
         for kind in range(first, end):
@@ -175,9 +178,9 @@ class ReturnRates:
             self._worth[cell + age] = self._best_ratio(cell, age)
 
     def _best_ratio(self, cell: i64, first: i64) -> i64:
-        """Return the best ratio of hits to block time over all ages until which the block could be kept.
+        """Return the highest ratio of hits to block time that keeping the block until some age gives.
 
-        The block is halfway through the first age.
+        The block is halfway through its present age.
         """
         there = ONE
         hits: i64 = 0
@@ -211,7 +214,10 @@ class ReturnRates:
 
 
 def rounded(worth: i64, steps: i64) -> i64:
-    """Round to two or four steps per octave: small differences are noise, and of equal blocks the older is evicted."""
+    """Round to two or four steps per octave.
+
+    Smaller differences are noise, and of equal blocks the older one is evicted.
+    """
     octave: i64 = 0
     while worth >= 2 * steps:
         worth >>= 1

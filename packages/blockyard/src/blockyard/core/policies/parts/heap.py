@@ -120,7 +120,7 @@ class BlockHeap:
         return self._heap[: self.num_items]
 
     def check(self) -> None:
-        """Check that every block is at its position and none comes before its parent. O(num_blocks)."""
+        """Raise `InvariantError` unless every block is at its position and none precedes its parent. O(num_blocks)."""
         for place in range(self.num_items):
             block = self._heap[place]
             if self._place[block] != place + 1:
@@ -129,7 +129,7 @@ class BlockHeap:
                 raise InvariantError(f"heap: block {block} at position {place} comes before its parent")
         inside = sum(1 for place in self._place if place != 0)
         if inside != self.num_items:
-            raise InvariantError(f"heap: {inside} blocks have a position, {self.num_items} are counted")
+            raise InvariantError(f"heap: {inside} blocks have a position, but num_items is {self.num_items}")
 
 
 def order_of(time: float) -> i64:

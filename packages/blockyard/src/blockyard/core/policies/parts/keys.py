@@ -65,9 +65,9 @@ class Ghosts:
             self._put(key, number)
 
     def touch_last_first(self, keys: vec[i64], places: vec[i64], count: i64) -> None:
-        """Make the keys at `places[:count]` the latest, last one first. All must be remembered. O(count) expected.
+        """Make the keys at `places[:count]` the latest ones, starting with the last. All must be remembered.
 
-        Each is first expected in the row before that of the previous one.
+        O(count) expected: each is looked for first in the row before that of the previous one.
         """
         own = self._key
         number = self._number
@@ -98,7 +98,7 @@ class Ghosts:
         return self._find(key) != 0
 
     def take(self, key: i64) -> i64:
-        """Forget a key and return its number; `NOT_THERE` if it is not remembered."""
+        """Forget a key. Return its number, or `NOT_THERE` if it is not remembered."""
         row = self._find(key)
         if row == 0:
             return NOT_THERE
@@ -107,7 +107,7 @@ class Ghosts:
         return number
 
     def oldest(self) -> i64:
-        """Return the key that is forgotten next, of a memory that is not empty."""
+        """Return the key that is forgotten next. The memory must not be empty."""
         return self._key[i64(self._after[0])]
 
     def number(self, key: i64) -> i64:
@@ -201,10 +201,10 @@ class Ghosts:
 
 
 class KeyRing:
-    """A ring of (key, state) in which the oldest entry is overwritten, and a table of rows with four entries each.
+    """A ring of the latest `num_entries` pairs (key, state), and a table that finds a key.
 
-    The table finds a key. If five keys share a row, the least recently used one is forgotten early. 24 bytes an entry.
-    O(1) per operation.
+    A new entry overwrites the oldest. Rows of the table have four entries; if five keys share a row, the least recently
+    used one is forgotten early. 24 bytes an entry. O(1) per operation.
 
     Args:
         num_entries: entries of the ring, a multiple of 4.
@@ -246,16 +246,16 @@ class KeyRing:
         return number % self.capacity
 
     def number(self, place: i64) -> i64:
-        """Return the number of the entry at a position: how many were inserted before it."""
+        """Return the number of entries that were inserted before the one at a position."""
         number = self.num_put - self.num_put % self.capacity + place
         return number if number < self.num_put else number - self.capacity
 
     def forget(self, place: i64) -> None:
-        """Forget the content at a position."""
+        """Forget the key at a position."""
         self._key[place] = 0
 
     def put(self, key: i64, state: i64) -> None:
-        """Insert a content, which must not be in the ring, as the most recently used."""
+        """Insert a key, which must not be in the ring, as the most recently used."""
         place = self.num_put % self.capacity
         self.num_put += 1
         self._key[place] = 0
@@ -265,7 +265,7 @@ class KeyRing:
         self._table[way] = place
 
     def _free_way(self, row: i64) -> i64:
-        """Return an unused entry of the row; if there is none, forget the least recently used content."""
+        """Return an unused entry of the row. If there is none, forget the least recently used key."""
         oldest = row
         oldest_number = self.num_put
         for way in range(row, row + WAYS):
@@ -283,7 +283,8 @@ class KeyRing:
     def _is_named_before(self, way: i64, row: i64) -> bool:
         """Return whether an earlier entry of the row has the same position, so that this one is unused.
 
-        An outdated entry has a position that another content may take later, and at first all have position 0.
+        An entry that was overwritten in the ring still has its position, which another key may take. At first all have
+        position 0.
         """
         for other in range(row, way):
             if self._table[other] == self._table[way]:

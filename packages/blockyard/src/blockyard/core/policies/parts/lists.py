@@ -11,7 +11,7 @@ NONE: Final[i64] = -1
 
 
 class BlockLists:
-    """`num_lists` lists, numbered from 0; the head of each was appended first. 12 bytes a block, 16 a list.
+    """`num_lists` lists, numbered from 0. The head of each is its oldest block. 12 bytes a block, 16 a list.
 
     All operations are O(1), except `splice`: O(1) per block moved.
 
@@ -151,9 +151,11 @@ class BlockLists:
             blocks = self.blocks(number)
             inside += len(blocks)
             if len(blocks) != self.length[number] or any(self.list_of(i64(block)) != number for block in blocks):
-                raise InvariantError(f"list {number}: {len(blocks)} blocks are linked, {self.length[number]} counted")
+                raise InvariantError(
+                    f"list {number}: {len(blocks)} blocks are linked, but its length is {self.length[number]}"
+                )
             if blocks != self._backwards(number):
-                raise InvariantError(f"list {number}: its blocks differ between both directions")
+                raise InvariantError(f"list {number}: its links lead to other blocks forwards than backwards")
         if inside != sum(1 for number in self._list if number != 0):
             raise InvariantError("lists: a block has the number of a list that does not contain it")
 

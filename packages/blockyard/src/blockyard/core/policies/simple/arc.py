@@ -40,13 +40,13 @@ class ARC(EvictionPolicy):
         self._lists.append(self._is_often[block], block)
 
     def _meet(self, block: i64, key: i64) -> None:
-        """Set the list of a block that has new content, when it becomes idle or is hit for the first time."""
+        """Set the list of a block with new content, when it becomes idle or is hit for the first time."""
         if self._key[block] != key + 1:
             self._key[block] = key + 1
             self._is_often[block] = self._learn(key)
 
     def _learn(self, key: i64) -> i64:
-        """Adjust the target if the content was evicted before. Return its list."""
+        """Adjust the target if the content was evicted before. Return the list that it belongs to."""
         once = i64(len(self._ghosts_once))
         often = i64(len(self._ghosts_often))
         if self._ghosts_once.take(key) >= 0:

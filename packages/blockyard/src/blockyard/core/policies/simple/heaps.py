@@ -74,7 +74,7 @@ class FIFO(HeapPolicy):
         self._num_contents: i64 = 0
 
     def priority(self, block: i64, key: i64, depth: i64) -> i64:  # noqa: ARG002
-        """Return the number of the content, counted when contents first became idle."""
+        """Return a number that counts contents as they first became idle."""
         if self.is_new(block, key):
             self._num_contents += 1
             self._number[block] = self._num_contents
@@ -87,11 +87,11 @@ class FIFO(HeapPolicy):
 
 
 class LFU(HeapPolicy):
-    """Evicts the content with the fewest requests, and of equal ones the one idle longest. O(log n) per operation.
+    """Evicts the content with the fewest requests, and of equal ones the one that was idle longest.
 
-    Counts are kept for the latest 2**20 contents, evicted ones included. A count has the request that cached the
-    content and each request that hit it. A block has the count of the moment it became idle, so of two blocks with the
-    same content one does not gain by hits of the other.
+    O(log n) per operation. Counts are kept for the latest 2**20 contents, evicted ones included. A count includes the
+    request that cached the content and each request that hit it. A block keeps the count of the moment it became idle,
+    so a block does not gain by hits of another block with the same content.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -119,9 +119,9 @@ class Score(HeapPolicy):
     """Recency, plus a credit for each hit, minus a cost for each block before it in its sequence.
 
     The score of a block that becomes idle is the number of events so far, plus `hit_credit` events for each of its hits
-    (at most 64), minus `depth_cost` events for each block before it in its sequence. It is constant while the block is
-    idle: time would lower all scores alike, so their order stays, as in GreedyDual (Young, 1994), and a heap holds
-    them. O(log n) per operation.
+    (at most 64), minus `depth_cost` events for each block before it in its sequence. It does not change while the block
+    is idle. Time would lower all scores alike, so their order stays and a heap is enough, as in GreedyDual (Young,
+    1994). O(log n) per operation.
 
     Args:
         num_blocks: blocks of the pool.
@@ -142,7 +142,7 @@ class Score(HeapPolicy):
         self._num_events: i64 = 0
 
     def hit(self, block: i64, key: i64) -> None:
-        """Count a hit, which may come before the content became idle for the first time."""
+        """Count a hit, which may precede the first time that the content is idle."""
         self._num_events += 1
         if self.is_new(block, key):
             self.last_key[block] = key + 1

@@ -18,10 +18,10 @@ MOST_HITS: Final[i64] = 3
 class S3FIFO(EvictionPolicy):
     """S3-FIFO, after Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023).
 
-    A new content enters the small queue. At the head of this queue, a block that was hit since moves to the main queue;
-    another is evicted and its key remembered. A content that returns while its key is remembered enters the main queue
-    directly. At the head of the main queue, a block with hits moves to the end and loses one hit. Blocks in use are in
-    no queue: when a block becomes idle again, it is appended to its queue with its hits. O(1) amortised.
+    New contents enter the small queue. At its head, a block that was hit since moves to the main queue; any other is
+    evicted and its key remembered. A content that returns while its key is remembered enters the main queue directly.
+    At the head of the main queue, a block with hits moves to the end and loses one hit. Blocks in use are in no queue:
+    when a block becomes idle again, it is appended to its queue with its hits. O(1) amortised.
 
     Args:
         num_blocks: blocks of the pool.
@@ -43,7 +43,7 @@ class S3FIFO(EvictionPolicy):
         self._queues.append(self._home[block], block)
 
     def _meet(self, block: i64, key: i64) -> None:
-        """Set the queue of a block that has new content, when it becomes idle or is hit for the first time."""
+        """Set the queue of a block with new content, when it becomes idle or is hit for the first time."""
         if self._key[block] != key + 1:
             self._key[block] = key + 1
             self._hits[block] = 0
@@ -57,7 +57,7 @@ class S3FIFO(EvictionPolicy):
         self._queues.remove(block)
 
     def evict(self) -> i64:
-        """Evict the first block without hits, of the small queue if it is too long, else of the main queue."""
+        """Evict the first block without hits, from the small queue if it is too long, else from the main queue."""
         while True:
             small = self._queues.length[SMALL]
             main = self._queues.length[MAIN]

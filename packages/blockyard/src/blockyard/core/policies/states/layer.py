@@ -60,7 +60,7 @@ class StateLayer(Layer):
     def num_hinted(self) -> i64:
         return self.num_over
 
-    def session_changed(self, sessions: Sessions, slot: i64) -> None:
+    def on_session_change(self, sessions: Sessions, slot: i64) -> None:
         self.registry.set_session_over(sessions.number(slot), sessions.is_over(slot))
 
     def check_sessions(self, sessions: Sessions) -> None:
