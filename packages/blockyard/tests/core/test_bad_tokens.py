@@ -240,7 +240,7 @@ def test_accepted_drafts_may_differ_in_number(make: Any) -> None:
         ([[1], 2], r"^next_tokens\[1\] is 2; it must be a list of tokens like the other rows$"),
         ([1, [2]], r"^next_tokens is \[1, \[2\]\]; integers are needed, and no lists of different lengths or beside"),
         ([[1], [2, [3]]], r"^next_tokens\[1\] is \[2, \[3\]\]; integers are needed"),
-        ([[1]], r"^next_tokens has 1 rows for 2 sequences$"),
+        ([[1]], r"^next_tokens has 1 rows; it must have one for each of the 2 sequences$"),
         ([[1], [True, 2]], r"next_tokens\[1\]\[0\] is True; integers are needed$"),
         ([[1], [2.5]], r"^next_tokens\[1\] has items of type float64; integers are needed$"),
         ([[1, -1, 3], [2]], r"^next_tokens\[0\] has 3 after -1"),

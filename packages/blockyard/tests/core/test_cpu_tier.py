@@ -208,7 +208,7 @@ def test_a_loading_sequence_can_be_freed_and_nothing_stays() -> None:
     seq = cache.allocate([*prompt(1, 8), 5])
     assert cache.cpu_pool.num_used_blocks == 2
     for call in (lambda: cache.fork(seq), lambda: cache.truncate(seq, 5)):
-        with pytest.raises(SequenceNotReady, match="bring back"):
+        with pytest.raises(SequenceNotReady, match="to load from the CPU pool"):
             call()
     cache.free(seq)
     cache.reserve([], 0)

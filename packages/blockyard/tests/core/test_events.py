@@ -139,7 +139,7 @@ def test_the_cpu_pool_and_layer_groups_are_told_apart() -> None:
 def test_a_log_that_lost_a_mark_is_seen() -> None:
     cache = make_cache()
     seq = compute(cache, [1, 2, 3, 4])
-    cache._parts.token_blocks.index.log.told[int(cache.block_ids(seq)[0])] = 0
+    cache._parts.token_blocks.index.log.marks[int(cache.block_ids(seq)[0])] = 0
     with pytest.raises(InvariantError, match="are logged"):
         cache.check()
 

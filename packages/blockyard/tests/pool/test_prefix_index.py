@@ -291,7 +291,7 @@ CORRUPTIONS = {
     "a token changed": (flip_bit_of_token(5), "index: the hash of block 5 does not follow from its parent's"),
     "a duplicate's token changed": (flip_bit_of_token(3), "I5: a lookup of block 3's tokens does not find block"),
     "a hash changed": (set_item("chain_hash", 5, 1), "I5: a lookup of block 5's tokens does not find block"),
-    "a slot emptied": (empty_slot_of(5), "index: table, neighbours and rings reach other"),
+    "a slot emptied": (empty_slot_of(5), "index: the blocks that the table, neighbours and rings lead to"),
     "a slot moved": (move_slot_of(4), "I5: a lookup of block 4's tokens does not find block"),
     "a slot for a block that is not cached": (set_item("identity", 2 * 5, 0), "index: 4 blocks have a content"),
     "a count too high": (count_one_more("num_indexed"), "index: 5 blocks have content, but num_indexed is 6"),
@@ -308,8 +308,14 @@ CORRUPTIONS = {
         set_item("identity", 2 * 2, 3),
         "I5: block 2 is in the ring of block 1, but has another",
     ),
-    "a ring that skips one": (set_item("next_equal", 1, 3), "index: table, neighbours and rings reach other"),
-    "a ring that leads elsewhere": (set_item("next_equal", 3, 5), "index: table, neighbours and rings reach other"),
+    "a ring that skips one": (
+        set_item("next_equal", 1, 3),
+        "index: the blocks that the table, neighbours and rings lead to",
+    ),
+    "a ring that leads elsewhere": (
+        set_item("next_equal", 3, 5),
+        "index: the blocks that the table, neighbours and rings lead to",
+    ),
     "an owner nobody counted": (set_item("owner", 5, 1), "I3: 1 blocks have an owner, but num_pending is 0"),
     "an owner too many counted": (count_one_more("num_pending"), "I3: 0 blocks have an owner, but num_pending is 1"),
     # None of these is seen by a walk along slots and next_equal alone, and each is a wrong answer later.

@@ -239,7 +239,7 @@ def test_a_table_of_next_tokens() -> None:
 
 
 def test_a_table_needs_a_row_a_sequence() -> None:
-    with pytest.raises(InvalidArgument, match=r"^t has shape \(2, 3\) for 3 sequences$"):
+    with pytest.raises(InvalidArgument, match=r"^t has shape \(2, 3\); it must have one row for each of the 3"):
         token_table("t", np.ones((2, 3), dtype=np.int64), 3)
     with pytest.raises(InvalidArgument, match=r"^t has 2 items; it must have one for each of the 3 sequences$"):
         token_table("t", [1, 2], 3)
