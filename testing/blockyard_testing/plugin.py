@@ -38,15 +38,15 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the tests marked `drawn`, a run takes a third by its seed; all where TEST_DRAWS is 3 or files are named."""
+    """Skip tests marked `drawn`, except a sixth by the seed of the run. TEST_DRAWS=6, or naming a file, runs all."""
     if any(".py" in argument for argument in config.args):
         return
     for item in items:
         if (
             item.get_closest_marker("drawn")
-            and random.Random(f"{run_seed()} {item.nodeid}").randrange(3) >= seeds.thirds()
+            and random.Random(f"{run_seed()} {item.nodeid}").randrange(seeds.PARTS) >= seeds.num_parts()
         ):
-            item.add_marker(pytest.mark.skip(reason="another run's third; TEST_DRAWS=3 runs all"))
+            item.add_marker(pytest.mark.skip(reason="another run draws it; TEST_DRAWS=6 runs all"))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

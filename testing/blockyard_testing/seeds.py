@@ -17,16 +17,20 @@ def run_seed() -> int:
     return int(os.environ[_VARIABLE])
 
 
-def draws(whole: int, interpreted: int) -> int:
-    """How much a random test draws: a third of `whole` a run, all of it with TEST_DRAWS=3, before a release.
+#: A run draws one part of so many.
+PARTS = 6
 
-    Each run has a seed of its own, so three runs find what one of the whole would. The interpreted build is slow.
+
+def draws(whole: int, interpreted: int) -> int:
+    """Return how much a random test draws: a sixth of `whole` in a run, all of it with TEST_DRAWS=6, before a release.
+
+    Each run has its own seed, so six runs find as much as one with all draws. The interpreted build is slow.
     """
     import blockyard  # not before tests/conftest.py has chosen the build
 
-    return max(1, whole * thirds() // 3) if blockyard.compiled() else interpreted
+    return max(1, whole * num_parts() // PARTS) if blockyard.compiled() else interpreted
 
 
-def thirds() -> int:
-    """How many thirds of its draws a run takes: one, or TEST_DRAWS."""
-    return min(max(int(os.environ.get("TEST_DRAWS", "1")), 1), 3)
+def num_parts() -> int:
+    """Return how many sixths of its draws a run takes: one, or TEST_DRAWS."""
+    return min(max(int(os.environ.get("TEST_DRAWS", "1")), 1), PARTS)

@@ -168,6 +168,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("asks_first", ["1", "neither"])
 def test_two_ranks_with_an_empty_cache_make_one_whole_folder(tmp_path: Path, asks_first: str) -> None:
     """Transformers lets only the first rank write a model: the other's folder had only a tokenizer."""

@@ -19,6 +19,7 @@ from blockyard_engine.handoff import DecodeConnector
 from blockyard_engine.parallel import Transfer
 from blockyard_testing.hybrid_models import HYBRIDS, hybrid_model, poisoned
 from blockyard_testing.patience import PATIENCE_SECONDS
+from blockyard_testing.thread_ranks import ThreadPeers
 from blockyard_testing.tiny_models import mixed_prompts, reference_tokens, tiny_model
 
 from ..support.handoff_ends import Ends
@@ -205,7 +206,7 @@ def run(connector: DecodeConnector) -> list[int]:
 
 
 def test_engines_of_several_ranks_refuse_new_weights() -> None:
-    engine = Engine(tiny_model("llama-gqa"), num_blocks=20, block_size=4, tensor_parallel=2)
+    engine = Engine(tiny_model("llama-gqa"), num_blocks=20, block_size=4, tensor_parallel=ThreadPeers(2))
     try:
         with pytest.raises(InvalidArgument, match="2 ranks"):
             engine.forget_computed()

@@ -25,6 +25,7 @@ from ..support.small_answers import GREEDY, NUM_TOKENS, answer, few_prompts, req
 
 #: The names under which the models differ most: a delta rule, Mamba-2 beside attention in each layer, a shared block.
 FEW = ("qwen3_next", "falcon_h1", "zamba2")
+EACH = [name if name in FEW else pytest.param(name, marks=pytest.mark.drawn) for name in HYBRIDS]
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,7 @@ def load_engine(model: Any, **options: Any) -> Engine:
 # ---------------------------------------------------------------- every architecture
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", EACH)
 def test_tokens_equal_generate_in_chunks_and_after_hits(name: str) -> None:
     model = hybrid_model(name)
     prompts = few_prompts()
@@ -54,7 +55,7 @@ def test_tokens_equal_generate_in_chunks_and_after_hits(name: str) -> None:
         assert hits == [72, 60, 64, 36]
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", EACH)
 def test_prompts_hit_at_every_kind_of_checkpoint(name: str) -> None:
     model = hybrid_model(name)
     first, other = mixed_prompts((300, 20))
@@ -308,14 +309,14 @@ def fails(model: Any) -> None:
     probe_module._tried_copies.clear()
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", EACH)
 def test_swapped_states_fail_the_trial(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = StateSlots.rows
     monkeypatch.setattr(StateSlots, "rows", lambda slots, which: rows(slots, which * 0))
     fails(hybrid_model(name))
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", EACH)
 def test_states_that_are_not_loaded_fail_the_trial(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = StateSlots._parts
     monkeypatch.setattr(StateSlots, "_parts", lambda slots, slot: torch.zeros_like(parts(slots, slot)))

@@ -144,8 +144,8 @@ def test_other_weights_on_another_rank_alone_hit_nothing(tmp_path: Path) -> None
     ("shape", "way", "size"),
     [
         ("llama-gqa", "tensor_parallel", 2),
-        ("gemma3", "context_parallel", 3),
-        ("qwen3_next", "tensor_parallel", 2),
+        pytest.param("gemma3", "context_parallel", 3, marks=pytest.mark.drawn),
+        pytest.param("qwen3_next", "tensor_parallel", 2, marks=pytest.mark.drawn),
     ],
 )
 def test_random_traffic_over_faulty_tiers_gets_the_right_tokens(shape: str, way: str, size: int) -> None:
@@ -269,6 +269,7 @@ def step_to_the_end(engine: Engine) -> None:
         engine.step()
 
 
+@pytest.mark.drawn
 def test_a_rank_that_is_killed_in_mid_load_leaves_nothing_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +321,7 @@ for turn in range(10**6):
 """
 
 
+@pytest.mark.drawn
 def test_all_processes_killed_in_mid_save_leave_objects_that_are_right_or_missed(tmp_path: Path) -> None:
     draw = random.Random(run_seed())
     with subprocess.Popen(

@@ -67,7 +67,11 @@ def served(*options: str) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "others"), [((), ("--dtype", "bfloat16")), (("--tensor-parallel", "2"), ("--tensor-parallel", "1"))]
+    ("ranks", "others"),
+    [
+        ((), ("--dtype", "bfloat16")),
+        pytest.param(("--tensor-parallel", "2"), ("--tensor-parallel", "1"), marks=pytest.mark.drawn),
+    ],
 )
 def test_after_kill_9_a_new_process_is_warm(ranks: tuple[str, ...], others: tuple[str, ...], tmp_path: Path) -> None:
     demo_model_or_skip()

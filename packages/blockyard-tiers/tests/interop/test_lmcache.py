@@ -97,7 +97,7 @@ def test_lmcache_loads_the_bytes_it_stored(tmp_path: Path) -> None:
     from_l2 = damaged = 0
     for _ in range(3):
         with lmcache(tmp_path) as manager:
-            for _ in range(draws(60, 25)):
+            for _ in range(draws(150, 25)):
                 talk = draw.choice(talks)
                 talk[draw.randrange(3, 9) :] = [draw.randrange(2**60) for _ in range(draw.randrange(3))]
                 keys = keys_of(talk)

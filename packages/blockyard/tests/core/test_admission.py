@@ -149,7 +149,9 @@ def test_later_means_that_freeing_sequences_and_leases_makes_room(seed: int | No
     """Random sequences and leases: what is LATER fits when all of them are freed, what is NEVER does not."""
     source = random.Random(run_seed() if seed is None else seed)
     seen = {LATER: 0, NEVER: 0}
-    for _ in range(draws(60, 60)):
+    num_caches = 0
+    while num_caches < draws(60, 60) or not all(seen.values()):
+        num_caches += 1
         cache = Checked(num_blocks=14, watermark=source.choice([0.0, 0.2]))
         leases = []
         for _ in range(source.randrange(4)):
@@ -169,5 +171,3 @@ def test_later_means_that_freeing_sequences_and_leases_makes_room(seed: int | No
             if before in seen:
                 seen[before] += 1
                 assert (cache.can_allocate(tokens) is OK) == (before is LATER), tokens
-    assert seen[LATER] > 0
-    assert seen[NEVER] > 0

@@ -172,7 +172,7 @@ def test_against_one_after_another(settings: dict[str, Any]) -> None:
     """OK for a batch means that one after another fit; without layer groups the other way round as well."""
     draw = random.Random(run_seed())
     answers: list[Admission] = []
-    while len(answers) < draws(300, 60) or set(answers) != set(Admission):
+    while len(answers) < draws(600, 60) or set(answers) != set(Admission):
         seed = draw.randrange(2**32)
         together, apart = scene(seed, settings), scene(seed, settings)
         first = prompt(draw.randint(1, 3), draw.randint(1, 20))

@@ -375,7 +375,7 @@ class HitWorld(World):
 
 
 def test_the_longest_common_hit_against_brute_force() -> None:
-    seeds = [*CUTTING, *(run_seed() + number for number in range(draws(150, 40)))]
+    seeds = [*CUTTING, *(run_seed() + number for number in range(draws(180, 40)))]
     worlds = [HitWorld(blockyard, seed) for seed in seeds]
     for world in worlds:
         world.run(120)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     not blockyard.compiled(), reason="interpreted code is interrupted between any two lines"
 )
 
-NUM_CALLS = draws(len(EVERY_CALL) // 2, 0)
+NUM_CALLS = draws(len(EVERY_CALL), 0)
 #: Of the points of each.
 SHARE = 0.3
 

@@ -24,7 +24,7 @@ from blockyard_testing.seeds import draws, run_seed
 
 from ..support.hash_chains import Block, Chains, random_block, random_blocks, twin_of
 
-NUM_POOLS = draws(450, 24)
+NUM_POOLS = draws(600, 24)
 LAYOUTS = ("in order", "reversed", "runs", "shuffled")
 
 

@@ -25,7 +25,7 @@ from ..support.reference import SCHEDULED
 from ..support.reference import Sequence as ModelSequence
 
 STEPS_AN_EXAMPLE = 60
-NUM_EXAMPLES = draws(190, 64)
+NUM_EXAMPLES = draws(380, 64)
 BLOCK_SIZES = (1, 2, 3, 4, 16)
 #: What a step chooses by. One drawn number, and not each choice, goes to hypothesis: it steps faster, explores more
 #: evenly, and shrinks to fewer steps; `Pair.log` then tells what they were.

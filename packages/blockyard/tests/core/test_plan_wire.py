@@ -234,7 +234,7 @@ def test_a_random_world_runs_on_what_a_rank_has_read() -> None:
     import blockyard
 
     seed = run_seed()
-    num_worlds = draws(120, 6)
+    num_worlds = draws(180, 6)
     num_steps = num_damaged = 0
     for number in range(num_worlds):
         world = WireWorld(blockyard, seed + number)
@@ -526,7 +526,7 @@ def test_hostile_words_under_a_right_digest_never_reach_outside() -> None:
         changes = [{place: value} for place in range(len(body)) for value in values]
         changes += [
             {choose.randrange(len(body)): choose.choice(values) for _ in range(choose.randint(2, 4))}
-            for _ in range(draws(3000, 1000))
+            for _ in range(draws(6000, 1000))
         ]
         for change in changes:
             rank = PlanReceiver(config)

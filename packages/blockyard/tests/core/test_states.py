@@ -433,7 +433,7 @@ def test_slots_that_change_places_are_copied_by_way_of_a_free_one() -> None:
 def test_forks_and_frees_between_two_steps_leave_to_each_its_own_state() -> None:
     choose = random.Random(run_seed())
     num_worlds = num_circles = 0
-    while num_worlds < draws(300, 30) or num_circles == 0:
+    while num_worlds < draws(600, 30) or num_circles == 0:
         num_worlds += 1
         limit = choose.randint(2, 6)
         cache = hybrid(max_num_seqs=limit, state_checkpoints=())

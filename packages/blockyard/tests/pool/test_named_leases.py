@@ -18,7 +18,7 @@ from blockyard_testing.seeds import draws, run_seed
 
 from ..support.snapshot import refused, snapshot
 
-NUM_WORLDS = draws(9, 3)
+NUM_WORLDS = draws(12, 3)
 NAMES = [bytes([number]) * (1 + number % 32) for number in range(24)]
 
 

@@ -89,7 +89,7 @@ for side in sys.argv[2:]:
 
 
 def test_a_pool_that_cannot_grow_stays_as_it_was() -> None:
-    """A third of the kinds of managers, and of plain ones with each policy; TEST_DRAWS=3 takes all."""
+    """A sixth of the kinds of managers, and of plain ones with each policy; TEST_DRAWS=6 takes all."""
     whole = [*(f"{kind}|" for kind in KINDS), *(f"plain|{policy}" for policy in POLICIES)]
     sides = random.Random(run_seed()).sample(whole, draws(len(whole), 0))
     # One arena, from which large arrays are apart: what the C library takes beside them is little then.
