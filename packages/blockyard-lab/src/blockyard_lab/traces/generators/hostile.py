@@ -57,7 +57,7 @@ class Documents(Generator):
 
 @dataclass(kw_only=True)
 class Trap(Documents):
-    """Scans in which only old documents return, then a phase in which only new ones do.
+    """Scans of a collection, again and again, then new documents that are each requested a few times.
 
     Args:
         scans: number of requests that first read the collection in order, again and again.
