@@ -150,6 +150,20 @@ def test_a_further_state_is_brought_behind_keys_and_values_that_are_here() -> No
     assert cache.num_used_blocks == 0
 
 
+def test_a_fork_that_waits_for_its_state_takes_a_further_one_too() -> None:
+    cache, _ = left_without_states(list(range(200)))
+    seq = cache.allocate(list(range(145)), states=StateHints(external_state_tokens=145))
+    cache.states.skip(seq, 145, checkpoint=96)
+    (child,) = cache.fork(seq)
+    for waiting in (seq, child):
+        plan = cache.reserve([waiting], [1])
+        assert (plan.num_scheduled.tolist(), plan.states.save_boundaries.tolist()) == ([1], [96])
+        cache.commit([waiting], 0)
+    cache.free([seq, child])
+    cache.check()
+    assert cache.num_used_blocks == 0
+
+
 def test_a_state_is_brought_in_one_of_several_steps_in_flight() -> None:
     cache = hybrid(state_checkpoints=("last",), max_steps_in_flight=3)
     seq = cache.allocate(list(range(200)))

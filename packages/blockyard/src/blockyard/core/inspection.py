@@ -100,7 +100,7 @@ class Inspection:
             num_saved_states=int(states.saves.num_saved) if states is not None else 0,
             num_kept_states=int(states.saves.num_cached) if states is not None else 0,
             num_replaced_states=int(states.saves.num_replaced) if states is not None else 0,
-            num_refused_states=int(states.positions.num_announced) if states is not None else 0,
+            num_refused_states=int(states.refused.num_listed) if states is not None else 0,
             tenants=self._tenants(),
             num_bytes=int(self.parts.kv_pool.num_blocks) * self.parts.config.block_bytes,
             block_bytes=self.parts.config.block_bytes,

@@ -57,22 +57,17 @@ class ReserveCalls:
         sequences = self.sequences
         self.steps.require_step()
         first = self.steps.starts(rows)
-        try:
-            if self.states is not None:
-                self.states.cut(rows, first, counts)
-            starts = self._map_ready(rows, first, counts)
-            if self._num_slow > 0 and self.kv_pool.stack.has_policy:
-                self._evict_ahead(rows, starts, counts)
-            # The plan is made before the first change, because allocating memory can fail.
-            transfers = Transfers()
-            statuses = self._all_served(len(rows)) if self._num_slow == 0 else zeros_i64(len(rows))
-            batch = Batch(sequences, self._tokens, rows, starts, counts, statuses)
-            slots = self._slot_room[: self._num_slots] if self._num_slots <= len(self._slot_room) else zeros_i64(0)
-            plan = StepPlan(self.tables, batch, slots, transfers)
-        except BaseException:
-            if self.states is not None:
-                self.states.positions.undo_refusals()
-            raise
+        if self.states is not None:
+            self.states.cut(rows, first, counts)
+        starts = self._map_ready(rows, first, counts)
+        if self._num_slow > 0 and self.kv_pool.stack.has_policy:
+            self._evict_ahead(rows, starts, counts)
+        # The plan is made before the first change, because allocating memory can fail.
+        transfers = Transfers()
+        statuses = self._all_served(len(rows)) if self._num_slow == 0 else zeros_i64(len(rows))
+        batch = Batch(sequences, self._tokens, rows, starts, counts, statuses)
+        slots = self._slot_room[: self._num_slots] if self._num_slots <= len(self._slot_room) else zeros_i64(0)
+        plan = StepPlan(self.tables, batch, slots, transfers)
         sequences.version += 1
         batch.version = sequences.version
         batch.step = self.steps.begin(rows, counts, self._slow, self._num_slow)
@@ -176,7 +171,7 @@ class ReserveCalls:
             left += dropped - missing + copies
             num_copies += copies
             if states is not None:
-                num_to_save[position] = states.num_to_save(row, starts[index], end)
+                num_to_save[position] = states.num_to_save(row)
             if self.sequences.num_ahead[row] == 0:
                 self._reached[row] = end
         if self.state_blocks > 0:

@@ -75,7 +75,7 @@ class HybridStore(GroupedStore):
     def grow_groups(self, row: i64, start: i64, end: i64, transfers: Transfers) -> bool:
         if not super().grow_groups(row, start, end, transfers):
             return False
-        self.states.begin(row, start, end, transfers)
+        self.states.begin(row, end, transfers)
         return True
 
     def note_ready(self, row: i64) -> None:

@@ -20,7 +20,9 @@ from .checkpoint_saves import CheckpointSaves
 from .content_ledger import ContentLedger
 from .group_table import GroupTable
 from .needed_tokens import NeededTokens
+from .refused_checkpoints import RefusedCheckpoints
 from .running_requests import RunningRequests
+from .step_decisions import StepDecisions
 from .transfers import Transfers
 from .working_states import WorkingStates
 
@@ -36,6 +38,8 @@ class StateGroup:
 
     Attributes:
         positions: where checkpoints are wanted.
+        refused: those that are not worth saving.
+        decisions: which ones the step being planned saves.
         saves: checkpoints that are being saved.
         working: the slots, and the checkpoints that hits restore.
         running: running sequences, as the registry knows them.
@@ -55,7 +59,9 @@ class StateGroup:
         order = make_order(config.states.order, self.num_parts * first)
         self.registry = CheckpointRegistry(order, self.block_size, max_idle_nodes, config.num_blocks)
         self.running = RunningRequests(self.registry, pool, token_blocks, sequences)
-        self.positions = CheckpointPositions(config, pool, sequences, self.running)
+        self.positions = CheckpointPositions(config, sequences)
+        self.refused = RefusedCheckpoints(pool, sequences, self.running, self.num_parts)
+        self.decisions = StepDecisions(self.positions, self.refused, config.max_num_seqs)
         self.saves = CheckpointSaves(pool, token_blocks, sequences, self.positions, self.running, self.num_parts)
         self.working = WorkingStates(pool, sequences, self.num_parts, self.alignment)
         self._tokens = NeededTokens(token_blocks, self.registry)
@@ -66,6 +72,7 @@ class StateGroup:
 
     def _open(self, row: i64, last: i64) -> None:
         self.positions.open(row, last)
+        self.refused.open(row)
         self.saves.end_latest(row)
         self.running.open(row)
         self.working.is_filled[row] = 0
@@ -106,7 +113,7 @@ class StateGroup:
             return
         self.running.extend(row)
         self.running.place_blocks(row, tables)
-        self.positions.register_refused(row, self.saves.register_latest(row))
+        self.refused.register(row, self.saves.register_latest(row))
         computed = self.sequences.num_computed[row]
         last = self.positions.last[row]
         is_short = self.positions.rules.takes_output_end and computed - computed % self.alignment == last
@@ -121,24 +128,23 @@ class StateGroup:
     # The step.
 
     def cut(self, rows: vec[i64], first: vec[i64], counts: vec[i64]) -> None:
-        """End the chunk of each row at its next wanted position. O(batch), one comparison for most rows.
+        """Decide which states the step saves, and end chunks there. O(batch), one comparison for most rows.
 
-        Rows that reach a position, or have a save or a refusal left, lose `ready`. A decoding row whose only need is a
-        save that replaces its latest checkpoint requests it here, and stays ready.
+        Rows with more to do than that lose `ready`: `begin` serves them. A decoding row stays ready if it reaches no
+        position, or one whose save replaces its latest checkpoint.
 
         Raises:
             InvalidArgument: a row would go on from a state that is missing.
         """
-        positions = self.positions
-        saves = self.saves
+        positions, decisions, saves = self.positions, self.decisions, self.saves
+        decisions.begin()
         saves.requests.clear()
-        positions.begin_step()
         self.working.opening.clear()
         ready = self.sequences.ready
         seen_from = positions.seen_from
         following = positions.next_position
         num_saves = saves.records.num_of_row
-        num_refused = positions.num_refused
+        num_refused = self.refused.num_pending
         missing_until = positions.missing_until
         for place in range(i64(len(rows))):
             row = rows[place]
@@ -150,15 +156,26 @@ class StateGroup:
                 continue
             if start < missing_until[row] and 0 < counts[place] < missing_until[row] - start:
                 self._refuse(row, place, start, counts[place])
-            is_served = counts[place] == 1 and start < ready[row] and num_saves[row] == 0 and num_refused[row] == 0
-            if is_served and saves.replaces(row, start + 1) and positions.next_after(row, start) == start + 1:
-                saves.request(row, start + 1)
-                continue
-            if positions.cuts_at(row, start) and 1 < counts[place] <= self.max_model_len - start:
-                counts[place] = min(counts[place], positions.next_after(row, start) - start)
-                if counts[place] < following[row] - start and num_saves[row] == 0 and num_refused[row] == 0:
+            if counts[place] > 0 and counts[place] <= self.max_model_len - start:
+                is_cut = positions.cuts_at(row, start)
+                decisions.plan(row, start, start + counts[place], is_cut)
+                if is_cut and decisions.num_accepted(row) > 0:
+                    counts[place] = decisions.accepted(row, 0) - start
+                if num_saves[row] == 0 and num_refused[row] == 0 and self._is_done(row, start, counts[place]):
+                    decisions.record_later(row)
                     continue
             ready[row] = 0
+
+    def _is_done(self, row: i64, start: i64, count: i64) -> bool:
+        """Return whether a planned row needs no `begin`. Requests the save that replaces its latest checkpoint."""
+        if self.decisions.has_refusals(row):
+            return False
+        if self.decisions.num_accepted(row) == 0:
+            return True
+        if count > 1 or start >= self.sequences.ready[row] or not self.saves.replaces(row, start + 1):
+            return False
+        self.saves.request(row, start + 1)
+        return True
 
     def _refuse(self, row: i64, place: i64, start: i64, count: i64) -> None:
         until = self.positions.missing_until[row]
@@ -167,31 +184,25 @@ class StateGroup:
             f"{until - start}: {start} tokens are computed, and the next state is supplied after {until}"
         )
 
-    def num_to_save(self, row: i64, start: i64, end: i64) -> i64:
-        """Return the blocks that saves between `start` and `end` tokens take."""
-        position = self.positions.first_of_step(row, start)
-        count: i64 = -1 if position <= end and self.saves.replaces(row, position) else 0
-        while position <= end:
-            count += 1
-            if self.positions.cuts_at(row, start):
-                break
-            position = self.positions.next_after(row, position)
+    def num_to_save(self, row: i64) -> i64:
+        """Return the blocks that the row's checkpoints in the step take."""
+        count = self.decisions.num_accepted(row)
+        if count > 0 and self.saves.replaces(row, self.decisions.accepted(row, 0)):
+            count -= 1
         return self.num_parts * count
 
-    def begin(self, row: i64, start: i64, end: i64, transfers: Transfers) -> None:
-        """Let the plan fill the slot of a row, and save its states between `start` and `end` tokens."""
+    def begin(self, row: i64, end: i64, transfers: Transfers) -> None:
+        """Let the plan fill the slot of a row, and save its states up to `end` tokens."""
         self.saves.settle(row)
         self.working.fill(row, transfers)
-        position = self.positions.first_of_step(row, start)
-        while position <= end:
-            self.saves.request(row, position)
-            if self.positions.cuts_at(row, start):
-                break
-            position = self.positions.next_after(row, position)
-        self.positions.announce_refused(row, end, transfers)
+        for number in range(self.decisions.num_accepted(row)):
+            self.saves.request(row, self.decisions.accepted(row, number))
+        self.decisions.record(row)
+        self.refused.list_until(row, end, transfers)
 
     def save(self, transfers: Transfers) -> None:
         """Complete a plan, once all rows have their blocks, with copies, saves and fills of slots."""
+        self.decisions.record_rest()
         self._tokens.keep()
         transfers.state_blocks = int(self.num_parts)
         self.working.copy_slots(transfers)
