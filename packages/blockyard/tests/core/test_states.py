@@ -679,7 +679,7 @@ def test_check_sees_a_record_that_is_lost_and_one_too_many() -> None:
     seq = cache.allocate(list(range(200)))
     cache.reserve([seq])
     cache.check()
-    saves = cache._parts.states.saves.records
+    saves = cache._parts.states._saves.records
     assert saves.total == saves.num_of_row[0] == 6
     saves.num_of_row[0] = 5
     with pytest.raises(InvariantError, match=r"^states: row 0 lists 6 saves, the count is another$"):

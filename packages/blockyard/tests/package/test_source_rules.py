@@ -78,7 +78,7 @@ CHECKED_ONCE: dict[str, dict[str, str]] = {
     "core/blocks/by_id.py": {"block": BLOCK_ID},
     "core/store/transfers.py": {"number": "a block id or a layer group: below 2**27"},
     "core/store/grouped.py": {"token_block": BLOCK_ID},
-    "core/store/working_states.py": {"block": BLOCK_ID},
+    "core/store/checkpoint_hits.py": {"block": BLOCK_ID},
     "core/index/continuations.py": dict.fromkeys(["block", "following", "before", "after"], BLOCK_ID),
     "core/policies/parts/lists.py": dict.fromkeys(
         ["block", "end", "after", "before", "number + 1", "target + 1"],

@@ -55,7 +55,7 @@ SCRATCH = {
     "_one_state",
     "_marks",
     "_num_marks",
-    "decisions",
+    "_decisions",
 }
 #: Packages whose objects are looked into: ours, and eviction policies of the tests.
 WALKED = ("blockyard", "blockyard_testing", "tests")

@@ -205,12 +205,12 @@ def check_groups(
         if store.sequences.ready[i64(row)] > 0 and store.sequences.is_swapped[i64(row)] == 0:
             _check_tail(store.groups[0], f"{store.sequences.name(i64(row))}, group 0", i64(row))
         store.check_slides(i64(row))
-        pending = [] if states is None else states.saves.pending_blocks(i64(row))
+        pending = [] if states is None else states.pending_blocks(i64(row))
         for block in store.sequences.copy_from[row] + pending:
             held[block] += 1
     _check_holders(store.pool, leases, held, "I8")
     if states is not None:
-        states.saves.check()
+        states.check()
     if store.cpu is not None:
         _check_cpu(store, store.cpu, cpu_leases, rows)
 

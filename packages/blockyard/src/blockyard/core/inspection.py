@@ -79,6 +79,7 @@ class Inspection:
         pool = self.parts.pool
         counts = self.allocate_calls.counts
         states = self.parts.states
+        saved, cached, replaced, refused = (0, 0, 0, 0) if states is None else states.counts()
         return CacheStats(
             num_prompt_tokens=int(counts.num_prompt_tokens),
             num_hit_tokens=int(counts.num_hit_tokens),
@@ -97,10 +98,10 @@ class Inspection:
             num_retained_blocks=self.evict_calls.order.num_retained,
             num_sessions=self.hint_calls.num_sessions(),
             num_hinted_evictions=self.evict_calls.order.num_hinted_evictions(),
-            num_saved_states=int(states.saves.num_saved) if states is not None else 0,
-            num_kept_states=int(states.saves.num_cached) if states is not None else 0,
-            num_replaced_states=int(states.saves.num_replaced) if states is not None else 0,
-            num_refused_states=int(states.refused.num_listed) if states is not None else 0,
+            num_saved_states=saved,
+            num_kept_states=cached,
+            num_replaced_states=replaced,
+            num_refused_states=refused,
             tenants=self._tenants(),
             num_bytes=int(self.parts.kv_pool.num_blocks) * self.parts.config.block_bytes,
             block_bytes=self.parts.config.block_bytes,
@@ -230,7 +231,7 @@ class Inspection:
             blocks += [int(block) for block in table.row_blocks(row) if block != 0]
         blocks += sequences.copy_from[row]
         if self.parts.states is not None:
-            blocks += self.parts.states.saves.pending_blocks(row)
+            blocks += self.parts.states.pending_blocks(row)
         kind = "swapped sequence" if sequences.is_swapped[row] != 0 else "sequence"
         return Holding(
             kind,

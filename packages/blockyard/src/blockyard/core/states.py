@@ -46,13 +46,13 @@ class CacheStates:
             states = self._require("states.blocks")
             prompt = make_prompt(token_ids, extra_keys, int(self._token_blocks.block_size))
             index = self._token_blocks.index
-            count = prompt.num_tokens // states.block_size
+            count = prompt.num_tokens // self._token_blocks.block_size
             parts: list[int] = []
             if prompt.num_tokens % states.alignment == 0:
                 root = index.known_root(prompt.keys)
                 found = index.find_under(root, prompt, count)
                 if i64(len(found)) == count:
-                    parts = states.working.find(index.content_of(i64(found[count - 1])))
+                    parts = states.hits.find(index.content_of(i64(found[count - 1])))
             return np.array(parts, dtype=np.int32)
         finally:
             self._gate.leave()
@@ -90,13 +90,13 @@ class CacheStates:
     def _skip(self, row: i64, num_tokens: i64, checkpoint: i64) -> None:
         states = self._require("states.skip")
         require_nothing_reserved(self._sequences, row, "states.skip")
-        least: i64 = 0 if states.positions.is_missing(row) else self._sequences.num_computed[row]
+        least: i64 = 0 if states.is_missing(row) else self._sequences.num_computed[row]
         if checkpoint > 0 and (checkpoint % states.alignment != 0 or checkpoint <= least):
             raise InvalidArgument(
                 f"checkpoint is {checkpoint}; it must be a multiple of {states.alignment}, above the {least} computed "
                 f"tokens"
             )
-        states.positions.skip(row, num_tokens, checkpoint)
+        states.skip(row, num_tokens, checkpoint)
 
     def drop_checkpoints(self, seq: object) -> None:
         """Drop the checkpoints that plans of steps not committed yet asked to save: they were not written. O(saves).
@@ -114,7 +114,7 @@ class CacheStates:
         try:
             self._kv_pool.act("states.drop_checkpoints")
             row = self._sequences.live_row(read_handle(seq))
-            self._require("states.drop_checkpoints").saves.drop(row, -1)
+            self._require("states.drop_checkpoints").drop_saves(row)
         finally:
             self._gate.leave()
 
@@ -137,13 +137,13 @@ class CacheStates:
             states = self._require("states.slot")
             require_nothing_reserved(self._sequences, row, "states.slot")
             name = self._sequences.name(row)
-            if states.positions.is_missing(row):
+            if states.is_missing(row):
                 raise SequenceNotReady(
                     f"states.slot: {name} still waits for its external state; supply it first (external_state_tokens)"
                 )
-            if states.working.is_filled[row] == 0:
+            if not states.is_filled(row):
                 raise SequenceNotReady(f"states.slot: {name} has no state in a slot yet; its next step puts one there")
-            return int(states.working.slot_of(row))
+            return int(states.slot_of(row))
         finally:
             self._gate.leave()
 

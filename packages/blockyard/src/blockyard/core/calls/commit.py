@@ -104,7 +104,7 @@ class CommitCalls:
             self._advance(rows, counts, tokens)
         self.steps.settle(rows, counts, step)
         if self.states is not None:
-            self.states.saves.settle_all(rows)
+            self.states.settle(rows)
 
     def _no_tokens(self, num_seqs: int) -> vec[i64]:
         return filled_i64(NO_TOKEN, num_seqs)

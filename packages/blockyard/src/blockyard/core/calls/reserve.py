@@ -163,7 +163,7 @@ class ReserveCalls:
             if missing - copies > budget.room(tenant, left):
                 continue
             new = max(missing - freed, 0)
-            dropped: i64 = 0 if states is None else states.saves.num_to_drop(row)
+            dropped: i64 = 0 if states is None else states.num_to_drop(row)
             budget.expect(tenant, new)
             budget.plan(row, missing - copies - dropped)
             needed += new

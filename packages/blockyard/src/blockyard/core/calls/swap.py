@@ -220,7 +220,7 @@ class SwapCalls:
         """Return the blocks of the state after the computed tokens of a row; empty if it was evicted."""
         place = self.sequences.num_computed[row] // self.sequences.block_size - 1
         content = self.store.token_blocks.index.content_of(self.sequences.block_at(row, place))
-        return [] if content == NO_CONTENT else states.working.find(content)
+        return [] if content == NO_CONTENT else states.hits.find(content)
 
     def _short(self, rows: vec[i64], states: "States") -> str:
         """Return the tenant that lacks room for its sequences' missing blocks; "" if none does."""

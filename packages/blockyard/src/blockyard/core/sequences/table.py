@@ -110,7 +110,7 @@ class SequenceTable(BlockTable):
     files (a test reads this list):
 
     alert          open and close, reserve
-    copy_from      hits, open and close, reserve, swap, working_states
+    copy_from      checkpoint_hits, hits, open and close, reserve, swap, working_states
     ended_at       open and close
     ended_by       open and close
     ended_count    open and close

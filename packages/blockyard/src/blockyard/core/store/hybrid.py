@@ -29,7 +29,7 @@ class HybridStore(GroupedStore):
         limit = served
         reached: i64 = -1
         while limit > 0 and reached != limit:
-            reached = self.states.working.reach(self.token_blocks.index, hit, limit)
+            reached = self.states.hits.reach(self.token_blocks.index, hit, limit)
             limit = self.reach(hit, reached)
         if limit < hit.external_state_tokens:
             before = (hit.external_state_tokens - 1) // self.alignment * self.alignment
@@ -41,7 +41,7 @@ class HybridStore(GroupedStore):
         hit.num_usable = limit // self.block_size
 
     def num_needed(self, hit: Hit, num_tokens: i64) -> i64:
-        return super().num_needed(hit, num_tokens) + self.states.working.num_idle(hit)
+        return super().num_needed(hit, num_tokens) + self.states.hits.num_idle(hit)
 
     def num_needed_behind_others(self, hit: Hit, num_tokens: i64) -> i64:
         if hit.state:
@@ -58,10 +58,10 @@ class HybridStore(GroupedStore):
 
     def hold_hits(self, row: i64, hit: Hit) -> None:
         super().hold_hits(row, hit)
-        self.states.working.hold(row, hit)
+        self.states.hits.hold(row, hit)
 
     def unhold_hits(self, row: i64) -> None:
-        self.states.working.unhold(row)
+        self.states.hits.unhold(row)
         super().unhold_hits(row)
 
     def blocks_of(self, token_block: i64) -> list[int]:  # noqa: ARG002
@@ -70,7 +70,7 @@ class HybridStore(GroupedStore):
 
     def cached_for(self, token_block: i64) -> list[int]:
         content = self.token_blocks.index.content_of(token_block)
-        return super().cached_for(token_block) + self.states.working.find(content)
+        return super().cached_for(token_block) + self.states.hits.find(content)
 
     def grow_groups(self, row: i64, start: i64, end: i64, transfers: Transfers) -> bool:
         if not super().grow_groups(row, start, end, transfers):
@@ -79,14 +79,14 @@ class HybridStore(GroupedStore):
         return True
 
     def note_ready(self, row: i64) -> None:
-        if self.states.working.is_filled[row] != 0:
+        if self.states.is_filled(row):
             super().note_ready(row)
 
     def slide_row(self, row: i64, computed: i64) -> None:
         for group in self.groups:
             if group.window > 0:
                 last = min(group.first_needed(computed), group.num_blocks[row])
-                self.states.running.place_group_blocks(row, group, group.num_null[row], last)
+                self.states.note_leaving(row, group, last)
         super().slide_row(row, computed)
 
     def fork(self, row: i64, child: i64) -> None:
