@@ -64,10 +64,33 @@ class Budget:
     def undo_plans(self, rows: vec[i64]) -> None:
         """Undo `plan` for these rows. O(rows)."""
 
+    def shortage(self, rows: vec[i64], needed: vec[i64], free: i64) -> str:
+        """Describe for an error why a row has no room for its needed blocks, after the rows before it; "" if all have.
+
+        Args:
+            rows: rows of sequences.
+            needed: blocks that each of them needs.
+            free: free blocks.
+        """
+        try:
+            for index in range(i64(len(rows))):
+                tenant = self.tenant_of_row(rows[index])
+                if needed[index] > self.room(tenant, free):
+                    return f"seqs need {needed[index]} blocks; {self.limits(tenant, free)}"
+                free -= needed[index]
+                self.plan(rows[index], needed[index])
+        finally:
+            self.undo_plans(rows)
+        return ""
+
     # Who takes blocks.
 
     def act_for(self, tenant: i64) -> None:
         """Charge blocks that are taken from now on to this tenant, and choose victims for it."""
+
+    def act_for_row(self, row: i64, free: i64) -> i64:  # noqa: ARG002
+        """Act for the tenant of a row; return how many of `free` blocks it may take now."""
+        return free
 
     def expect(self, tenant: i64, count: i64) -> None:
         """Choose the next `count` victims, after those of earlier calls since `expect_none`, for this tenant."""
@@ -218,6 +241,11 @@ class SharedBudget(Budget):
     def act_for(self, tenant: i64) -> None:
         self.acting = tenant
         self.expect_none()
+
+    def act_for_row(self, row: i64, free: i64) -> i64:
+        tenant = self._of_row[row]
+        self.act_for(tenant)
+        return self.room(tenant, free)
 
     def expect(self, tenant: i64, count: i64) -> None:
         self._num_expected = max(self._num_expected, 0)

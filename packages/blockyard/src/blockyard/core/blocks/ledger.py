@@ -221,9 +221,7 @@ class BlockLedger:
 
     def charge_row(self, row: i64) -> i64:
         """Charge the blocks taken next to the tenant of a sequence. Return how many it may take."""
-        tenant = self.budget.tenant_of_row(row)
-        self.budget.act_for(tenant)
-        return self.budget.room(tenant, self.queue.num_free)
+        return self.budget.act_for_row(row, self.queue.num_free)
 
     def acquire(self, out: vec[i32], start: i64, count: i64) -> None:
         """Take `count` blocks, which must be free, from the head of the queue into `out[start:]`."""

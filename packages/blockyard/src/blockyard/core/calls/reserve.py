@@ -107,21 +107,16 @@ class ReserveCalls:
 
     def _all_have_room(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> bool:
         """Return whether each tenant may take the blocks that its sequences lack; `ready` ones lack none."""
-        budget = self.budget
-        left = self.kv_pool.queue.num_free
-        fits = True
-        try:
-            for position in range(self._num_slow):
-                index = self._slow[2 * position]
-                if counts[index] > 0 and fits:
-                    row = rows[index]
-                    missing = self.store.num_missing(row, starts[index], starts[index] + counts[index])
-                    fits = missing <= budget.room(budget.tenant_of_row(row), left)
-                    left -= missing
-                    budget.plan(row, missing)
-        finally:
-            budget.undo_plans(rows)
-        return fits
+        slow = zeros_i64(int(self._num_slow))
+        missing = zeros_i64(int(self._num_slow))
+        num_slow: i64 = 0
+        for position in range(self._num_slow):
+            index = self._slow[2 * position]
+            if counts[index] > 0:
+                slow[num_slow] = rows[index]
+                missing[num_slow] = self.store.num_missing(rows[index], starts[index], starts[index] + counts[index])
+                num_slow += 1
+        return not self.budget.shortage(slow[:num_slow], missing, self.kv_pool.queue.num_free)
 
     def _evict_ahead(self, rows: vec[i64], starts: vec[i64], counts: vec[i64]) -> None:
         """Evict for the whole step before its first change, because an eviction policy may fail.
@@ -288,8 +283,9 @@ class ReserveCalls:
 
         Return how many slots are written: all, or 0 if the plan makes them on access.
         """
-        sequences = self.sequences
+        sequences, steps = self.sequences, self.steps
         table = self.tables[0]
+        has_ended = sequences.num_ended > 0
         maps = self._num_slots == len(slots)
         failed = False
         for position in range(self._num_slow):
@@ -297,7 +293,7 @@ class ReserveCalls:
             row = rows[index]
             end = starts[index] + counts[index]
             sequences.reserved_at[row] = sequences.version
-            if sequences.ended_by[row] != 0 and sequences.ended_at[row] <= self.steps.num_landed():
+            if has_ended and sequences.ended_by[row] != 0 and sequences.ended_at[row] <= steps.num_landed():
                 sequences.forget_end(row)
             status = SCHEDULED
             if sequences.ready[row] == 0 or end > sequences.ready[row]:
@@ -305,10 +301,10 @@ class ReserveCalls:
             if status != SCHEDULED:
                 statuses[index] = status
                 counts[index] = 0
-                self.steps.refuse(row)
+                steps.refuse(row)
                 failed = True
                 continue
-            self.steps.open(row, counts[index])
+            steps.open(row, counts[index])
             if maps and not failed:
                 table.map_run(row, starts[index], end, slots, self._slow[2 * position + 1])
         if not maps:

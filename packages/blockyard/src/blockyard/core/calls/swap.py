@@ -224,21 +224,11 @@ class SwapCalls:
 
     def _short(self, rows: vec[i64], states: "States") -> str:
         """Return the tenant that lacks room for its sequences' missing blocks; "" if none does."""
-        budget = self.pool.budget
-        problem = ""
-        left = self.pool.queue.num_free
-        try:
-            for index, needed in enumerate(self._needed_in(rows, True, states) if budget.is_shared else []):
-                tenant = budget.tenant_of_row(rows[index])
-                if not problem and needed > budget.room(tenant, left):
-                    problem = f"seqs need {needed} blocks; {budget.limits(tenant, left)}"
-                left -= needed
-                budget.plan(rows[index], needed)
-        finally:
-            budget.undo_plans(rows)
-        return problem
+        if not self.pool.budget.is_shared:
+            return ""
+        return self.pool.budget.shortage(rows, self._needed_in(rows, True, states), self.pool.queue.num_free)
 
-    def _needed_in(self, rows: vec[i64], with_finds: bool, states: "States") -> list[int]:
+    def _needed_in(self, rows: vec[i64], with_finds: bool, states: "States") -> vec[i64]:
         """Return for each row how many free blocks it takes to bring it back.
 
         Args:
@@ -247,12 +237,12 @@ class SwapCalls:
             states: the states of the rows.
         """
         counted: set[int] = set()
-        needed = [0] * len(rows)
+        needed = zeros_i64(len(rows))
         for index in range(i64(len(rows))):
             for block in states.of(rows[index]) if with_finds else []:
                 if self.pool.ref_cnt[i64(block)] == 0 and -block not in counted:
                     counted.add(-block)
-                    needed[int(index)] += 1
+                    needed[index] += 1
             for group in self.store.groups:
                 for place in range(group.num_null[rows[index]], self._last(group, rows[index], states)):
                     source = int(group.cpu_block_at(rows[index], place))
@@ -261,7 +251,7 @@ class SwapCalls:
                     mark = source if found == NULL_BLOCK else -found
                     if is_new and mark not in counted:
                         counted.add(mark)
-                        needed[int(index)] += 1
+                        needed[index] += 1
         return needed
 
     def _last(self, group: GroupTable, row: i64, states: "States") -> i64:
@@ -308,8 +298,10 @@ class SwapCalls:
         """Charge the evictions that follow to the tenants of the rows."""
         budget = self.pool.budget
         budget.expect_none()
-        for index, needed in enumerate(self._needed_in(rows, False, states) if budget.is_shared else []):
-            budget.expect(budget.tenant_of_row(rows[index]), needed)
+        if budget.is_shared:
+            needed = self._needed_in(rows, False, states)
+            for index in range(i64(len(rows))):
+                budget.expect(budget.tenant_of_row(rows[index]), needed[index])
 
     def _evict_ahead(self, targets: "Targets", states: "States") -> None:
         """Hold the blocks that were found, and choose all victims before the first change, as a policy may fail."""

@@ -64,11 +64,19 @@ class FilledStep:
     `slots` has the slots of all tokens; it is empty if they have to be computed.
     """
 
-    def __init__(self, batch: Batch, table: BlockTable, slots: vec[i64], padded_seqs: i64, padded_tokens: i64) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        table: BlockTable,
+        slots: vec[i64],
+        num_tokens: i64,
+        padded_seqs: i64,
+        padded_tokens: i64,
+    ) -> None:
         self.batch = batch
         self.table = table
         self.slots = slots
-        self.num_tokens = batch.num_tokens()
+        self.num_tokens = num_tokens
         self.padded_seqs = padded_seqs
         self.padded_tokens = padded_tokens
 

@@ -36,12 +36,12 @@ def _fill(
     buffers: StepBuffers, batch: Batch, table: BlockTable, slots: vec[i64], pad_to: object, pad_tokens_to: object
 ) -> None:
     num_seqs = i64(len(batch.rows))
-    num_tokens = batch.num_tokens()
+    num_tokens = i64(len(slots)) if len(slots) > 0 else batch.num_tokens()
     padded_seqs = _padded("pad_to", pad_to, num_seqs, "sequences")
     least = padded_seqs if pad_to is not None and pad_tokens_to is None else i64(0)
     padded_tokens = max(_padded("pad_tokens_to", pad_tokens_to, num_tokens, "tokens"), least)
     batch.require_fresh()
-    step = FilledStep(batch, table, slots, padded_seqs, padded_tokens)
+    step = FilledStep(batch, table, slots, num_tokens, padded_seqs, padded_tokens)
     for target in buffers.targets:
         target.require(step)
     for target in buffers.targets:

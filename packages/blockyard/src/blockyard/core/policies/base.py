@@ -187,8 +187,8 @@ class Layer(EvictionPolicy):
 
     # Tenants.
 
-    def may_evict(self) -> bool:
-        """Return whether a block may be evicted for the tenant that allocates now."""
+    def find_requester(self) -> bool:
+        """Go on to the next tenant for which a block may be evicted. Return False if there is none."""
         return True
 
     def num_idle_of(self, tenant: i64) -> i64:  # noqa: ARG002

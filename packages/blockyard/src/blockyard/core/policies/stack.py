@@ -59,11 +59,14 @@ class QueueOrder:
         blocks: vec[i32],  # noqa: ARG002
         start: i64,  # noqa: ARG002
         count: i64,  # noqa: ARG002
-        number: i64,  # noqa: ARG002
+        record: i64,  # noqa: ARG002
         is_idle: bool,  # noqa: ARG002
         key: i64,  # noqa: ARG002
     ) -> bool:
-        """Make the blocks of state `number` idle, or held again. Return False if `insert` and `remove` must do it."""
+        """Make the blocks of a state idle, or held again; False if only `insert` and `remove` can.
+
+        record: the number of its save record.
+        """
         return False
 
     def judge_again(self, block: i64, key: i64) -> None:
@@ -269,8 +272,8 @@ class EvictionStack(QueueOrder):
             if self._idle[i64(blocks[place])] != 0:
                 self.remove(i64(blocks[place]))
 
-    def move_state(self, blocks: vec[i32], start: i64, count: i64, number: i64, is_idle: bool, key: i64) -> bool:
-        if not self.layers or not self.layers[0].move_state(blocks, start, count, number, is_idle, key, self._idle):
+    def move_state(self, blocks: vec[i32], start: i64, count: i64, record: i64, is_idle: bool, key: i64) -> bool:
+        if not self.layers or not self.layers[0].move_state(blocks, start, count, record, is_idle, key, self._idle):
             return False
         self.num_idle += count if is_idle else -count
         return True
@@ -330,7 +333,7 @@ class EvictionStack(QueueOrder):
         if count > 0 and self.failure:
             raise self.error()
         victims: list[int] = []
-        while count > 0 and self._may_evict():
+        while count > 0 and self._find_requester():
             problem = self._choose_one(victims, keys)
             if problem:
                 self._put_back(victims, keys)
@@ -341,9 +344,9 @@ class EvictionStack(QueueOrder):
         self.num_idle -= i64(len(victims))
         return victims
 
-    def _may_evict(self) -> bool:
+    def _find_requester(self) -> bool:
         for layer in self.layers:
-            if not layer.may_evict():
+            if not layer.find_requester():
                 return False
         return True
 

@@ -192,7 +192,7 @@ class ContentLedger(WordLedger):
             place -= 1
         return self.index.load_homes(0, count)
 
-    def hold_state(self, blocks: vec[i32], start: i64, count: i64, number: i64) -> bool:
+    def hold_state(self, blocks: vec[i32], start: i64, count: i64, record: i64) -> bool:
         """Hold `blocks[start:start + count]`, the latest checkpoint of an output, and uncache its first part only.
 
         If it returns False, nothing has changed: the blocks must be idle, and one after another in the queue. O(parts).
@@ -201,14 +201,14 @@ class ContentLedger(WordLedger):
             blocks: block ids.
             start: index of the first one.
             count: how many count.
-            number: the checkpoint's record in `SaveRecords`.
+            record: number of the checkpoint's record in `SaveRecords`.
         """
         last = start + count - 1
         next_free = self.queue.next_free
         for place in range(start, last):
             if next_free[i64(blocks[place])] != blocks[place + 1]:
                 return False
-        if not self._renames or self.is_watched or not self._move_state(blocks, start, count, number, False):
+        if not self._renames or self.is_watched or not self._move_state(blocks, start, count, record, False):
             return False
         self.queue.remove_chain(blocks[start], blocks[last], count)
         self.num_allocated_blocks += count
@@ -217,18 +217,18 @@ class ContentLedger(WordLedger):
         self.num_losses += 1
         return True
 
-    def release_state(self, row: i64, blocks: vec[i32], start: i64, count: i64, number: i64) -> None:
+    def release_state(self, row: i64, blocks: vec[i32], start: i64, count: i64, record: i64) -> None:
         """Release a checkpoint that `hold_state` held, in order, after its first part was cached anew."""
         is_held_on = self.num_retiring > 0 or self.fence.is_open(row)
-        if is_held_on or not self._move_state(blocks, start, count, number, True):
+        if is_held_on or not self._move_state(blocks, start, count, record, True):
             self.release_row_blocks_in_order(row, blocks, start, count)
             return
         self.queue.append_chain(blocks[start], blocks[start + count - 1], count)
         self.num_freed_blocks += count
 
-    def _move_state(self, blocks: vec[i32], start: i64, count: i64, number: i64, is_idle: bool) -> bool:
+    def _move_state(self, blocks: vec[i32], start: i64, count: i64, record: i64, is_idle: bool) -> bool:
         key = self.index.chain_hash[i64(blocks[start])]
-        if not self.stack.move_state(blocks, start, count, number, is_idle, key):
+        if not self.stack.move_state(blocks, start, count, record, is_idle, key):
             return False
         ref_cnt = self.ref_cnt
         for place in range(start, start + count):

@@ -8,6 +8,7 @@ from ..sequences.joins import Joins
 from ..sequences.table import SequenceTable
 from .base import Store
 from .copy_on_write import needs_copy
+from .transfers import Transfers
 
 
 class PlainStore(Store):
@@ -56,6 +57,9 @@ class PlainStore(Store):
 
     def num_most(self, num_rows: i64, num_tokens: i64) -> i64:
         return num_tokens // self.block_size + 2 * num_rows
+
+    def grow_groups(self, row: i64, start: i64, end: i64, transfers: Transfers) -> bool:  # noqa: ARG002
+        return True
 
     def note_ready(self, row: i64) -> None:
         """Let the row write as far as its blocks reach, unless others wait for its tokens."""

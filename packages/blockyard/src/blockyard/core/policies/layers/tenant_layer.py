@@ -111,11 +111,8 @@ class TenantLayer(Layer):
 
     # Who gives.
 
-    def may_evict(self) -> bool:
-        """Return whether a block may be evicted for a requester. Skips requesters for which none may be.
-
-        For these, all idle blocks are within the guarantees of other tenants.
-        """
+    def find_requester(self) -> bool:
+        """Skip requesters that get no victim, because all idle blocks are within the guarantees of other tenants."""
         self._rank()
         while self.budget.requester() >= 0:
             if self._chosen_tenant() >= 0:
