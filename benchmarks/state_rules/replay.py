@@ -26,7 +26,7 @@ class StateReplay:
 
     >>> run = StateReplay("lru", ("branch", "ends"), state_tokens=16, budget=1600)
     >>> keys = np.arange(1, 11)
-    >>> [run.request(keys, 155, 160, told=[], queued=[]) for _ in range(2)]
+    >>> [run.request(keys, 155, 160, requested=[], waiting=[]) for _ in range(2)]
     [0, 144]
     """
 
@@ -76,19 +76,19 @@ class StateReplay:
         keys: npt.NDArray[np.int64],
         num_prompt: int,
         num_total: int,
-        told: list[int],
-        queued: list[int],
+        requested: list[int],
+        waiting: list[int],
         session: int = 0,
     ) -> int:
         """Return the tokens that a request hits; see `StateRun.request`. It runs from begin to end."""
         number = require_int("session", session, 0, MOST_SESSIONS)
         tokens = self._tokens(keys, max(num_prompt, num_total))
         prompt = tokens[:num_prompt]
-        waiting = [np.append(prompt[:position], (2**TOKEN_BITS - 1, 0)) for position in queued[:64]]
-        checkpoints = sorted({place for place in told if 0 < place <= num_prompt})
+        waiting_prompts = [np.append(prompt[:position], (2**TOKEN_BITS - 1, 0)) for position in waiting[:64]]
+        checkpoints = sorted({place for place in requested if 0 < place <= num_prompt})
         try:
             seq = self.cache.allocate(
-                prompt, session=f"{number}" if number else None, states=StateHints(checkpoints, waiting)
+                prompt, session=f"{number}" if number else None, states=StateHints(checkpoints, waiting_prompts)
             )
         except (NeverFits, OutOfBlocks):
             self.num_refused += 1
@@ -105,7 +105,7 @@ class StateReplay:
         self.cache.hint(f"{require_int('session', session, 1, MOST_SESSIONS)}", over=True)
 
     def _compute(self, seq: int, start: int, tokens: npt.NDArray[np.int64], num_prompt: int, num_total: int) -> None:
-        """Run the prefill, then the output from boundary to boundary."""
+        """Run the prefill, then the output from one checkpoint position to the next."""
         while start < num_prompt:
             plan = self.cache.reserve([seq])
             start += int(plan.num_scheduled[0])

@@ -22,7 +22,7 @@ from .replay import StateReplay
 SCHEDULE = "best found"
 #: Tokens of a state: from one to more than any memory holds.
 MAX_STATE_TOKENS = 2**40
-#: What is compared unless rules are named: the last boundary under one LRU, a good simple rule, and the default.
+#: Compared unless rules are named: the last checkpoint position under one LRU, a good simple rule, and the default.
 STATE_RULES = "lru:last,lru:branch+ends,index:branch+ends+pow2"
 #: Behind the places of a rule: each session says after its last turn that it is over (docs/hints.md).
 OVER = "+over"

@@ -13,11 +13,11 @@ BLOCK = 16
 
 @dataclass(frozen=True)
 class Request:
-    """prompt, output: tokens. told: where the application says that something ends."""
+    """prompt, output: tokens. requested: where the application says that something ends."""
 
     prompt: list[int]
     output: list[int]
-    told: list[int]
+    requested: list[int]
 
 
 def pattern(num_shared: int, num_unique: int, num_requests: int = 64) -> list[Request]:

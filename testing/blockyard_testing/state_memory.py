@@ -48,10 +48,10 @@ class StateMemory:
                     self.blocks.pop(block, None)
         saves: dict[int, list[tuple[int, list[int]]]] = {}
         moves = plan.states
-        for slot, boundary, blocks in zip(
-            moves.saves.tolist(), moves.save_boundaries.tolist(), moves.save_blocks.tolist(), strict=True
+        for slot, position, blocks in zip(
+            moves.saves.tolist(), moves.save_positions.tolist(), moves.save_blocks.tolist(), strict=True
         ):
-            saves.setdefault(slot, []).append((boundary, blocks))
+            saves.setdefault(slot, []).append((position, blocks))
         for row, seq, start, count in zip(plan.rows.tolist(), seqs, starts, counts, strict=True):
             if count == 0:
                 assert row not in saves
@@ -59,11 +59,11 @@ class StateMemory:
             tokens = tuple(known[seq])
             assert self.slots[row] == tokens[:start], f"the state of sequence {seq} is that of others"
             self.slots[row] = tokens[: start + count]
-            for boundary, blocks in saves.pop(row, []):
-                assert start < boundary <= start + count
+            for position, blocks in saves.pop(row, []):
+                assert start < position <= start + count
                 for part, block in enumerate(blocks):
                     assert block not in {int(other) for other in self.cache.block_ids(seq)}
-                    self.blocks[block] = (tokens[:boundary], part)
+                    self.blocks[block] = (tokens[:position], part)
                 self.num_saved += 1
         assert not saves
 

@@ -104,13 +104,13 @@ class StatesOnADataPlane(World):
             self.counts["states brought"] += 1
         assert self.slots[slot] == names[start], f"{self.seed}: the state behind {start} tokens is another's"
         moves = plan.states
-        saves = zip(moves.saves.tolist(), moves.save_boundaries.tolist(), moves.save_blocks.tolist(), strict=True)
-        for boundary, blocks in ((boundary, blocks) for saved, boundary, blocks in saves if saved == slot):
-            assert boundary <= start + count
-            assert start < boundary or start < self.lacking.get(seq.handle, 0)
+        saves = zip(moves.saves.tolist(), moves.save_positions.tolist(), moves.save_blocks.tolist(), strict=True)
+        for position, blocks in ((position, blocks) for saved, position, blocks in saves if saved == slot):
+            assert position <= start + count
+            assert start < position or start < self.lacking.get(seq.handle, 0)
             for part, block in enumerate(blocks):
                 self.write_over(block, NOTHING)
-                self.parts[block] = names[boundary], part
+                self.parts[block] = names[position], part
 
     def compute(self, plan: Any, seqs: list[Seq]) -> None:
         self.rows = dict(zip([seq.handle for seq in seqs], plan.rows.tolist(), strict=True))

@@ -151,10 +151,10 @@ class World:
             computed = starts[seq] + count
             if seq in fell_short:
                 self.memory.settle(rows[seq], self.tokens[seq], computed)
-            for boundary in saves.get(rows[seq], []):
-                if self.reference is not None and count and boundary <= computed:
-                    kept = self.tokens[seq][:boundary]
-                    self.reference.keep(seq, self.salts[seq], kept, boundary > self.lasts[seq])
+            for position in saves.get(rows[seq], []):
+                if self.reference is not None and count and position <= computed:
+                    kept = self.tokens[seq][:position]
+                    self.reference.keep(seq, self.salts[seq], kept, position > self.lasts[seq])
             if token >= 0:
                 self.tokens[seq].append(token)
         if step:
@@ -183,8 +183,8 @@ class World:
 
     def _saves(self, plan: Any) -> dict[int, list[int]]:
         saves: dict[int, list[int]] = {}
-        for row, boundary in zip(plan.states.saves.tolist(), plan.states.save_boundaries.tolist(), strict=True):
-            saves.setdefault(row, []).append(boundary)
+        for row, position in zip(plan.states.saves.tolist(), plan.states.save_positions.tolist(), strict=True):
+            saves.setdefault(row, []).append(position)
         return saves
 
     def fork(self) -> None:

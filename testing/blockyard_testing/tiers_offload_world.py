@@ -544,17 +544,17 @@ class OffloadWorld:
         if self.states is None:
             return saved
         moves = plan.states
-        kept = zip(moves.saves.tolist(), moves.save_boundaries.tolist(), moves.save_blocks.tolist(), strict=True)
+        kept = zip(moves.saves.tolist(), moves.save_positions.tolist(), moves.save_blocks.tolist(), strict=True)
         kept_of: dict[int, list[tuple[int, list[int]]]] = {}
-        for slot, boundary, ids in kept:
-            kept_of.setdefault(slot, []).append((boundary, ids))
-            saved.setdefault(slot, []).append(boundary)
+        for slot, position, ids in kept:
+            kept_of.setdefault(slot, []).append((position, ids))
+            saved.setdefault(slot, []).append(position)
         for slot, row, count in zip(plan.rows.tolist(), rows, scheduled, strict=True):
             first = int(self.cache.num_computed_tokens(row.seq))
             if count:
                 self.require_state(slot, row, first)
-            for boundary, ids in kept_of.get(slot, []):
-                self.set_state(slot, row, boundary)
+            for position, ids in kept_of.get(slot, []):
+                self.set_state(slot, row, position)
                 self.states.save(slot, ids)
             if count:
                 self.set_state(slot, row, first + count)

@@ -28,14 +28,14 @@ def replay(
     """hints: draws whose turn a request is, and which sessions are said to be over, truly or not."""
     keys, hits = Keys(), []
     for request in requests:
-        num_prompt, told = len(request.prompt), request.told if tells else []
+        num_prompt, requested = len(request.prompt), request.requested if tells else []
         found = keys.of(request.prompt + request.output)
         session = 0
         if hints is not None:
             session = hints.choice([0, request.prompt[len(request.prompt) // 2] % 5 + 1])
             if hints.random() < 0.4:
                 run.over(hints.randrange(1, 6))
-        hits.append(run.request(found, num_prompt, num_prompt + len(request.output), told, [], session))
+        hits.append(run.request(found, num_prompt, num_prompt + len(request.output), requested, [], session))
     return hits
 
 
@@ -89,7 +89,7 @@ def test_a_state_that_would_go_at_once_is_not_written_and_the_plan_says_where() 
         plan = real.cache.reserve([seq])
         told += plan.states.refused[:, 1].tolist()
         assert not {tuple(place) for place in plan.states.refused.tolist()} & set(
-            zip(plan.states.saves.tolist(), plan.states.save_boundaries.tolist(), strict=True)
+            zip(plan.states.saves.tolist(), plan.states.save_positions.tolist(), strict=True)
         )
         real.cache.commit([seq], int(plan.num_scheduled[0]))
     assert real.cache.stats().num_refused_states - refused == len(told) > 0

@@ -142,10 +142,8 @@ class Node:
         if self.slots[slot] != self.state_after(seq, keys, start):
             raise AssertionError(f"{self.name} goes on from the state of others; {self.world.about()}")
         self.slots[slot] = self.state_after(seq, keys, start + count)
-        for boundary, blocks in zip(
-            plan.states.save_boundaries.tolist(), plan.states.save_blocks.tolist(), strict=True
-        ):
-            self.keep(self.state_after(seq, keys, boundary), blocks)
+        for position, blocks in zip(plan.states.save_positions.tolist(), plan.states.save_blocks.tolist(), strict=True):
+            self.keep(self.state_after(seq, keys, position), blocks)
 
     def token_slots(self, seq: int, group: int, stop: int) -> npt.NDArray[np.int64]:
         size = self.peer.groups[group].block_size
@@ -403,14 +401,14 @@ class World:
         if len(states) > 1 and states[0] is None:
             receiver.receiver.drop_checkpoint(transfer)
             self.counts["kept states gone"] += 1
-        for boundary, state in zip(
+        for position, state in zip(
             [transfer.offer.checkpoint_tokens, transfer.stop][2 - len(states) :], states, strict=True
         ):
             if state is None:
                 continue
             receiver.slots[transfer.slot] = state
             for place, blocks in transfer.saves:
-                if place == boundary:
+                if place == position:
                     receiver.keep(state, blocks.tolist())
                     self.counts["states kept"] += 1
 

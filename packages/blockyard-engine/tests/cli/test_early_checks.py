@@ -50,7 +50,7 @@ OF_SERVE = {
     "--status-seconds -1": "status_seconds is -1",
     "--tenant-metrics -1": "tenant_metrics is -1",
     "--tenant acme,min=nope": "min of tenant 'acme' is 'nope'; it must be a number of blocks, or of percent",
-    "--num-blocks 100 --tenant a,min=60% --tenant b,min=60%": "floors (min_blocks) of 116 blocks together; num_blocks",
+    "--num-blocks 100 --tenant a,min=60% --tenant b,min=60%": "guarantees (min_blocks) of 116 blocks together",
     "--tenant acme,key-env=NOT_THERE": "key-env is NOT_THERE; this environment variable is not set",
     "--cors-origin nope": "nope",
     "--api-key-env NOT_THERE": "this environment variable is not set",

@@ -58,7 +58,7 @@ def test_the_tenant_with_the_largest_overuse_makes_room() -> None:
 
 def test_a_tenant_keeps_its_guarantee_when_it_makes_room() -> None:
     scheduler = make((Tenant("a", 1, 12), Tenant("b", 10)))
-    one = add(scheduler, 1, "a", 50, 20)  # 13 blocks, soon more: no block of it is to be had without its floor
+    one = add(scheduler, 1, "a", 50, 20)  # 13 blocks, soon more: no block of it is to be had without its guarantee
     others = [add(scheduler, number, "b", 50, 20) for number in (2, 3)]
     preempted = []
     while one in scheduler.running or not preempted:
@@ -100,7 +100,7 @@ def test_a_tenant_above_its_guarantee_gives_up_rows() -> None:
     assert step(scheduler) in ([each] for each in flood[:3])
     assert guest in scheduler.running
     for number in range(10, 13):
-        add(scheduler, number, "b", 30)  # beyond the floor: in turn, and nobody gives a row for it
+        add(scheduler, number, "b", 30)  # beyond the guarantee: in turn, and nobody gives a row for it
     assert step(scheduler) == []
 
 
@@ -142,7 +142,7 @@ def test_requests_beyond_a_tenants_limit_are_refused_with_its_name(llama: Any) -
     with pytest.raises(InvalidArgument, match="tenant is 'who'; none of the 3 tenants"):
         engine.generate([[1, 2]], tenant="who")
     assert (engine.cache.stats(), engine.has_unfinished) == (before, False)
-    with pytest.raises(InvalidArgument, match=r"tenants have floors .* of 10 blocks together; num_blocks is 9"):
+    with pytest.raises(InvalidArgument, match=r"tenants have guarantees .* of 10 blocks together; num_blocks is 9"):
         Engine(llama, num_blocks=9, block_size=4, max_num_seqs=8, cache_options={"tenants": tenants})
     for made, message in ((7, "tenants is 7; it must be a tuple"), ((Tenant("a", 1, 99),), "99 blocks together")):
         with pytest.raises(InvalidArgument, match=message):
@@ -182,9 +182,9 @@ def test_a_guarantee_holds_during_a_flood_token_for_token(llama: Any, preemption
     while num_floods < draws(9, 3) or num_preemptions == 0:  # some floods make room without a preemption
         num_floods += 1
         assert num_floods < 60
-        floor = draw.randint(8, 14)
-        pair = TenantGroup("pair", (Tenant("sure", min_blocks=floor), Tenant("flood", 10_000)), 10_000)
-        tenants = draw.choice(((pair, Tenant(OTHERS, 10_000)), (Tenant("sure", 1, floor), Tenant("flood", 10_000))))
+        guarantee = draw.randint(8, 14)
+        pair = TenantGroup("pair", (Tenant("sure", min_blocks=guarantee), Tenant("flood", 10_000)), 10_000)
+        tenants = draw.choice(((pair, Tenant(OTHERS, 10_000)), (Tenant("sure", 1, guarantee), Tenant("flood", 10_000))))
         options: dict[str, Any] = {"tenants": tenants, "retention_blocks": 40, "watermark": draw.choice((0.0, 0.1))}
         engine = Engine(
             llama,
@@ -197,7 +197,7 @@ def test_a_guarantee_holds_during_a_flood_token_for_token(llama: Any, preemption
             cache_options=options,
         )
         flood = Flood(engine, draw)
-        prompts = [[draw.randrange(5, 90) for _ in range(4 * (floor - 3) - draw.randint(0, 3))] for _ in range(4)]
+        prompts = [[draw.randrange(5, 90) for _ in range(4 * (guarantee - 3) - draw.randint(0, 3))] for _ in range(4)]
         wanted = SamplingParams(max_tokens=8, ignore_eos=True)
         answers = []
         for prompt in prompts:
@@ -234,7 +234,7 @@ def watch_lenders(scheduler: Scheduler, pair: TenantGroup) -> None:
             assert lending.num_held - owned >= lending.min_blocks
             assert lending.name != asking.name
             if lending.group == "pair" != asking.group:
-                assert sum(use.num_held for use in uses if use.group == "pair") - owned >= pair.floor
+                assert sum(use.num_held for use in uses if use.group == "pair") - owned >= pair.guarantee
         return lender
 
     scheduler._preemptor.choose_lender = watched  # type: ignore[method-assign]
@@ -245,14 +245,14 @@ def test_all_requests_finish_and_no_tenant_falls_below_its_guarantee(kind: str) 
     draw, num_preemptions, num_runs = random.Random(f"{run_seed()} {kind}"), 0, 0
     while num_runs < draws(24, 8) or num_preemptions == 0:
         num_runs += 1
-        floors = [draw.choice((0, draw.randint(1, 8))) for _ in range(4)]
-        most = [draw.choice((None, floor + draw.randint(8, 30))) for floor in floors]
+        guarantees = [draw.choice((0, draw.randint(1, 8))) for _ in range(4)]
+        most = [draw.choice((None, guarantee + draw.randint(8, 30))) for guarantee in guarantees]
         a, b, c, others = (
-            Tenant(name, draw.choice((1, 3, 10_000)), floor, limit)
-            for name, floor, limit in zip(("a", "b", "c", OTHERS), floors, most, strict=True)
+            Tenant(name, draw.choice((1, 3, 10_000)), guarantee, limit)
+            for name, guarantee, limit in zip(("a", "b", "c", OTHERS), guarantees, most, strict=True)
         )
-        limit = draw.choice((None, sum(floors[:2]) + draw.randint(12, 30)))
-        pair = TenantGroup("pair", (a, b), draw.choice((1, 9)), draw.choice((0, sum(floors[:2]) + 2)), limit)
+        limit = draw.choice((None, sum(guarantees[:2]) + draw.randint(12, 30)))
+        pair = TenantGroup("pair", (a, b), draw.choice((1, 9)), draw.choice((0, sum(guarantees[:2]) + 2)), limit)
         sizes: dict[str, Any] = {"block_size": 4, "max_num_seqs": draw.choice((3, 8)), "max_model_len": 90}
         if kind == "windows":
             sizes["groups"] = (LayerGroup(4), LayerGroup(4, sliding_window=draw.choice((3, 9))))

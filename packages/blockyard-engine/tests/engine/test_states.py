@@ -50,7 +50,7 @@ def test_tokens_equal_generate_in_chunks_and_after_hits(name: str) -> None:
     for sizes in ({}, {"max_num_batched_tokens": 512}, {"max_num_seqs": 1, "max_num_batched_tokens": 1}):
         engine = load_engine(model, **sizes)
         assert answer(engine, prompts) == expected  # cold, and hits of what the first one keeps where others part
-        assert answer(engine, prompts) == expected  # each hits its own last boundary
+        assert answer(engine, prompts) == expected  # each hits its own last position
         hits = [result.num_cached_tokens for result in engine.generate(prompts, GREEDY)]
         assert hits == [72, 60, 64, 36]
 

@@ -122,7 +122,7 @@ def test_a_damaged_byte_of_a_state_is_detected_and_not_shared(place: int, is_war
         warm(ends)
     _, transfer = begin(ends, prompt)
     assert transfer.start == 56 * is_warm  # blocks of 8
-    assert (transfer.checkpoint_tokens, [boundary for boundary, _ in transfer.saves]) == (72, [72])
+    assert (transfer.checkpoint_tokens, [position for position, _ in transfer.saves]) == (72, [72])
     received = ends.mail.receive
     lengths: list[int] = []
 

@@ -154,10 +154,10 @@ class TwoWorlds:
             self.counts["kept states sent" if blocks else "kept states gone"] += 1
             if not blocks:
                 self.receiver.drop_checkpoint(transfer)
-        for boundary, blocks in transfer.saves:
+        for position, blocks in transfer.saves:
             for part, block in enumerate(blocks.tolist()):
                 there.write_over(block, NOTHING)
-                there.parts[block] = new[boundary], part
+                there.parts[block] = new[position], part
             self.counts["states kept"] += 1
 
     def finish(self, transfer: Transfer, seq: Seq) -> None:

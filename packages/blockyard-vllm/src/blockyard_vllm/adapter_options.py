@@ -19,7 +19,7 @@ from blockyard.signatures import listed, moved_methods, release_of, require_vers
 LEVELS = ("auto", "tokens", "names")
 COUNTS = ("residency_sample", "retention_blocks", "miss_causes")
 ONLY_FOR_TOKENS = ("residency_sample", "retention_blocks", "events")
-RULES = ("last", "branch", "ends", "pow2", "queue", "told")
+RULES = ("last", "branch", "ends", "pow2", "waiting", "requested")
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Options:
         miss_causes: number of evicted hashes to remember, to explain misses; 0 turns explanations off.
         events: address where `blockyard.events` publishes the pool's contents, such as "tcp://127.0.0.1:5557"; "" for
             none; level "tokens" only.
-        state_checkpoints: rules for checkpointing a hybrid model's states, as in `StateConfig`, and "queue" and "told";
-            empty for vLLM's own rules; level "names" only.
+        state_checkpoints: rules for checkpointing a hybrid model's states, as in `StateConfig`, and "waiting" and
+            "requested"; empty for vLLM's own rules; level "names" only.
 
     Raises:
         ValueError: for an invalid option; it names the option, its value and the allowed values.
@@ -61,7 +61,7 @@ class Options:
         try:
             if not isinstance(names, list | tuple):
                 raise InvalidArgument("not a list")
-            rules = tuple(name for name in names if name not in ("queue", "told"))
+            rules = tuple(name for name in names if name not in ("waiting", "requested"))
             require_checkpoint_rules("state_checkpoints", rules)
         except InvalidArgument:
             raise ValueError(

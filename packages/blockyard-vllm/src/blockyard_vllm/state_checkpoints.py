@@ -25,14 +25,14 @@ logger = init_logger(f"vllm.{__name__}")
 BUDGETS, MOST_HASHES = 4, 2**19
 #: Most waiting requests to compare with, and most positions in a request's `extra_args`.
 MOST_QUEUED, MOST_REQUESTED = 16, 64
-REQUEST_KEY = "state_boundaries"
+REQUEST_KEY = "checkpoint_positions"
 
 
 class CheckpointPlanner:
     """Chooses each request's checkpoint positions.
 
     Args:
-        names: rules of `CheckpointRules`, and "queue" and "told".
+        names: rules of `CheckpointRules`, and "waiting" and "requested".
         unit: tokens between positions at which a state can be cached.
         num_hashes: prompt hashes to remember, to find where a prompt leaves earlier ones.
         hash_size: tokens per hash.
@@ -41,8 +41,8 @@ class CheckpointPlanner:
     def __init__(self, names: Sequence[str], unit: int, num_hashes: int, hash_size: int) -> None:
         self.unit = unit
         self.hash_size = hash_size
-        self.rules = CheckpointRules(tuple(name for name in names if name not in ("queue", "told")), unit)
-        self.takes_queue, self.takes_requested = "queue" in names, "told" in names
+        self.rules = CheckpointRules(tuple(name for name in names if name not in ("waiting", "requested")), unit)
+        self.takes_waiting, self.takes_requested = "waiting" in names, "requested" in names
         #: Python's hash of each block hash, least recent first. A collision can only misplace a checkpoint.
         self.known: OrderedDict[int, None] = OrderedDict()
         self.num_hashes = min(num_hashes, MOST_HASHES)
@@ -63,7 +63,11 @@ class CheckpointPlanner:
             if hash(block_hash) not in self.known:
                 break
             seen += self.hash_size
-        last, requested, branches = (prompt - 1) // unit * unit, self._requested(request), self._queue_branches(request)
+        last, requested, branches = (
+            (prompt - 1) // unit * unit,
+            self._requested(request),
+            self._waiting_branches(request),
+        )
         self.rules.choose(hit, max(seen, known), last, 0, requested, branches)
         request.blockyard_stops = sorted(self.rules.positions)
 
@@ -81,9 +85,9 @@ class CheckpointPlanner:
             return []
         return positions
 
-    def _queue_branches(self, request: Any) -> list[int]:
+    def _waiting_branches(self, request: Any) -> list[int]:
         """Return where the request branches off from waiting ones. Hashes are chained, so bisection finds it."""
-        if not self.takes_queue:
+        if not self.takes_waiting:
             return []
         found, own = [], request.block_hashes
         for other in islice(self.queue, MOST_QUEUED + 1):

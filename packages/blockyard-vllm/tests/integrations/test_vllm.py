@@ -72,7 +72,7 @@ def test_options_are_parsed() -> None:
     given = options.options_of({"blockyard": {"level": "names", "eviction_policy": "s3fifo"}})
     assert (given.level, given.eviction_policy, given.only_for_tokens) == ("names", "s3fifo", [])
     assert options.options_of({"blockyard": {"residency_sample": 4}}).only_for_tokens == ["residency_sample"]
-    rules = ["branch", "every:512", "queue", "told"]
+    rules = ["branch", "every:512", "waiting", "requested"]
     assert options.options_of({"blockyard": {"state_checkpoints": rules}}).state_checkpoints == tuple(rules)
     for name in POLICIES:
         assert options.options_of({"blockyard": {"eviction_policy": name}}).eviction_policy == name
@@ -98,7 +98,7 @@ def test_options_are_parsed() -> None:
         ({"blockyard": {"state_checkpoints": "branch"}}, r"state_checkpoints is 'branch'; it must be a list"),
         (
             {"blockyard": {"state_checkpoints": [5, "every:0"]}},
-            r"state_checkpoints is \[5, 'every:0'\]; .*, told, or every:N",
+            r"state_checkpoints is \[5, 'every:0'\]; .*, requested, or every:N",
         ),
     ],
 )

@@ -27,7 +27,7 @@ def about(
         line: help text of the option.
         low: smallest value of an integer.
         high: largest value of an integer; 0 for fields of other types.
-        option: name of the option, in commands, in `cache_options` of an engine and in errors; the field's if empty.
+        option: name of the option, in commands and in `cache_options` of an engine; the field's if empty.
         engine: whether `cache_options` may have it. All other fields follow from arguments of the engine.
         command: whether `blockyard generate` and `blockyard serve` have the option.
     """
@@ -40,15 +40,18 @@ def option_name(each: Field[Any]) -> str:
     return name
 
 
-def check_fields(config: Any) -> None:
-    """Check the booleans and integers of a config by their metadata. Raises `InvalidArgument`."""
+def check_fields(config: Any, prefix: str = "") -> None:
+    """Check the booleans and integers of a config by their metadata. Raises `InvalidArgument`.
+
+    prefix: what errors put before the name of a field, such as "StateConfig.".
+    """
     for each in fields(config):
-        value = getattr(config, each.name)
+        name, value = prefix + each.name, getattr(config, each.name)
         if each.type == "bool":
-            require_bool(option_name(each), value)
+            require_bool(name, value)
         elif each.metadata["high"] and not (value is each.default is None):
             # Stored as plain integers: what is compiled takes no others.
-            number = require_int(option_name(each), value, each.metadata["low"], each.metadata["high"])
+            number = require_int(name, value, each.metadata["low"], each.metadata["high"])
             object.__setattr__(config, each.name, number)
 
 
@@ -94,10 +97,12 @@ class StateConfig:
     cut_chunks: bool = field(default=True, metadata=about("end a step's tokens where a state is checkpointed"))
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        require_checkpoint_rules("state_checkpoints", self.checkpoints)
+        check_fields(self, "StateConfig.")
+        require_checkpoint_rules("StateConfig.checkpoints", self.checkpoints)
         if self.order not in STATE_ORDERS:
-            raise InvalidArgument(f"state_order is {shown(self.order)}; it must be one of {', '.join(STATE_ORDERS)}")
+            raise InvalidArgument(
+                f"StateConfig.order is {shown(self.order)}; it must be one of {', '.join(STATE_ORDERS)}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +122,9 @@ class CPUPoolConfig:
     )
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, "CPUPoolConfig.")
         if self.num_blocks == 1:
-            require_int("num_cpu_blocks", self.num_blocks, 2, MAX_BLOCKS)
+            require_int("CPUPoolConfig.num_blocks", self.num_blocks, 2, MAX_BLOCKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +143,7 @@ class HintConfig:
     )
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, "HintConfig.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,4 +166,4 @@ class ObserveConfig:
     enable_kv_cache_events: bool = field(default=False, metadata=about("note what can be hit, for `take_events`"))
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, "ObserveConfig.")

@@ -6,7 +6,8 @@ import math
 import numbers
 from bisect import bisect_right
 from dataclasses import KW_ONLY, Field, InitVar, dataclass, field, fields, replace
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 from .arguments import require_int, shown
 from .cache_options import (
@@ -54,6 +55,27 @@ class _Unset(int):
     """A default that differs in type from a given value."""
 
 
+_Config = TypeVar("_Config", bound=type)
+
+
+def _pointing_to_parts(kind: _Config) -> _Config:
+    """Let the constructor of `CacheConfig` point to the part of an option that was given outside of its part."""
+    make = kind.__init__  # type: ignore[misc]
+
+    @wraps(make)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        for name in options:
+            if name in _PART_OF:
+                part, own = _PART_OF[name], CACHE_FIELDS[name].name
+                raise TypeError(
+                    f"CacheConfig has no argument {name}: pass {part}={_PARTS[part].__name__}({own}=...) instead"
+                )
+        make(self, *args, **options)
+
+    kind.__init__ = init  # type: ignore[misc]
+    return kind
+
+
 #: Options that only a cache with states uses.
 STATE_OPTIONS = ("state_checkpoints", "state_order", "cut_chunks")
 #: Options that would do nothing, by the reason. With any value but its default such an option is refused.
@@ -67,6 +89,7 @@ UNUSED_OPTIONS = {
 }
 
 
+@_pointing_to_parts
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """The size and the options of a `KVCacheManager`.
@@ -83,7 +106,7 @@ class CacheConfig:
             the later ones wait, as the engine's scheduler does.
         enable_prefix_caching: whether full blocks are indexed, for later prompts to hit.
         partial_hits: whether a hit may end inside a block, whose first tokens are then copied from a cached block.
-        eviction_policy: which idle cached block is evicted first: the name of a policy (`blockyard.core.policies`), or
+        eviction_policy: which idle cached block is evicted first: the name of a policy (`blockyard.policies`), or
             a class or function that makes one from num_blocks.
         watermark: share of the blocks that admission leaves free for running sequences to grow into; 0 to below 1.
         hash_seed: seed of the index's hash function, 0 to 2**62 - 1. None draws a secret one for each manager, so that
@@ -157,7 +180,7 @@ class CacheConfig:
         self._check_block_size(has_block_size)
         self._check_unused()
         object.__setattr__(self, "watermark", _share("watermark", self.watermark))
-        self.require_floors(self.num_blocks)
+        self.require_guarantees(self.num_blocks)
         entries = self.max_num_seqs * self.max_blocks_per_seq
         if entries > MAX_TABLE_ENTRIES:
             raise InvalidArgument(
@@ -199,14 +222,14 @@ class CacheConfig:
             )
         return number
 
-    def require_floors(self, num_blocks: int) -> None:
+    def require_guarantees(self, num_blocks: int) -> None:
         """Raise `InvalidArgument` unless the guarantees of all tenants fit `num_blocks` blocks. O(tenants)."""
-        floors = sum(group.floor for group in tenant_groups(self.tenants))
+        guaranteed = sum(group.guarantee for group in tenant_groups(self.tenants))
         usable = num_blocks - 1 - int(self.watermark * num_blocks)
-        if floors > usable:
+        if guaranteed > usable:
             raise InvalidArgument(
-                f"tenants have floors (min_blocks) of {floors} blocks together; num_blocks is {num_blocks}: {usable} "
-                f"without the null block and the watermark"
+                f"tenants have guarantees (min_blocks) of {guaranteed} blocks together; num_blocks is {num_blocks}: "
+                f"{usable} without the null block and the watermark"
             )
 
     def _check_group_types(self) -> None:
@@ -250,7 +273,8 @@ class CacheConfig:
             for name in names if holds[reason] else ():
                 value, default = self.option(name), CACHE_FIELDS[name].default
                 if not isinstance(value, (str, float, int, tuple)) or value != default:
-                    raise InvalidArgument(f"{name} is {shown(value)}, which does nothing while {reason}; leave it out")
+                    own = f"{_PART_OF[name]}.{CACHE_FIELDS[name].name}" if name in _PART_OF else name
+                    raise InvalidArgument(f"{own} is {shown(value)}, which does nothing while {reason}; leave it out")
 
     def _check_states(self) -> None:
         """Raise `InvalidArgument` unless the bytes of a block are known and a state fits the pool."""
@@ -398,6 +422,20 @@ def cache_config(*sizes: Any, **options: Any) -> CacheConfig:
             if name not in _PART_OF:
                 raise InvalidArgument(f"{name} is {shown(value)}; CacheConfig has no such field")
             parts.setdefault(_PART_OF[name], {})[CACHE_FIELDS[name].name] = value
-    for part, values in parts.items():
-        given[part] = replace(given[part], **values) if part in given else _PARTS[part](**values)
-    return CacheConfig(*sizes, **given)
+    try:
+        for part, values in parts.items():
+            given[part] = replace(given[part], **values) if part in given else _PARTS[part](**values)
+        return CacheConfig(*sizes, **given)
+    except InvalidArgument as error:
+        raise InvalidArgument(_with_option_names(str(error), parts)) from None
+
+
+def _with_option_names(text: str, parts: dict[str, dict[str, Any]]) -> str:
+    """Return an error with the names of options in place of the fields of parts that they stand for."""
+    for name, part in _PART_OF.items():
+        own = CACHE_FIELDS[name].name
+        if own in parts.get(part, {}):
+            for path in (f"{part}.{own}", f"{_PARTS[part].__name__}.{own}"):
+                if text.startswith(f"{path} "):
+                    return name + text.removeprefix(path)
+    return text

@@ -115,13 +115,14 @@ class TenantGroup:
         for member in self.members:
             if type(member) is not Tenant:
                 raise InvalidArgument(f"members of {self.name!r} holds {shown(member)}; its items must be Tenant")
-        if self.max_held is not None and self.floor > self.max_held:
+        if self.max_held is not None and self.guarantee > self.max_held:
             raise InvalidArgument(
-                f"max_held of {self.name!r} is {self.max_held}; the guarantees of its members are {self.floor} blocks"
+                f"max_held of {self.name!r} is {self.max_held}; the guarantees of its members are "
+                f"{self.guarantee} blocks"
             )
 
     @property
-    def floor(self) -> int:
+    def guarantee(self) -> int:
         """Return the blocks guaranteed to the members together."""
         return max(self.min_blocks, sum(member.min_blocks for member in self.members))
 
@@ -171,11 +172,11 @@ def shares_of(groups: Sequence[TenantGroup], usable: int) -> list[int]:
     The rest, after all guarantees, is divided by weight, first among groups, then among their members. `groups` is the
     result of `tenant_groups`.
     """
-    rest = usable - sum(group.floor for group in groups)
+    rest = usable - sum(group.guarantee for group in groups)
     weights = sum(group.weight for group in groups)
     shares = []
     for group in groups:
-        lent = group.floor + rest * group.weight // weights - sum(member.min_blocks for member in group.members)
+        lent = group.guarantee + rest * group.weight // weights - sum(member.min_blocks for member in group.members)
         weight = sum(member.weight for member in group.members)
         shares += [member.min_blocks + lent * member.weight // weight for member in group.members]
     return shares
@@ -198,8 +199,10 @@ class Roster:
         self.names = [member.name for member in self.members]
         self._numbers = {name: number for number, name in enumerate(self.names)}
         self._by_mark = {mark: number for number, member in enumerate(self.members) for mark in member.marks}
-        floors = {group.name: (group.floor, sum(member.min_blocks for member in group.members)) for group in groups}
-        self._floors, self._all_floors = floors, sum(floor for floor, _ in floors.values())
+        guarantees = {
+            group.name: (group.guarantee, sum(member.min_blocks for member in group.members)) for group in groups
+        }
+        self._guarantees, self._all_guarantees = guarantees, sum(guarantee for guarantee, _ in guarantees.values())
 
     def number_of(self, keys: tuple[object, ...]) -> int:
         """Return the number of the tenant of a prompt with these plain keys (`plain_keys`). O(keys)."""
@@ -237,9 +240,9 @@ class Roster:
     def most(self, number: int, usable: int, watermark: int) -> int:
         """Return how many blocks the tenant can ever hold in a pool of `usable` blocks. O(1)."""
         member, group = self.members[number], self.group_of[number]
-        floor, members = self._floors[group.name]
+        guarantee, members = self._guarantees[group.name]
         others = members - member.min_blocks
-        most = usable - (self._all_floors - floor) - others
-        most = max(most - watermark, min(floor - others, most))
+        most = usable - (self._all_guarantees - guarantee) - others
+        most = max(most - watermark, min(guarantee - others, most))
         limits = [member.max_held, None if group.max_held is None else group.max_held - others]
         return min([most, *(limit for limit in limits if limit is not None)])

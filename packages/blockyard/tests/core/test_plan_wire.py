@@ -246,7 +246,7 @@ def test_a_random_world_runs_on_what_a_rank_has_read() -> None:
     assert num_damaged > num_worlds
 
 
-STATES = ("copies", "clears", "loads", "load_blocks", "saves", "save_boundaries", "save_blocks", "refused")
+STATES = ("copies", "clears", "loads", "load_blocks", "saves", "save_positions", "save_blocks", "refused")
 
 
 class StatesOverTheWire(StateWorld):
@@ -310,7 +310,7 @@ def test_states_outside_of_a_rank_are_refused(array: int, numbers: list[int], wo
     arrays[len(arrays) - 6 + array] = numbers
     with pytest.raises(InvalidArgument, match=words):
         rank.from_bytes(resealed(message, [np.array(each, np.int32) for each in arrays]))
-    assert rank.from_bytes(message).states.save_boundaries.tolist() == plan.states.save_boundaries.tolist()
+    assert rank.from_bytes(message).states.save_positions.tolist() == plan.states.save_positions.tolist()
 
 
 # ---------------------------------------------------------------- ranks that diverged

@@ -61,7 +61,7 @@ def test_the_second_request_hits_half_and_the_third_all(shared: int, unique: int
     assert memory.num_loaded == 7
 
 
-def test_where_the_last_boundary_alone_is_kept_nothing_is_hit() -> None:
+def test_where_the_last_position_alone_is_kept_nothing_is_hit() -> None:
     cache = hybrid(state_checkpoints=("last",))
     memory = StateMemory(cache)
     assert [serve(cache, memory, request) for request in pattern(1600, 600, 4)] == [0] * 4
@@ -70,7 +70,7 @@ def test_where_the_last_boundary_alone_is_kept_nothing_is_hit() -> None:
     assert causes.num_never_seen == 2192 + 3 * (2192 - 1600)
 
 
-@pytest.mark.parametrize("kind", ["told", "waiting"])
+@pytest.mark.parametrize("kind", ["requested", "waiting"])
 def test_told_or_waited_for_all_is_hit_from_the_second(kind: str) -> None:
     cache = hybrid()
     memory = StateMemory(cache)
@@ -78,7 +78,7 @@ def test_told_or_waited_for_all_is_hit_from_the_second(kind: str) -> None:
     hits = []
     for number, request in enumerate(requests):
         others = [other.prompt for other in requests[number + 1 :]]
-        states = StateHints(request.told) if kind == "told" else StateHints(waiting_prompts=others)
+        states = StateHints(request.requested) if kind == "requested" else StateHints(waiting_prompts=others)
         hits.append(serve(cache, memory, request, states=states))
     assert hits == [0] + [1488] * 4
 
@@ -111,7 +111,7 @@ def test_the_next_turn_goes_on_from_the_end_of_the_answer() -> None:
     assert serve(cache, memory, first) == 0
     again = first.prompt + first.output
     assert serve(cache, memory, Request([*again, 5, 6, 7], [1], [])) == 160
-    # Of an output the last state is kept, of the prompt the last boundary: 96 and 160, and of the second turn's.
+    # Of an output the last state is kept, of the prompt the last position: 96 and 160, and of the second turn's.
     assert serve(cache, memory, Request([*first.prompt, 9], [1], [])) == 96
 
 
@@ -149,7 +149,7 @@ def test_states_stand_at_multiples_of_their_own_block_size() -> None:
     assert [serve(cache, memory, Request(list(range(250)), [1], [])) for _ in range(2)] == [0, 192]
 
 
-def test_several_state_groups_are_kept_as_one_state_at_boundaries_of_all() -> None:
+def test_several_state_groups_are_kept_as_one_state_at_positions_of_all() -> None:
     groups = (
         StateSpec(state_bytes=16_000 * 2 + 1, checkpoint_every=16),
         ATTENTION,
@@ -202,7 +202,7 @@ def test_many_states_in_one_chunk_where_kernels_give_them() -> None:
     seq = cache.allocate(list(range(2200)))
     plan = cache.reserve([seq])
     assert plan.num_scheduled.tolist() == [2200]
-    assert plan.states.save_boundaries.tolist() == [256, 512, 1024, 2048, 2192]
+    assert plan.states.save_positions.tolist() == [256, 512, 1024, 2048, 2192]
     memory.prepare(plan)
     memory.run(plan, [seq], {seq: list(range(2200))})
     cache.commit([seq], 2200, [1])
@@ -213,7 +213,7 @@ def test_many_states_in_one_chunk_where_kernels_give_them() -> None:
 def test_a_failed_step_leaves_no_state() -> None:
     cache = hybrid()
     seq = cache.allocate(list(range(40)))
-    assert cache.reserve([seq]).states.save_boundaries.tolist() == [32]
+    assert cache.reserve([seq]).states.save_positions.tolist() == [32]
     cache.commit([seq], 0)
     cache.check()
     assert cache.stats().num_kept_states == 0
@@ -266,7 +266,7 @@ def test_the_next_state_of_an_output_takes_the_blocks_of_the_one_before(
     for end in (48, 64, 80):
         taken = cache.stats().num_allocated_blocks
         plan = cache.reserve([seq])
-        assert plan.states.save_boundaries.tolist() == [end]
+        assert plan.states.save_positions.tolist() == [end]
         assert sorted(plan.states.save_blocks[0].tolist()) == sorted(blocks)
         assert cache.stats().num_allocated_blocks == taken + state_blocks
         # What is written over is found no more.
@@ -290,9 +290,9 @@ def test_the_next_state_of_an_output_takes_the_blocks_of_the_one_before(
 def test_a_state_that_was_to_be_written_over_is_gone_where_the_step_fails(fields: dict[str, Any], end: str) -> None:
     cache, seq, tokens = answering(48, **fields)
     plan = cache.reserve([seq])
-    assert plan.states.save_boundaries.tolist() == [48]
+    assert plan.states.save_positions.tolist() == [48]
     if end == "replaced":
-        assert cache.reserve([seq]).states.save_boundaries.tolist() == [48]
+        assert cache.reserve([seq]).states.save_positions.tolist() == [48]
     if end == "reset":
         cache.reset_prefix_cache()
     if end == "freed":
@@ -317,7 +317,7 @@ def test_a_state_that_was_to_be_written_over_is_gone_where_the_step_fails(fields
 def test_a_state_stays_where_the_step_may_end_before_the_next(fields: dict[str, Any]) -> None:
     cache, seq, tokens = answering(47, **fields)
     plan = cache.reserve([seq], [2])  # the second token is drafted
-    assert plan.states.save_boundaries.tolist() == [48]
+    assert plan.states.save_positions.tolist() == [48]
     before = cache.states.blocks(tokens[:32]).tolist()
     assert len(before) == 3
     assert not set(before) & set(plan.states.save_blocks[0].tolist())
@@ -349,7 +349,7 @@ def test_in_a_full_pool_an_output_keeps_its_states_and_evicts_nothing_for_them()
     lease = cache.pool.get_new_blocks(cache.num_free_blocks - 3)
     plan = cache.reserve([seq])
     assert plan.all_fit
-    assert plan.states.save_boundaries.tolist() == [48]
+    assert plan.states.save_positions.tolist() == [48]
     assert cache.num_free_blocks == 0
     cache.commit([seq], 1)
     assert len(cache.states.blocks(tokens)) == 3
@@ -587,9 +587,9 @@ def test_checkpoints_round_down_and_count_once() -> None:
     cache = hybrid(state_checkpoints=())
     seq = cache.allocate(list(range(60)), states=StateHints(checkpoints=[39, 33, 32, 15, 60]))
     plan = cache.reserve([seq])
-    assert plan.states.save_boundaries.tolist() == [32]
+    assert plan.states.save_positions.tolist() == [32]
     cache.commit([seq], 32)
-    assert cache.reserve([seq]).states.save_boundaries.tolist() == [48]
+    assert cache.reserve([seq]).states.save_positions.tolist() == [48]
 
 
 def test_state_hints_are_refused_without_states() -> None:

@@ -34,7 +34,7 @@ def plan_after(seed: int, moment: int, *, fails: bool) -> tuple[Any, ...] | None
                 cache.free(others)
                 plan = cache.reserve([seq])
                 states = plan.states
-                return plan.num_scheduled.tolist(), states.save_boundaries.tolist(), states.refused.tolist()
+                return plan.num_scheduled.tolist(), states.save_positions.tolist(), states.refused.tolist()
             plan = cache.reserve([seq])
             if plan.num_scheduled[0] > 0:
                 cache.commit([seq], plan.num_scheduled)

@@ -36,10 +36,10 @@ def test_a_state_from_elsewhere_is_kept_where_it_comes_and_none_before() -> None
     cache.states.skip(seq, 144)
     plan = cache.reserve([seq], [144])
     assert plan.num_scheduled.tolist() == [144]
-    assert plan.states.save_boundaries.tolist() == [144]
+    assert plan.states.save_positions.tolist() == [144]
     cache.commit([seq], 144)
     assert [end for end in range(16, 201, 16) if len(cache.states.blocks(list(range(end))))] == [144]
-    assert cache.reserve([seq]).states.save_boundaries.tolist() == [192]
+    assert cache.reserve([seq]).states.save_positions.tolist() == [192]
 
 
 def left_without_states(prompt: list[int], **fields: Any) -> tuple[KVCacheManager, StateMemory]:
@@ -62,7 +62,7 @@ def test_where_a_state_is_brought_keys_and_values_alone_are_hit(brought: int) ->
     assert cache.miss_causes(seq).num_no_state == 0
     plan = cache.reserve([seq], [brought - 144])
     assert plan.states.loads.size == 0
-    assert plan.states.save_boundaries.tolist() == [160] * (brought == 160)
+    assert plan.states.save_positions.tolist() == [160] * (brought == 160)
     memory.prepare(plan)
     for blocks in plan.states.save_blocks.tolist():
         memory.blocks.update((block, (tuple(prompt[:brought]), part)) for part, block in enumerate(blocks))
@@ -131,7 +131,7 @@ def test_a_further_state_is_brought_behind_keys_and_values_that_are_here() -> No
     cache.states.skip(seq, 150, checkpoint=96)
     for _ in range(2):
         plan = cache.reserve([seq], [6])
-        assert plan.states.save_boundaries.tolist() == [96]
+        assert plan.states.save_positions.tolist() == [96]
         cache.check()
         assert cache.num_used_blocks == 10 + 3  # that of the first step is let go
     cache.commit([seq], 0)
@@ -157,7 +157,7 @@ def test_a_fork_that_waits_for_its_state_takes_a_further_one_too() -> None:
     (child,) = cache.fork(seq)
     for waiting in (seq, child):
         plan = cache.reserve([waiting], [1])
-        assert (plan.num_scheduled.tolist(), plan.states.save_boundaries.tolist()) == ([1], [96])
+        assert (plan.num_scheduled.tolist(), plan.states.save_positions.tolist()) == ([1], [96])
         cache.commit([waiting], 0)
     cache.free([seq, child])
     cache.check()
@@ -175,7 +175,7 @@ def test_a_state_is_brought_in_one_of_several_steps_in_flight() -> None:
     seq = cache.allocate(list(range(170)), states=StateHints(external_state_tokens=150))
     cache.states.skip(seq, 150, checkpoint=96)
     first = cache.reserve([seq], [6])
-    assert first.states.save_boundaries.tolist() == [96]
+    assert first.states.save_positions.tolist() == [96]
     second = cache.reserve([seq], [3])
     third = cache.reserve([seq])
     assert [plan.num_scheduled.tolist() for plan in (second, third)] == [[3], [7]]
@@ -222,15 +222,15 @@ def test_several_states_from_elsewhere_are_kept_by_one_step() -> None:
     cache.states.skip(seq, 150, checkpoint=96)
     for _ in range(2):  # the first is not carried out
         plan = cache.reserve([seq], [150])
-        assert (plan.num_scheduled.tolist(), plan.states.save_boundaries.tolist()) == ([150], [96])
+        assert (plan.num_scheduled.tolist(), plan.states.save_positions.tolist()) == ([150], [96])
     cache.commit([seq], 150)
     assert [end for end in range(16, 201, 16) if len(cache.states.blocks(list(range(end))))] == [96]
-    assert cache.reserve([seq]).states.save_boundaries.tolist() == [192]
+    assert cache.reserve([seq]).states.save_positions.tolist() == [192]
     cache.commit([seq], 42)
     cache.free(seq)
     other = cache.allocate(list(range(1000, 1200)))
     cache.states.skip(other, 144, checkpoint=64)
-    assert cache.reserve([other], [144]).states.save_boundaries.tolist() == [64, 144]
+    assert cache.reserve([other], [144]).states.save_positions.tolist() == [64, 144]
     for kept, words in (
         (40, "checkpoint is 40; it must be a multiple of 16, above the 0 computed tokens"),
         (144, "checkpoint is 144; it must be from 0 to 143"),
@@ -243,7 +243,7 @@ def test_several_states_from_elsewhere_are_kept_by_one_step() -> None:
 def test_states_that_could_not_be_written_are_not_kept() -> None:
     cache = hybrid(state_checkpoints=("every:64",))
     seq = cache.allocate(list(range(200)))
-    assert cache.reserve([seq]).states.save_boundaries.tolist() == [64]
+    assert cache.reserve([seq]).states.save_positions.tolist() == [64]
     used = cache.num_used_blocks
     cache.states.drop_checkpoints(seq)
     cache.states.drop_checkpoints(seq)

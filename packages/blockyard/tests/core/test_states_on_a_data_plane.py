@@ -19,7 +19,7 @@ from ..support.tenant_world import TenantWorld
 
 
 class TenantsWithStates(TenantWorld, StatesOnADataPlane):
-    """The same with tenants that share the pool; none loses blocks within its floor to a step of others.
+    """The same with tenants that share the pool; none loses blocks within its guarantee to a step of others.
 
     Who runs in a step may give its own for a state that has no room in the end, where a copy on write was spared.
     """
@@ -40,8 +40,8 @@ class TenantsWithStates(TenantWorld, StatesOnADataPlane):
         super().compute(plan, seqs)
         self.running = frozenset()
 
-    def require_floors(self, before: dict[str, Any], after: dict[str, Any]) -> None:
-        super().require_floors({name: use for name, use in before.items() if name not in self.running}, after)
+    def require_guarantees(self, before: dict[str, Any], after: dict[str, Any]) -> None:
+        super().require_guarantees({name: use for name, use in before.items() if name not in self.running}, after)
 
     def choose_config(self) -> Any:
         while True:
@@ -74,5 +74,5 @@ def test_keys_and_values_and_states_share_a_pool() -> None:
     seeds.lines.append("states on a data plane: " + ", ".join(f"{counts[name]} {name}" for name in names))
 
 
-def test_tenants_of_models_with_states_keep_their_floors() -> None:
-    run_worlds(TenantsWithStates, seeds.draws(60, 4), ("states loaded", "floors kept", "blocks taken back"))
+def test_tenants_of_models_with_states_keep_their_guarantees() -> None:
+    run_worlds(TenantsWithStates, seeds.draws(60, 4), ("states loaded", "guarantees kept", "blocks taken back"))

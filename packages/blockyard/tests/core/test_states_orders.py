@@ -41,7 +41,7 @@ def replay(
                 keys.of(request.prompt + request.output),
                 len(request.prompt),
                 len(request.prompt) + len(request.output),
-                request.told if tells else [],
+                request.requested if tells else [],
                 sorted({parting(request.prompt, other.prompt) for other in waiting} - {0}),
             )
         )
@@ -61,10 +61,10 @@ def test_the_second_request_hits_half_and_the_third_all(shared: int, unique: int
     assert replay(run, pattern(shared, unique)) == [0, 1024] + [full] * 62
 
 
-@pytest.mark.parametrize("kind", ["told", "queue"])
+@pytest.mark.parametrize("kind", ["requested", "waiting"])
 def test_told_or_queued_all_is_hit_from_the_second(kind: str) -> None:
     run = StateRun("index", DEFAULT, 3144, 400_000)
-    hits = replay(run, pattern(1500, 700), tells=kind == "told", queue=16 if kind == "queue" else 0)
+    hits = replay(run, pattern(1500, 700), tells=kind == "requested", queue=16 if kind == "waiting" else 0)
     assert hits == [0] + [1488] * 63
 
 
@@ -165,7 +165,7 @@ def test_books_balance_with_little_memory_and_many_in_flight(order: str) -> None
 # ---------------------------------------------------------------- a simulator's figures
 
 #: (seed, tokens of a state, budget) → tokens hit and states written by the simulator that the rules were found with,
-#: an independent program: of lru and index, then index with queue and told, lru at last and at every:512.
+#: an independent program: of lru and index, then index with waiting and requested, lru at last and at every:512.
 SIMULATED = {
     (1, 100, 6000): [(226528, 930), (263264, 600), (266736, 640), (230304, 398), (233984, 161)],
     (1, 100, 20000): [(379936, 787), (380608, 804), (381904, 777), (354512, 395), (269824, 91)],
@@ -203,7 +203,7 @@ def test_a_position_is_named_once_by_the_first_rule() -> None:
     assert kinds == {512: 4, 1088: 2, 1024: 1, 256: 5}
 
 
-def test_places_stand_at_boundaries_behind_the_hit() -> None:
+def test_positions_are_multiples_of_the_alignment_after_the_hit() -> None:
     places = CheckpointRules(("branch", "pow2"), 64)
     places.choose(256, 1000, 2000, 0, [100, 300], [])
     assert sorted(places.positions) == [512, 960, 1024]

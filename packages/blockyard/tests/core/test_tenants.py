@@ -48,7 +48,13 @@ def test_what_each_tenant_holds_is_what_its_blocks_say() -> None:
             error.add_note(f"TenantWorld(blockyard, {seed}), after {len(world.story)} calls")
             raise
         counts += world.counts
-    wanted = ("floors kept", "blocks taken back", "allocate: OutOfBlocks", "swap_in: OutOfBlocks", "retain: OverBudget")
+    wanted = (
+        "guarantees kept",
+        "blocks taken back",
+        "allocate: OutOfBlocks",
+        "swap_in: OutOfBlocks",
+        "retain: OverBudget",
+    )
     assert {name: counts[name] for name in wanted if counts[name] == 0} == {}
 
 
@@ -96,7 +102,7 @@ def test_what_a_prompt_takes_counts_while_room_is_made_for_it(tenants: tuple[Any
     assert idle_of(cache) == {"*": 0, "a": 0, "b": 10}
 
 
-def test_a_member_within_its_floor_gives_nothing_though_its_group_is_far_above() -> None:
+def test_a_member_within_its_guarantee_gives_nothing_though_its_group_is_far_above() -> None:
     pair = TenantGroup("pair", (Tenant("kept", min_blocks=4), Tenant("big")))
     cache = Checked(num_blocks=21, tenants=(pair, Tenant("c"), Tenant("d")))
     take(cache, "big", 12)
@@ -117,8 +123,8 @@ def test_what_a_tenant_took_meanwhile_counts() -> None:
     assert idle_of(cache) == {"*": 0, "a": 1, "b": 4, "c": 0}
 
 
-def test_in_one_step_each_within_its_floor_gives_to_itself() -> None:
-    """Four sequences grow by a block each, and all that is free are idle blocks within floors: b's are the oldest."""
+def test_in_one_step_each_within_its_guarantee_gives_to_itself() -> None:
+    """Four sequences grow by a block each; all free blocks are idle and within guarantees: b's are the oldest."""
     cache = Checked(num_blocks=9, tenants=(Tenant("a", min_blocks=4), Tenant("b", min_blocks=4)))
     full_of(cache, {"b": 2, "a": 2})
     seqs = [prefilled(cache, name, prompt(50 + number, 4)) for number, name in enumerate("aabb")]
@@ -141,20 +147,22 @@ def test_who_gets_an_empty_block_gives_none() -> None:
 def groups_drawn(choose: random.Random) -> tuple[TenantGroup, ...]:
     groups: list[TenantGroup] = []
     for number in range(choose.randint(1, 3)):
-        floors = [choose.choice((0, choose.randint(0, 6))) for _ in range(choose.randint(1, 3))]
+        guarantees = [choose.choice((0, choose.randint(0, 6))) for _ in range(choose.randint(1, 3))]
         members = tuple(
-            Tenant(f"{number}.{place}", 1, floor, choose.choice((None, floor + choose.randint(0, 9))))
-            for place, floor in enumerate(floors)
+            Tenant(f"{number}.{place}", 1, guarantee, choose.choice((None, guarantee + choose.randint(0, 9))))
+            for place, guarantee in enumerate(guarantees)
         )
-        floor = sum(floors) + choose.choice((0, 0, choose.randint(1, 6)))
-        groups.append(TenantGroup(f"{number}", members, 1, floor, choose.choice((None, floor + choose.randint(0, 9)))))
+        guarantee = sum(guarantees) + choose.choice((0, 0, choose.randint(1, 6)))
+        groups.append(
+            TenantGroup(f"{number}", members, 1, guarantee, choose.choice((None, guarantee + choose.randint(0, 9))))
+        )
     return tuple(groups)
 
 
-def most_that_leaves_the_floors(
+def most_that_leaves_the_guarantees(
     groups: tuple[TenantGroup, ...], held: dict[str, int], name: str, free: int, watermark: int
 ) -> int:
-    """Try every number: what others' floors lack stays free, a watermark too beyond the own floor, limits hold."""
+    """Try every number: others' shortfalls stay free, a watermark too beyond the own guarantee, and limits hold."""
     own = next(group for group in groups if any(member.name == name for member in group.members))
     lacking = {member.name: max(member.min_blocks - held[member.name], 0) for g in groups for member in g.members}
     member = next(member for member in own.members if member.name == name)
@@ -163,33 +171,33 @@ def most_that_leaves_the_floors(
     for group in groups:
         if group is not own:
             group_held = sum(held[each.name] for each in group.members)
-            outside += max(group.floor - group_held, sum(lacking[each.name] for each in group.members))
+            outside += max(group.guarantee - group_held, sum(lacking[each.name] for each in group.members))
     own_held = sum(held[each.name] for each in own.members)
     best = 0
     for count in range(free + 1):
         fits = held[name] + count <= (count + held[name] if member.max_held is None else member.max_held)
         fits &= own.max_held is None or own_held + inside + count <= own.max_held
-        in_floor = count <= max(lacking[name], own.floor - own_held - inside)
-        fits &= free - count >= outside + inside + (0 if in_floor else watermark)
+        in_guarantee = count <= max(lacking[name], own.guarantee - own_held - inside)
+        fits &= free - count >= outside + inside + (0 if in_guarantee else watermark)
         best = count if fits else best
     return best
 
 
-def test_what_a_tenant_may_take_is_the_most_that_leaves_the_floors() -> None:
+def test_what_a_tenant_may_take_is_the_most_that_leaves_the_guarantees() -> None:
     choose = random.Random(run_seed())
     for _ in range(draws(900, 300)):
         groups = groups_drawn(choose)
         names = [member.name for group in groups for member in group.members]
         book = SharedBudget(groups, 100, 4)
-        free = sum(group.floor for group in groups) + choose.randint(0, 12)
+        free = sum(group.guarantee for group in groups) + choose.randint(0, 12)
         watermark = choose.choice((0, choose.randint(1, 5)))
         held = dict.fromkeys(names, 0)
         for slot, name in enumerate(names):
-            most = most_that_leaves_the_floors(groups, held, name, free, watermark)
+            most = most_that_leaves_the_guarantees(groups, held, name, free, watermark)
             assert book.most(slot, free, watermark) == most, (groups, name, free, watermark)
         for _ in range(8):
             slot = choose.randrange(len(names))
-            most = most_that_leaves_the_floors(groups, held, names[slot], free, watermark)
+            most = most_that_leaves_the_guarantees(groups, held, names[slot], free, watermark)
             assert max(book.room(slot, free, watermark), 0) == most, (groups, held, names[slot], free, watermark)
             change = choose.choice((most, choose.randint(0, most), -choose.randint(0, held[names[slot]])))
             book.hold(slot, change)
@@ -294,9 +302,11 @@ def test_a_million_names_are_one_tenant() -> None:
     assert len(cache.stats().tenants) == 2
 
 
-def test_a_pool_is_not_made_smaller_than_its_floors() -> None:
+def test_a_pool_is_not_made_smaller_than_its_guarantees() -> None:
     cache = Checked(num_blocks=21, tenants=(Tenant("a", min_blocks=5), Tenant("b", min_blocks=5)))
-    with pytest.raises(InvalidArgument, match=r"^tenants have floors .* of 10 blocks together; num_blocks is 10: 9 "):
+    with pytest.raises(
+        InvalidArgument, match=r"^tenants have guarantees .* of 10 blocks together; num_blocks is 10: 9 "
+    ):
         cache.resize(10)
     assert cache.pool.num_blocks == 21
     cache.resize(11)
@@ -333,10 +343,13 @@ def test_a_pool_is_not_made_smaller_than_its_floors() -> None:
         (lambda: shares((TenantGroup("g", (Tenant("*"),)),)), r"tenants has the name '\*' twice"),
         (
             lambda: shares((TenantGroup("g", (Tenant("a", 1, 9), Tenant("b")), 1, 15), Tenant("c", 1, 5))),
-            "tenants have floors .* of 20 blocks together; num_blocks is 20: 19",
+            "tenants have guarantees .* of 20 blocks together; num_blocks is 20: 19",
         ),
         (lambda: shares((Tenant("a", 1, 10**18),)), "min_blocks of 'a' is 10{18}; it must be from 0 to"),
-        (lambda: shares((Tenant("a", 1, 20),)), "tenants have floors .* of 20 blocks together; num_blocks is 20: 19"),
+        (
+            lambda: shares((Tenant("a", 1, 20),)),
+            "tenants have guarantees .* of 20 blocks together; num_blocks is 20: 19",
+        ),
         (
             lambda: shares(tuple(Tenant(f"{n}") for n in range(10_000))),
             "tenants has 10001 tenants.*; the limit is 10000",

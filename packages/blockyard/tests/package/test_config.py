@@ -261,3 +261,23 @@ def test_numbers_of_numpy_are_stored_as_plain_integers() -> None:
     cache = KVCacheManager(config_with(num_blocks=40, tenants=(tenant, group), groups=(layers, state)))
     cache.free(cache.allocate([1], extra_keys=(CacheSalt("a"),)))
     cache.check()
+
+
+def test_an_option_outside_of_its_part_is_refused_with_the_part_to_pass() -> None:
+    with pytest.raises(TypeError, match=r"no argument track_misses: pass observe=ObserveConfig\(track_misses=...\)"):
+        CacheConfig(100, track_misses=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"no argument num_cpu_blocks: pass cpu=CPUPoolConfig\(num_blocks=...\)"):
+        CacheConfig(100, num_cpu_blocks=8)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'trackmisses'"):
+        CacheConfig(100, trackmisses=True)  # type: ignore[call-arg]
+
+
+def test_errors_name_an_option_as_it_was_written() -> None:
+    with pytest.raises(InvalidArgument, match=r"^StateConfig.order is 'best'; it must be one of index, lru$"):
+        StateConfig(order="best")
+    with pytest.raises(InvalidArgument, match=r"^state_order is 'best'; it must be one of index, lru$"):
+        cache_config(100, state_order="best")
+    with pytest.raises(InvalidArgument, match=r"^states.order is 'lru', which does nothing while groups has no"):
+        CacheConfig(100, states=StateConfig(order="lru"))
+    with pytest.raises(InvalidArgument, match=r"^CPUPoolConfig.num_blocks is 1; it must be from 2"):
+        CPUPoolConfig(num_blocks=1)

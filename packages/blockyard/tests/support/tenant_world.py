@@ -70,25 +70,25 @@ class TenantWorld(World):
         config = super().choose_config()
         choose = random.Random(self.seed)
         usable = config.num_blocks - 1 - config.watermark_blocks
-        self.floors = [0] * 4
+        self.guarantees = [0] * 4
         for _ in range(choose.randint(0, max(usable, 0))):
-            self.floors[choose.randrange(4)] += 1
+            self.guarantees[choose.randrange(4)] += 1
         self.has_shrunk = False
         salts = [self.tenant(choose, "a", 0), self.tenant(choose, "b", 1)]
         lora = replace(self.tenant(choose, "lora", 2), keys=(self.package.LoRA("a"),))
         tenants: tuple[Any, ...] = (*salts, lora)
         if choose.random() < 0.4:
-            floor = sum(self.floors[:2])
-            most = choose.choice((None, floor + choose.randint(1, 30)))
+            guarantee = sum(self.guarantees[:2])
+            most = choose.choice((None, guarantee + choose.randint(1, 30)))
             tenants = (TenantGroup("both", tuple(salts), choose.randint(1, 3), 0, most), lora)
         if choose.random() < 0.5:
             tenants = (*tenants, self.tenant(choose, "*", 3))
         return replace(config, tenants=tenants)
 
     def tenant(self, choose: random.Random, name: str, number: int) -> Any:
-        floor = self.floors[number]
-        limits = [choose.choice((None, None, floor + choose.randint(1, 30))) for _ in range(3)]
-        return Tenant(name, choose.randint(1, 5), floor, *limits)
+        guarantee = self.guarantees[number]
+        limits = [choose.choice((None, None, guarantee + choose.randint(1, 30))) for _ in range(3)]
+        return Tenant(name, choose.randint(1, 5), guarantee, *limits)
 
     def keys(self, earlier: Any) -> tuple[Any, ...]:
         package = self.package
@@ -122,11 +122,11 @@ class TenantWorld(World):
         self.compare(after)
         name = self.story[-1][0]
         if name in ("allocate", "allocate_batch", "swap_in"):
-            self.require_floors(self.before, after)
+            self.require_guarantees(self.before, after)
 
     def compute(self, plan: Any, seqs: list[Any]) -> None:
         """Blocks were reserved."""
-        self.require_floors(self.before, self.use())
+        self.require_guarantees(self.before, self.use())
         super().compute(plan, seqs)
 
     def use(self) -> dict[str, Any]:
@@ -149,15 +149,17 @@ class TenantWorld(World):
             assert use.max_retained is None or use.num_retained <= use.max_retained
         if not self.has_shrunk:
             claims = sum(max(use.min_blocks - use.num_held, 0) for use in uses.values())
-            assert self.cache.num_free_blocks >= claims, "a floor that could not be claimed"
+            assert self.cache.num_free_blocks >= claims, "a guarantee that could not be claimed"
 
-    def require_floors(self, before: dict[str, Any], after: dict[str, Any]) -> None:
-        """Some took blocks: no other has lost any within its floor, and none went that nobody was asked for."""
+    def require_guarantees(self, before: dict[str, Any], after: dict[str, Any]) -> None:
+        """Some took blocks: no other has lost any within its guarantee, and none went that nobody was asked for."""
         assert self.watched.num_unasked == 0 or self.has_shrunk
         taken = [name for name in before if after[name].num_held > before[name].num_held]
         for name, use in before.items():
             left = after[name].num_held + after[name].num_idle
             if name not in (*taken, self.asker) and not self.has_shrunk:
-                assert left >= min(use.num_held + use.num_idle, use.min_blocks), f"{name} lost blocks within its floor"
-                self.counts["floors kept"] += use.num_held + use.num_idle > 0
+                assert left >= min(use.num_held + use.num_idle, use.min_blocks), (
+                    f"{name} lost blocks within its guarantee"
+                )
+                self.counts["guarantees kept"] += use.num_held + use.num_idle > 0
             self.counts["blocks taken back"] += left < use.num_held + use.num_idle

@@ -368,9 +368,9 @@ class ReceiverLink(_Link):
         slots = self.port.slots
         if slots is None or transfer.slot < 0:
             return
-        for boundary in dict.fromkeys((transfer.checkpoint_tokens or transfer.stop, transfer.stop)):
+        for checkpoint in dict.fromkeys((transfer.checkpoint_tokens or transfer.stop, transfer.stop)):
             receive_state(transport, self.port, slots.state(transfer.slot), self._ranks[0], self._checked)
-            saved = [blocks for position, blocks in transfer.saves if position == boundary]
+            saved = [blocks for position, blocks in transfer.saves if position == checkpoint]
             slots.save(np.full(len(saved), transfer.slot, np.int32), np.array(saved, np.int32))
 
     def release(self, offer_id: OfferId) -> None:

@@ -56,7 +56,7 @@ class Transfer:
         """Tokens before the sender's checkpoint, if this transfer fetches that too; 0 if not."""
         return (
             self.offer.checkpoint_tokens
-            if any(boundary == self.offer.checkpoint_tokens for boundary, _ in self.saves)
+            if any(position == self.offer.checkpoint_tokens for position, _ in self.saves)
             else 0
         )
 
@@ -204,8 +204,8 @@ class HandoffReceiver:
         transfer = Transfer(number, offer, seq, start, offer.num_computed, plan, self.cache.generation)
         if has_state:
             transfer.slot = int(step.rows[0])
-            boundaries = step.states.save_boundaries.tolist()
-            transfer.saves = tuple(zip(boundaries, step.states.save_blocks.copy(), strict=True))
+            positions = step.states.save_positions.tolist()
+            transfer.saves = tuple(zip(positions, step.states.save_blocks.copy(), strict=True))
         self._live[number] = transfer
         self._by_offer[offer.id] = number
         self._deadlines.start(number)

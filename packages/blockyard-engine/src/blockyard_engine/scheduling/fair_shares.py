@@ -47,13 +47,15 @@ class FairShares:
         group_id, member = self._group[tenant], self._members[tenant]
         group = self._groups[group_id]
         own = (self._held[tenant] - member.min_blocks) / member.weight
-        return (self._group_held[group_id] - group.floor) / group.weight, own
+        return (self._group_held[group_id] - group.guarantee) / group.weight, own
 
     def shortfall(self, tenant: int) -> int:
         """Return how many blocks a tenant may still take within its guarantee or its group's."""
         group_id = self._group[tenant]
         others = self._group_shortfalls[group_id] - self._shortfalls[tenant]
-        return int(max(self._shortfalls[tenant], self._groups[group_id].floor - self._group_held[group_id] - others))
+        return int(
+            max(self._shortfalls[tenant], self._groups[group_id].guarantee - self._group_held[group_id] - others)
+        )
 
     def num_lendable(self, tenant: int, other: int) -> int:
         """Return how many blocks a tenant can give to another one within both guarantees. O(members).
@@ -62,7 +64,7 @@ class FairShares:
         """
         group_id, lent = self._group[tenant], self._held[tenant] - self._guarantees[tenant]
         if group_id != self._group[other]:
-            lent = min(lent, self._group_held[group_id] - self._groups[group_id].floor)
+            lent = min(lent, self._group_held[group_id] - self._groups[group_id].guarantee)
         return int(lent)
 
     def contending_groups(self, tenant: int, needed: int) -> range:

@@ -466,8 +466,8 @@ def _saved_states(plan: StepPlan | None) -> dict[int, list[int]]:
     """Return the checkpoint positions of a step, by slot."""
     saved: dict[int, list[int]] = {}
     if plan is not None and len(plan.states.saves):
-        for slot, boundary in zip(plan.states.saves.tolist(), plan.states.save_boundaries.tolist(), strict=True):
-            saved.setdefault(slot, []).append(boundary)
+        for slot, position in zip(plan.states.saves.tolist(), plan.states.save_positions.tolist(), strict=True):
+            saved.setdefault(slot, []).append(position)
     return saved
 
 

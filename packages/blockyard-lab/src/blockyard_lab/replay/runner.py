@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blockyard import CPUPoolConfig, KVCacheManager
+from blockyard import KVCacheManager
 from blockyard.arguments import require_bool, require_int
 from blockyard.cache_options import MAX_BLOCKS
-from blockyard.config import MAX_BLOCK_SIZE, MAX_SEQS, CacheConfig
+from blockyard.config import MAX_BLOCK_SIZE, MAX_SEQS, cache_config
 from blockyard.errors import InvalidArgument
 
 from ..policy_names import PolicyName, exit_as_error, label_of, policy_of
@@ -67,7 +67,7 @@ class ReplayOptions:
 
     def make_cache(self) -> KVCacheManager:
         return KVCacheManager(
-            CacheConfig(
+            cache_config(
                 num_blocks=self.num_blocks,
                 block_size=self.block_size,
                 max_num_seqs=self.max_num_seqs if self.service is not None else 1,
@@ -75,7 +75,7 @@ class ReplayOptions:
                 watermark=self.watermark,
                 # Policies that sample depend on hashes: the same trace must give the same numbers again.
                 hash_seed=0,
-                cpu=CPUPoolConfig(num_blocks=self.num_cpu_blocks),
+                num_cpu_blocks=self.num_cpu_blocks,
                 eviction_policy=policy_of(self.policy),
             )
         )

@@ -100,11 +100,11 @@ def request_of(
     num_new: int,
     hasher: Callable[[Request], list[Any]] = HASHER,
     salt: str | None = None,
-    told: list[int] | None = None,
+    requested: list[int] | None = None,
 ) -> Request:
-    """A request that ends after `num_new` tokens. told: where its application says that states are wanted."""
-    told_of = {"state_boundaries": told} if told else None
-    params = SamplingParams(max_tokens=num_new, ignore_eos=True, temperature=0, extra_args=told_of)
+    """A request that ends after `num_new` tokens. requested: where its application wants states."""
+    extra = {"checkpoint_positions": requested} if requested else None
+    params = SamplingParams(max_tokens=num_new, ignore_eos=True, temperature=0, extra_args=extra)
     params.update_from_generation_config({}, NO_TOKEN)
     return Request(name, tokens, params, None, block_hasher=hasher, cache_salt=salt)
 

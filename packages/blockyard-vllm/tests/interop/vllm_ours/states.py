@@ -25,14 +25,14 @@ def hits_of(
     unit: int,
     load: tuple[int, int],
     in_flight: int = 1,
-    told: bool = False,
+    requested: bool = False,
     waits: bool = False,
     **others: Any,
 ) -> list[int]:
     """The tokens that each request hits, in the order in which they are admitted.
 
-    in_flight: requests that run at once. waits: whether all come at the start. told: whether each says where the shared
-    part ends.
+    in_flight: requests that run at once. waits: whether all come at the start. requested: whether each says where
+    the shared part ends.
     """
     shared, unique = load
     places = others.pop("state_checkpoints", None)
@@ -49,7 +49,7 @@ def hits_of(
     engine.manager.record_prefix_cache_stats = admit
     for number in range(NUM_REQUESTS):
         tokens = list(range(shared)) + [10_000 * (number + 1) + token for token in range(unique)]
-        engine.add(request_of(str(number), tokens, NUM_DECODED, hasher, told=[shared] if told else None))
+        engine.add(request_of(str(number), tokens, NUM_DECODED, hasher, requested=[shared] if requested else None))
         if not waits:
             engine.drain()
     engine.drain()
@@ -66,7 +66,7 @@ def rows() -> Iterator[tuple[str, str, int, int, dict[str, Any]]]:
         yield f"stock, blocks of {page}, hashes of 16", "stock", page, 16, {}
         yield f"ours, blocks of {page}", "names", page, page, {"state_checkpoints": PLACES}
         yield f"ours, blocks of {page}, hashes of 16", "names", page, 16, {"state_checkpoints": PLACES}
-    yield "ours, told", "names", 528, 16, {"state_checkpoints": [*PLACES, "told"], "told": True}
+    yield "ours, requested", "names", 528, 16, {"state_checkpoints": [*PLACES, "requested"], "requested": True}
 
 
 def main() -> None:

@@ -43,11 +43,13 @@ def test_shared_prefixes_hit_on_hybrid_models(page: int, unit: int) -> None:
         assert hits_of("names", page, unit, load, state_checkpoints=PLACES) == [*ours, *[ours[-1]] * 61]
 
 
-@pytest.mark.parametrize("rule", ["told", "queue"])
+@pytest.mark.parametrize("rule", ["requested", "waiting"])
 def test_the_second_request_hits_in_full(rule: str) -> None:
     """Where the application says where the shared part ends, or the next request waits already."""
     for load, whole in zip(LOADS, (1600, 1488), strict=True):
-        found = hits_of("names", 528, 16, load, state_checkpoints=[*PLACES, rule], told=rule == "told", waits=True)
+        found = hits_of(
+            "names", 528, 16, load, state_checkpoints=[*PLACES, rule], requested=rule == "requested", waits=True
+        )
         assert found == [0, *[whole] * 63]
 
 
@@ -78,12 +80,12 @@ def test_unsupported_checkpoints_are_refused(settings: dict[str, Any], says: str
         Engine(level, 100, **settings, options={"state_checkpoints": PLACES})
 
 
-@pytest.mark.parametrize("told", [5, "1600", [True], [-16], [1.5], list(range(1, 2000)), [[1600]]])
-def test_invalid_requested_positions_are_ignored(told: Any) -> None:
+@pytest.mark.parametrize("requested", [5, "1600", [True], [-16], [1.5], list(range(1, 2000)), [[1600]]])
+def test_invalid_requested_positions_are_ignored(requested: Any) -> None:
     """A request cannot stop the engine."""
-    engine = WorkingEngine("names", 100, page=64, unit=16, options={"state_checkpoints": ["told"]})
+    engine = WorkingEngine("names", 100, page=64, unit=16, options={"state_checkpoints": ["requested"]})
     for number in range(2):
-        engine.add(request_of(f"r{number}", list(range(200)), 4, told=told))
+        engine.add(request_of(f"r{number}", list(range(200)), 4, requested=requested))
         engine.drain()
     assert engine.hits == 192
     engine.require_empty()
@@ -181,10 +183,10 @@ class Telling(Program):
     def add(self) -> None:
         """One more request, which may tell."""
         super().add()
-        told = [self.random.randrange(1, 300) for _ in range(self.random.randrange(3))]
+        requested = [self.random.randrange(1, 300) for _ in range(self.random.randrange(3))]
         for engine in self.engines:
             request = engine.scheduler.requests[self.names[-1]]
-            request.sampling_params.extra_args = {"state_boundaries": told}
+            request.sampling_params.extra_args = {"checkpoint_positions": requested}
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -197,7 +199,10 @@ def test_random_programs_with_checkpoints_keep_all_invariants(
 ) -> None:
     """Storms, aborts, resets: every step goes on from the state and the keys and values of its own tokens."""
     settings: dict[str, Any] = {"max_model_len": 512, "max_num_batched_tokens": 128, "page": page, "unit": 16}
-    settings |= {"retention": retention, "options": {"state_checkpoints": [*PLACES, "every:48", "queue", "told"]}}
+    settings |= {
+        "retention": retention,
+        "options": {"state_checkpoints": [*PLACES, "every:48", "waiting", "requested"]},
+    }
     engine = WorkingEngine("names", num_blocks, asynchronous, **settings)
     Telling(seed, [engine]).run(250)
     assert engine.hits > 0

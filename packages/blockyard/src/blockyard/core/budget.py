@@ -127,7 +127,7 @@ class SharedBudget(Budget):
         self.max_idle = _numbers([_limit(member.max_idle) for member, _ in members])
         self.max_retained = _numbers([_limit(member.max_retained) for member, _ in members])
         self.group_weight = _numbers([group.weight for group in groups])
-        self.group_guarantee = _numbers([group.floor for group in groups])
+        self.group_guarantee = _numbers([group.guarantee for group in groups])
         self.group_max = _numbers([_limit(group.max_held) for group in groups])
         self.held = zeros_i64(len(members))
         self.group_held = zeros_i64(len(groups))
@@ -135,7 +135,7 @@ class SharedBudget(Budget):
         self.num_evicted = zeros_i64(len(members))
         #: The sum of the members' shortfalls, by group, and the sum of all groups' shortfalls.
         self.member_shortfall = _numbers([sum(member.min_blocks for member in group.members) for group in groups])
-        self.shortfall: i64 = sum(group.floor for group in groups)
+        self.shortfall: i64 = sum(group.guarantee for group in groups)
         #: The tenant of each block and of each row of the sequences, and whether a block is held.
         self.of_block = zeros_i64(num_blocks)
         self.is_held = zeros_i32(num_blocks)

@@ -28,6 +28,12 @@ class CacheStates:
         self._sequences = parts.sequences
         self._states = parts.states
 
+    def __repr__(self) -> str:
+        if self._states is None:
+            return "<CacheStates: none>"
+        states = self._states
+        return f"<CacheStates: {states.registry.num_cached} cached checkpoints of {states.num_parts} blocks each>"
+
     def blocks(self, token_ids: object, *, extra_keys: object = ()) -> npt.NDArray[np.int32]:
         """Return the blocks of the checkpoint after exactly these tokens, int32 (n,); (0,) if there is none. O(tokens).
 

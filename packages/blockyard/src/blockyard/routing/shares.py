@@ -38,7 +38,7 @@ class Shares:
         self._limits = limits
         self._num_usable = num_usable
         self._most = [limits.num_usable(tenant) for tenant in range(len(self.roster.names))]
-        self._floors = [member.min_blocks for member in self.roster.members]
+        self._guarantees = [member.min_blocks for member in self.roster.members]
         self._shares = shares_of(self.roster.groups, num_usable)
 
     def tenant_of(self, keys: tuple[ExtraKey, ...]) -> int:
@@ -64,6 +64,6 @@ class Shares:
         wanted = own + needed
         if wanted > self._most[tenant]:
             return 2
-        if wanted <= self._floors[tenant] or held + needed <= self._num_usable:
+        if wanted <= self._guarantees[tenant] or held + needed <= self._num_usable:
             return 0
         return 1 if wanted <= self._shares[tenant] else 2

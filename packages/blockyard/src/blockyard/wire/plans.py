@@ -308,11 +308,11 @@ class PlanReceiver(_PlanEnd):
         self._require_rows("refused states", refused, [slots, MAX_MODEL_LEN + 1])
         rows, starts, scheduled, _ = batch
         ends = dict(zip(rows.tolist(), zip(starts.tolist(), scheduled.tolist(), strict=True), strict=True))
-        for slot, boundary, *_ in self._require_rows("saves of states", saves, [slots, MAX_MODEL_LEN + 1], size):
+        for slot, position, *_ in self._require_rows("saves of states", saves, [slots, MAX_MODEL_LEN + 1], size):
             start, count = ends.get(slot, (0, 0))
-            if not start < boundary <= start + count:
+            if not start < position <= start + count:
                 raise InvalidArgument(
-                    f"message saves slot {slot} after {boundary} tokens; its step computes tokens {start} to "
+                    f"message saves slot {slot} after {position} tokens; its step computes tokens {start} to "
                     f"{start + count}"
                 )
         return [each.tolist() for each in (copies, clears, loads, saves, refused)]

@@ -57,7 +57,7 @@ class ResizeCalls:
     def resize(self, size: int) -> Resize:
         """Change the size of the pool to `size` blocks."""
         parts = self.parts
-        parts.config.require_floors(size)
+        parts.config.require_guarantees(size)
         token_blocks = None if parts.grouped is None else parts.grouped.make_room(size)
         room = parts.kv_pool.make_room(size)  # last: the policy's own room is in place then
         watermark = i64(int(parts.config.watermark * size))

@@ -183,7 +183,7 @@ class StateMoves:
         return self._saves()[:, 0]
 
     @property
-    def save_boundaries(self) -> npt.NDArray[np.int32]:
+    def save_positions(self) -> npt.NDArray[np.int32]:
         """Return for each save the number of tokens of its sequence that the state covers, int32 (n,).
 
         With chunks that are cut, this is the end of the step.
@@ -199,7 +199,7 @@ class StateMoves:
     def refused(self) -> npt.NDArray[np.int32]:
         """Return the checkpoint positions whose states are not saved, int32 (n, 2) as (slot, tokens).
 
-        Such a state would be evicted first (`CacheConfig.state_order`), so saving it is not worthwhile.
+        Such a state would be evicted first (`StateConfig.order`), so saving it is not worthwhile.
         """
         return self._transfers.state_refused.array().reshape(-1, 2)
 

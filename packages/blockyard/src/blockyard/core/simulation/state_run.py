@@ -68,8 +68,8 @@ class StateRun:
         keys: npt.NDArray[np.int64],
         num_prompt: int,
         num_total: int,
-        told: list[int],
-        queued: list[int],
+        requested: list[int],
+        waiting: list[int],
         session: int = 0,
     ) -> int:
         """Run a request; return the number of tokens that it hits.
@@ -78,8 +78,8 @@ class StateRun:
             keys: keys of its blocks, those of its output included.
             num_prompt: tokens of the prompt.
             num_total: tokens of prompt and output.
-            told: positions in tokens, for the rule of this name.
-            queued: positions in tokens, for the rule of this name.
+            requested: positions that the application names, in tokens.
+            waiting: branch points with waiting prompts, in tokens.
             session: number of its session, up to 2**62; 0 for none.
 
         Raises:
@@ -92,7 +92,7 @@ class StateRun:
         if session in self._over:
             self._over.remove(session)
             self.registry.set_session_over(session, False)
-        self.rules.choose(request.hit, request.known, last, total, told, queued)
+        self.rules.choose(request.hit, request.known, last, total, requested, waiting)
         self._running.append(_Leaving(request, self.rules.positions, self.rules.kinds, session or SHARED))
         while len(self._running) >= self.in_flight:
             self._end(self._running.pop(0))

@@ -1,4 +1,4 @@
-"""A tenant's floor against an adversary who takes all it can by every call, and tenants of models with states."""
+"""A tenant's guarantee against an adversary who takes all it can by every call, and tenants of models with states."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def groups_of(choose: random.Random, kind: str) -> tuple[LayerGroup, ...]:
 class Adversary:
     """Everybody but one tenant, taking all that every call gives: sequences, forks, leases, wishes, hints, swaps.
 
-    The victim's prompt is of `num_full` whole blocks and a token, so that no block is ever cached twice. In its floor
-    there is room for it and for the one state behind the whole blocks.
+    The victim's prompt is of `num_full` whole blocks and a token, so that no block is ever cached twice. Its guarantee
+    has room for it and for the one state after the whole blocks.
     """
 
     def __init__(self, seed: int) -> None:
@@ -69,7 +69,7 @@ class Adversary:
             settings |= {"state_checkpoints": ("last",), "state_order": choose.choice(("lru", "index"))}
         num_blocks = choose.randint(46, 80)
         config = cache_config(num_blocks, 4, **settings)
-        self.floor = (self.num_full + 1) * len(config.layer_groups) + config.state_blocks
+        self.guarantee = (self.num_full + 1) * len(config.layer_groups) + config.state_blocks
         self.cache = KVCacheManager(cache_config(num_blocks, 4, **settings, tenants=self.share_out()))
         self.seqs: list[int] = []
         #: The victim's sequence, which runs among the others.
@@ -83,7 +83,7 @@ class Adversary:
     def share_out(self) -> tuple[Tenant | TenantGroup, ...]:
         """The victim stands alone, or in a group with who takes."""
         choose = self.random
-        victim, one = Tenant("victim", min_blocks=self.floor), Tenant("one", weight=10_000)
+        victim, one = Tenant("victim", min_blocks=self.guarantee), Tenant("one", weight=10_000)
         two = Tenant("two", min_blocks=choose.randint(0, 5))
         others = Tenant(OTHERS, weight=10_000, min_blocks=choose.randint(0, 5))
         if choose.random() < 0.5:
@@ -205,9 +205,9 @@ class Adversary:
                 self.cache.truncate(seq, self.random.randint(1, self.cache.num_tokens(seq)))
 
     def grow(self) -> None:
-        """More memory, of which nobody has a floor; a size below all floors is refused."""
-        with pytest.raises(InvalidArgument, match="tenants have floors"):
-            self.cache.resize(self.floor)
+        """More memory, of which nobody has a guarantee; a size below all guarantees is refused."""
+        with pytest.raises(InvalidArgument, match="tenants have guarantees"):
+            self.cache.resize(self.guarantee)
         self.cache.resize(self.cache.pool.num_blocks + self.random.randint(0, 2))
 
     def set_policy(self) -> None:
@@ -239,7 +239,7 @@ class Victim:
         self.num_known = 0
 
     def come(self) -> int:
-        """Take the floor, compute it among all that run, and return the sequence."""
+        """Take the guarantee, compute it among all that run, and return the sequence."""
         cache = self.cache
         assert cache.num_cached_tokens(self.prompt, extra_keys=self.keys) == self.num_known
         assert cache.can_allocate(self.prompt, extra_keys=self.keys) is Admission.OK
@@ -270,8 +270,8 @@ def attack(seed: int) -> Counter[str]:
     return adversary.counts + Counter({adversary.kind: 1})
 
 
-def test_a_floor_holds_against_whoever_takes_all_there_is() -> None:
-    """At every moment the tenant gets up to its floor, at once; and what it left behind is still there."""
+def test_a_guarantee_holds_against_whoever_takes_all_there_is() -> None:
+    """At every moment the tenant gets up to its guarantee, at once; and what it left behind is still there."""
     counts: Counter[str] = Counter()
     for seed in [*range(1, 13), *(run_seed() + number for number in range(draws(60, 12)))]:
         try:
@@ -296,7 +296,7 @@ def test_a_floor_holds_against_whoever_takes_all_there_is() -> None:
 
 
 class SharedStateWorld(StateWorld):
-    """The world of states, with two tenants; free blocks are never fewer than what floors still lack."""
+    """The world of states, with two tenants; free blocks are never fewer than what guarantees still lack."""
 
     def lease(self) -> None:
         with suppress(CapacityError):
@@ -314,8 +314,12 @@ def test_states_of_tenants_keep_their_books(policy: str) -> None:
     draw = random.Random(f"{run_seed()} tenants {policy}")
     for _ in range(draws(60, 4)):
         num_blocks = draw.choice([60, 130])
-        floors = [draw.randint(0, 19) for _ in range(3)]
-        most = draw.choice([None, floors[0] + 30])
-        tenants = (Tenant("a", 2, floors[0], most), Tenant("idle", 1, floors[1]), Tenant(OTHERS, 1, floors[2]))
+        guarantees = [draw.randint(0, 19) for _ in range(3)]
+        most = draw.choice([None, guarantees[0] + 30])
+        tenants = (
+            Tenant("a", 2, guarantees[0], most),
+            Tenant("idle", 1, guarantees[1]),
+            Tenant(OTHERS, 1, guarantees[2]),
+        )
         settings = {"eviction_policy": policy, "retention_blocks": draw.choice([0, 20]), "tenants": tenants}
         SharedStateWorld(draw, state_config(draw, num_blocks, **settings), False).run(120)
