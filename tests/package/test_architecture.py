@@ -123,3 +123,29 @@ def test_the_table_of_columns_is_who_writes_them() -> None:
             for name in written_in(path, set(told)):
                 writers[name].add("open and close" if path == TABLE else path.stem)
     assert {name: ", ".join(sorted(names)) for name, names in writers.items()} == told
+
+
+def test_the_list_of_checkpoint_fields_is_who_assigns_them() -> None:
+    """In files that import `Checkpoint`, whatever they call one."""
+    path = CORE / "policies" / "states" / "checkpoint.py"
+    classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    text = (ast.get_docstring(classes[0]) or "").split("never change:")[1]
+    rows = re.findall(r"^(\w+) +([a-z_]+(?:,\s+[a-z_]+)*)$", text, re.MULTILINE)
+    listed = {writer: set(re.split(r",\s+", names)) for writer, names in rows}
+    fields = {
+        node.attr
+        for node in ast.walk(classes[0])
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    }
+    assert set().union(*listed.values()) | {"number", "node", "position"} == fields
+    assigned = {
+        file.stem: {
+            node.attr
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) != "self"
+        }
+        & fields
+        for file in FILES
+        if re.search(r"import .*\bCheckpoint\b", file.read_text())
+    }
+    assert {writer: names for writer, names in assigned.items() if names} == listed

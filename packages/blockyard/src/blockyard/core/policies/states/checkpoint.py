@@ -50,6 +50,14 @@ class Checkpoint:
         session_before, session_after: numbers of its neighbours in the list of the session's checkpoints.
         cell, counted_last_used, age_before, age_after: its entry in `AgeCounts`.
         heap, gain, rank, left, right, up: its entry in `CheckpointHeaps`; heap is 1 + its heap, 0 for none.
+
+    Who assigns what (a test reads this list); `number`, `node` and `position` never change:
+
+    ages       age_after, age_before, cell, counted_last_used
+    block_map  blocks
+    heaps      gain, heap, left, rank, right, up
+    registry   above, chain, index, is_cached, is_held, is_over, kind, last_used, num_hits, own_tokens, session,
+               session_after, session_before, use_order
     """
 
     def __init__(self, number: i64, node: i64, position: i64, kind: i64) -> None:
