@@ -114,7 +114,10 @@ def test_states_stand_beside_groups_of_unequal_bytes() -> None:
             "num_bytes is 4799; a block has 1600 bytes, and .* needs 3 blocks.* at least 4800 bytes",
         ),
         ({"num_bytes": 6_399, "groups": (WIDE, STATE)}, "needs 4 blocks.* at least 6400 bytes"),
-        ({"num_bytes": 16_000, "tenants": (Tenant("a", min_blocks=10),)}, "guarantees .* of 10 blocks .* num_blocks is 10"),
+        (
+            {"num_bytes": 16_000, "tenants": (Tenant("a", min_blocks=10),)},
+            "guarantees .* of 10 blocks .* num_blocks is 10",
+        ),
     ],
 )
 def test_budgets_that_cannot_be(fields: dict[str, Any], message: str) -> None:

@@ -167,6 +167,7 @@ class Layer(EvictionPolicy):
         is_idle: bool,  # noqa: ARG002
         key: i64,  # noqa: ARG002
         idle: vec[i64],  # noqa: ARG002
+        ref_cnt: vec[i32],  # noqa: ARG002
     ) -> bool:
         """Make the blocks of a state idle, or held again. Return False, and change nothing, if this layer cannot.
 
@@ -178,6 +179,7 @@ class Layer(EvictionPolicy):
             is_idle: True to make them idle.
             key: key of the first block; the others keep theirs.
             idle: by block, 1 if the pool counts it as idle.
+            ref_cnt: by block, its holders; to be set.
         """
         return False
 

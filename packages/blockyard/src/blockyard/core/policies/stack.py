@@ -62,10 +62,11 @@ class QueueOrder:
         record: i64,  # noqa: ARG002
         is_idle: bool,  # noqa: ARG002
         key: i64,  # noqa: ARG002
+        ref_cnt: vec[i32],  # noqa: ARG002
     ) -> bool:
         """Make the blocks of a state idle, or held again; False if only `insert` and `remove` can.
 
-        record: the number of its save record.
+        record: the number of its save record. ref_cnt: holders of all blocks, to be set.
         """
         return False
 
@@ -272,8 +273,12 @@ class EvictionStack(QueueOrder):
             if self._idle[i64(blocks[place])] != 0:
                 self.remove(i64(blocks[place]))
 
-    def move_state(self, blocks: vec[i32], start: i64, count: i64, record: i64, is_idle: bool, key: i64) -> bool:
-        if not self.layers or not self.layers[0].move_state(blocks, start, count, record, is_idle, key, self._idle):
+    def move_state(
+        self, blocks: vec[i32], start: i64, count: i64, record: i64, is_idle: bool, key: i64, ref_cnt: vec[i32]
+    ) -> bool:
+        if not self.layers:
+            return False
+        if not self.layers[0].move_state(blocks, start, count, record, is_idle, key, self._idle, ref_cnt):
             return False
         self.num_idle += count if is_idle else -count
         return True

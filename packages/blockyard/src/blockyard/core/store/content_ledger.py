@@ -228,12 +228,7 @@ class ContentLedger(WordLedger):
 
     def _move_state(self, blocks: vec[i32], start: i64, count: i64, record: i64, is_idle: bool) -> bool:
         key = self.index.chain_hash[i64(blocks[start])]
-        if not self.stack.move_state(blocks, start, count, record, is_idle, key):
-            return False
-        ref_cnt = self.ref_cnt
-        for place in range(start, start + count):
-            ref_cnt[i64(blocks[place])] = 0 if is_idle else 1
-        return True
+        return self.stack.move_state(blocks, start, count, record, is_idle, key, self.ref_cnt)
 
     def cache_content(self, block: i64, content: i64, group: i64) -> None:
         """Cache `block`, which is held and not cached, under `content` for `group`. O(1) expected."""

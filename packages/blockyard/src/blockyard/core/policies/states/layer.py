@@ -115,7 +115,15 @@ class StateLayer(Layer):
         return removed
 
     def move_state(
-        self, blocks: vec[i32], start: i64, count: i64, record: i64, is_idle: bool, key: i64, idle: vec[i64]
+        self,
+        blocks: vec[i32],
+        start: i64,
+        count: i64,
+        record: i64,
+        is_idle: bool,
+        key: i64,
+        idle: vec[i64],
+        ref_cnt: vec[i32],
     ) -> bool:
         """Insert or remove all blocks of the latest checkpoint of an output. If it returns False, nothing has changed.
 
@@ -127,16 +135,20 @@ class StateLayer(Layer):
             is_idle: True inserts, False removes.
             key: chain hash of the first block; the others keep theirs.
             idle: 1 + depth, of all blocks; set to 1 or 0.
+            ref_cnt: holders of all blocks; set to 0 or 1.
         """
         where = self._where
         output_of = self.block_map.output_of
         before, after, depth = (ELSEWHERE, NEEDED, 1) if is_idle else (NEEDED, ELSEWHERE, 0)
         for place in range(start, start + count):
-            if output_of[i64(blocks[place])] != record or where[i64(blocks[place])] != before:
+            block = i64(blocks[place])
+            if output_of[block] != record or where[block] != before:
                 return False
         for place in range(start, start + count):
-            where[i64(blocks[place])] = after
-            idle[i64(blocks[place])] = depth
+            block = i64(blocks[place])
+            where[block] = after
+            idle[block] = depth
+            ref_cnt[block] = 0 if is_idle else 1
         self.num_needed += count if is_idle else -count
         self._key[i64(blocks[start])] = key
         return True
