@@ -18,7 +18,7 @@ from typing import Any
 
 
 def questions(first: str | None) -> Iterator[str]:
-    """Yield the question of the command line, or questions typed until Ctrl-D."""
+    """Yield the question given on the command line, or else each question typed until Ctrl-D."""
     if first is not None:
         yield first
         return

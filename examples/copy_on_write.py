@@ -1,4 +1,4 @@
-"""Shared blocks are copied by the first to write: at the pool, block by block, and for two continuations of one prompt.
+"""A shared block is copied before the first write: by hand with the pool, then by the manager for a forked sequence.
 
 A numpy array stands for the keys and values: each slot holds the token whose keys and values would be there.
 Run it with: python examples/copy_on_write.py
@@ -12,7 +12,7 @@ BLOCK_SIZE = 4
 
 
 def share_and_copy() -> None:
-    """A request has 32 tokens in blocks of 16. A second shares its first block, and then writes into it."""
+    """Share the first block of a request with a second request, which then writes into it."""
     pool = BlockPool(num_blocks=21, block_size=16, enable_prefix_caching=False)  # 20 can be used
     a = pool.get_new_blocks(2, holder="A")
     block = a[0]
@@ -30,12 +30,12 @@ def share_and_copy() -> None:
 
 
 def counts(cache: KVCacheManager, seq: int) -> str:
-    """The blocks of a sequence with the number of their holders."""
+    """Format the blocks of a sequence, each with the number of its holders."""
     return ", ".join(f"block {block}: ref_cnt {cache.block(block).ref_cnt}" for block in cache.block_ids(seq).tolist())
 
 
 def carry_out(cache: KVCacheManager, plan: StepPlan, kv: np.ndarray, seqs: list[int]) -> None:
-    """What a data plane does: copies first, then the new tokens into their slots."""
+    """Do what a data plane does: first the copies, then write the new tokens into their slots."""
     for old, new in plan.copies.tolist():
         kv[new] = kv[old]
         print(f"    copy block {old} to block {new}")
@@ -47,7 +47,7 @@ def carry_out(cache: KVCacheManager, plan: StepPlan, kv: np.ndarray, seqs: list[
 
 
 def write(cache: KVCacheManager, kv: np.ndarray, seq: int, token: int) -> None:
-    """One more token of a sequence, in a step of its own."""
+    """Append one token to a sequence, in a step of its own."""
     cache.append([seq], [token])
     plan = cache.reserve([seq], 1)
     carry_out(cache, plan, kv, [seq])
@@ -55,7 +55,7 @@ def write(cache: KVCacheManager, kv: np.ndarray, seq: int, token: int) -> None:
 
 
 def fork_and_write() -> None:
-    """The same for sequences: the manager finds what is shared, and its plan says what to copy."""
+    """Fork a sequence: the manager knows which blocks are shared, and its plan says what to copy."""
     cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=BLOCK_SIZE, max_num_seqs=2, max_model_len=16))
     kv = np.full((9, BLOCK_SIZE), -1)
 

@@ -1,4 +1,4 @@
-"""How much of a set of prompts comes from the prefix cache, for different sets, and what decides it.
+"""How much of several sets of prompts comes from the prefix cache, and what decides it.
 
 Run it with: python examples/hit_rates.py
 """
@@ -13,7 +13,7 @@ Requests = list[tuple[list[int], tuple[object, ...]]]
 
 
 def run(requests: Requests, num_blocks: int = 1000, block_size: int = BLOCK_SIZE) -> KVCacheManager:
-    """A cache in which the requests have run, one after another."""
+    """Return a cache in which the requests have run, one after another."""
     cache = KVCacheManager(
         CacheConfig(num_blocks=num_blocks, block_size=block_size, max_num_seqs=1, max_model_len=1024)
     )
@@ -26,12 +26,12 @@ def run(requests: Requests, num_blocks: int = 1000, block_size: int = BLOCK_SIZE
 
 
 def hit_rate(requests: Requests, num_blocks: int = 1000) -> float:
-    """Share of all prompt tokens that were cached."""
+    """Return the share of all prompt tokens that were cached."""
     return run(requests, num_blocks).stats().hit_rate
 
 
 def print_sentences(unit: str, prompts: list[list[int]], block_size: int = BLOCK_SIZE) -> None:
-    """The rate of a few short prompts, by blocks (a partly filled one counts) and by tokens."""
+    """Print the hit rate of a few short prompts, in blocks (a partly filled one counts) and in tokens."""
     stats = run([(tokens, ()) for tokens in prompts], block_size=block_size).stats()
     hits = stats.num_hit_tokens // block_size
     blocks = sum(-(-len(tokens) // block_size) for tokens in prompts)
@@ -40,19 +40,19 @@ def print_sentences(unit: str, prompts: list[list[int]], block_size: int = BLOCK
 
 
 def prompts(shared: int, own: int, count: int = 50) -> Requests:
-    """`count` prompts with the same first `shared` tokens and `own` tokens of their own."""
+    """Return `count` prompts with the same first `shared` tokens, each followed by `own` tokens of its own."""
     chooser = random.Random(shared)
     beginning = [chooser.randrange(50000) for _ in range(shared)]
     return [(beginning + [chooser.randrange(50000) for _ in range(own)], ()) for _ in range(count)]
 
 
 def keyed(requests: Requests, keys: list[tuple[object, ...]]) -> Requests:
-    """The same prompts, with one of these keys each in turn."""
+    """Return the same prompts, each with one of these keys in turn."""
     return [(tokens, keys[number % len(keys)]) for number, (tokens, _) in enumerate(requests)]
 
 
 def sentences() -> None:
-    """Four requests to translate: what is a prefix of several blocks in bytes is shorter than one block in words."""
+    """Return four requests to translate. Their shared prefix fills several blocks as bytes, but not one as words."""
     texts = [PREFIX + text for text in ("Hello", "Goodbye", "Good morning", "Thank you")]
     print_sentences("a token a byte", [list(text.encode()) for text in texts])
     vocabulary: dict[str, int] = {}
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def mixed(requests: Requests) -> Requests:
-    """The prompts, each followed by one that shares nothing with any."""
+    """Return the prompts, each followed by one that shares nothing with any other."""
     others = prompts(shared=0, own=200, count=len(requests))
     return [request for pair in zip(requests, others, strict=True) for request in pair]
 

@@ -1,4 +1,4 @@
-"""A policy of one's own in plain Python, against "lru", on a workload that suits it: a scan that comes round again.
+"""Your own eviction policy in plain Python, compared with "lru" on a workload that suits it: a repeated scan.
 
 Run it with: python examples/own_policy.py
 """
@@ -8,7 +8,7 @@ from blockyard.policies import EvictionPolicy
 
 
 class YoungestFirst(EvictionPolicy):
-    """Evicts what became idle last: when prompts come round in a circle, the oldest is the next to be needed."""
+    """Evicts the block that became idle last: when prompts repeat in a circle, the oldest is the next one needed."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
@@ -28,7 +28,7 @@ class YoungestFirst(EvictionPolicy):
 
 
 def hit_rate(policy: object, prompts: list[list[int]]) -> float:
-    """Share of all prompt tokens that were cached, when the prompts run one after another."""
+    """Run the prompts one after another and return the share of all prompt tokens that were cached."""
     cache = KVCacheManager(CacheConfig(num_blocks=41, max_num_seqs=1, max_model_len=256, eviction_policy=policy))
     for tokens in prompts:
         seq = cache.allocate(tokens)

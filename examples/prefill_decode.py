@@ -1,4 +1,4 @@
-"""Two processes: one computes prompts, the other goes on with them, token by token. The answers are those of one.
+"""Two processes: one computes prompts, the other generates the answers, which are the same as from one process.
 
     python examples/prefill_decode.py "The capital of France is" "Once upon a time"
 
@@ -25,7 +25,7 @@ TTL = 30.0  # seconds: how long blocks wait for the other side
 
 
 def prefill(options: argparse.Namespace, connection: Connection) -> None:
-    """Compute every prompt and its first token, and offer them; serve the other side until it has taken all."""
+    """Compute every prompt and its first token, and offer their blocks until the other process has taken them all."""
     start_rank(0, options.rendezvous)
     connector = PrefillConnector(new_engine(options, block_size=16), "prefill", 1, TTL)
     link = SenderLink(connector.sender, connector.port, DistributedTransport(), connection, ranks=[1], checked=True)
@@ -46,7 +46,7 @@ def prefill(options: argparse.Namespace, connection: Connection) -> None:
 
 
 def decode(options: argparse.Namespace, connection: Connection, answers: Connection) -> None:
-    """Take every offer in, and run all that is here; its blocks have another size, on purpose."""
+    """Take every offer and generate the rest. The block size here is a different one on purpose."""
     start_rank(1, options.rendezvous)
     connector = DecodeConnector(new_engine(options, block_size=8), "decode", 1, TTL)
     link = ReceiverLink(connector.receiver, connector.port, DistributedTransport(), connection, ranks=[0], checked=True)

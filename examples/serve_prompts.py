@@ -1,4 +1,4 @@
-"""Serve prompts of your own with continuous batching, and print text as it comes: engine_loop.py with a real model.
+"""Serve your own prompts with continuous batching and print text as it comes: engine_loop.py with a real model.
 
     python examples/serve_prompts.py "The capital of France is" "Once upon a time"
     python examples/serve_prompts.py --temperature 0.8 --completions 3 --stop "." "The best thing about clocks is"

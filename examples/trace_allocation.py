@@ -10,7 +10,7 @@ BLOCK_SIZE = 16
 
 
 def show(cache: KVCacheManager, what: str) -> None:
-    """One line: the event, and where the blocks are after it."""
+    """Print one line: the event, and where the blocks are after it."""
     print(f"{what:<38} {cache.num_used_blocks} used, {cache.num_free_blocks} free, {cache.num_cached_blocks} cached")
 
 

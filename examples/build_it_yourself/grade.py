@@ -20,7 +20,7 @@ BLOCK_SIZE = 4
 
 
 def raises(error: type[Exception], call: Callable[[], object]) -> None:
-    """The call must raise this error (or one derived from it)."""
+    """Fail unless the call raises this error, or one derived from it."""
     try:
         call()
     except error:
@@ -29,7 +29,7 @@ def raises(error: type[Exception], call: Callable[[], object]) -> None:
 
 
 def agree(pool: Any, held: dict[int, int]) -> None:
-    """I1: free exactly when nothing holds it; and every count agrees with `held`, holders by block id."""
+    """I1: a block is free exactly when nothing holds it, and its ref_cnt is the number of its holders in `held`."""
     free = pool.free_block_ids()
     expected = {block for block in range(1, pool.num_blocks) if held.get(block, 0) == 0}
     assert len(free) == len(set(free)), f"a block stands twice in the queue: {free}"
@@ -95,7 +95,7 @@ def check_pool_counts(_: Any, pool: Any) -> None:
 
 
 def check_pool_refuses_whole_calls(_: Any, pool: Any) -> None:
-    """I6: a call that cannot do all of its work raises, and has changed nothing."""
+    """I6: a call that cannot do all of its work raises and changes nothing."""
     made = pool(6, BLOCK_SIZE)
     blocks = made.get_new_blocks(3)
     order = made.free_block_ids()
@@ -105,7 +105,7 @@ def check_pool_refuses_whole_calls(_: Any, pool: Any) -> None:
 
 
 def check_pool_refuses_a_double_free(_: Any, pool: Any) -> None:
-    """I8: freeing what is free is an error, also when an id stands twice in one call; nothing changes."""
+    """I8: freeing a free block is an error, also when one call names an id twice; nothing changes."""
     made = pool(6, BLOCK_SIZE)
     first, second = made.get_new_blocks(2)
     made.free_blocks([first])
@@ -126,7 +126,7 @@ def check_pool_hits_full_blocks(_: Any, pool: Any) -> None:
 
 
 def check_pool_hits_whole_prefixes(_: Any, pool: Any) -> None:
-    """I5: equal tokens behind another prefix are another content."""
+    """I5: equal tokens after a different prefix do not hit."""
     made = pool(8, BLOCK_SIZE)
     made.cache_full_blocks(made.get_new_blocks(2), [1, 1, 1, 1, 2, 2, 2, 2])
     assert made.get_cached_blocks([2, 2, 2, 2]) == []
@@ -142,7 +142,7 @@ def check_pool_compares_tokens(_: Any, pool: Any) -> None:
 
 
 def check_pool_keeps_equal_blocks_apart(_: Any, pool: Any) -> None:
-    """I2: equal blocks are not merged; while one of them is cached, its content hits."""
+    """I2: equal blocks are not merged, and their content hits while one of them is cached."""
     made = pool(4, BLOCK_SIZE)
     first, second = made.get_new_blocks(1), made.get_new_blocks(1)
     for blocks in (first, second):
@@ -154,7 +154,7 @@ def check_pool_keeps_equal_blocks_apart(_: Any, pool: Any) -> None:
 
 
 def check_pool_revives(_: Any, pool: Any) -> None:
-    """I4: a freed block can still be hit, and then leaves the middle of the free queue."""
+    """I4: a freed block can still be hit; the hit takes it out of the middle of the free queue."""
     made = pool(6, BLOCK_SIZE)
     blocks = made.get_new_blocks(2)
     made.cache_full_blocks(blocks, list(range(8)))
@@ -165,7 +165,7 @@ def check_pool_revives(_: Any, pool: Any) -> None:
 
 
 def check_pool_evicts_suffixes_first(_: Any, pool: Any) -> None:
-    """Freed from the tail, so that a prefix outlives what stands behind it; an evicted block is never hit."""
+    """A sequence is freed from its tail, so its prefix is evicted last; an evicted block is never hit."""
     made = pool(4, BLOCK_SIZE)
     blocks = made.get_new_blocks(3)
     made.cache_full_blocks(blocks, list(range(12)))
@@ -175,7 +175,7 @@ def check_pool_evicts_suffixes_first(_: Any, pool: Any) -> None:
 
 
 def check_pool_follows_counts(_: Any, pool: Any) -> None:
-    """I1 and I5 after each of a thousand random calls: counts, and the content of every block that is hit."""
+    """I1 and I5 after each of a thousand random calls: the counts, and the content of each block that is hit."""
     draw = random.Random(11)
     made, held, content, live = pool(10, BLOCK_SIZE), dict.fromkeys(range(10), 0), {}, []
     for _step in range(1000):
@@ -203,7 +203,7 @@ def check_pool_follows_counts(_: Any, pool: Any) -> None:
 
 @contextmanager
 def time_limit() -> Iterator[None]:
-    """A second for each check: a list whose links go round in a circle never ends."""
+    """Stop each check after one second: a walk along a list whose links form a circle never ends."""
 
     def stop(*_: object) -> None:
         raise TimeoutError("it did not end in a second; do the links go round in a circle?")
@@ -221,7 +221,7 @@ CHECKS: list[Check] = [check for name, check in list(globals().items()) if name.
 
 
 def grade(queue: Any, pool: Any) -> dict[str, str]:
-    """What each check found: "" for passed, else the first thing that was wrong."""
+    """Return each check's result: "" if it passed, else the first thing that was wrong."""
     found = {}
     for check in CHECKS:
         try:
@@ -234,7 +234,7 @@ def grade(queue: Any, pool: Any) -> dict[str, str]:
 
 
 def missing(name: str) -> Callable[..., Any]:
-    """What stands for a class that the file does not have yet: a check that makes one fails, and says so."""
+    """Return a stand-in for a class that the file does not have yet: the checks that need the class fail and say so."""
 
     def make(*_: int) -> Any:
         raise NameError(f"your file has no {name} yet")
@@ -243,7 +243,7 @@ def missing(name: str) -> Callable[..., Any]:
 
 
 def main(path: str) -> int:
-    """Print a line for each check of the classes in a file."""
+    """Check the classes in a file and print a line for each check."""
     names = runpy.run_path(path)
     found = grade(*(names.get(name, missing(name)) for name in ("FreeQueue", "BlockPool")))
     for check in CHECKS:

@@ -9,7 +9,7 @@ Content = tuple["Content | None", tuple[int, ...]]
 
 
 class FreeQueue:
-    """A doubly linked list over block ids. Block 0 is both of its ends, so that no case is special."""
+    """A doubly linked list of block ids. Block 0 is both of its ends, so no block needs special handling."""
 
     def __init__(self, num_blocks: int) -> None:
         self.next = [(block + 1) % num_blocks for block in range(num_blocks)]

@@ -44,7 +44,7 @@ _NEEDED = "mini-sglang of 2026: pip install git+https://github.com/sgl-project/m
 
 
 class CacheHandle:
-    """What a request has of the cache: what was found, and the lease on it while it is locked."""
+    """The cached blocks found for a request, and the lease on them while they are locked."""
 
     def __init__(self, found: FoundBlocks, page_size: int, device: torch.device) -> None:
         self.found = found
@@ -59,15 +59,15 @@ class CacheHandle:
 
 
 class MatchResult(NamedTuple):
-    """As mini-sglang names it."""
+    """The result of `match_req`, with the field name that mini-sglang reads."""
 
     cuda_handle: CacheHandle
 
 
 class CacheManager:
-    """mini-sglang's cache manager. num_pages, page_size, page_table: as there. pool_options: of `BlockPool`.
+    """mini-sglang's cache manager, with its arguments. pool_options go to `BlockPool`.
 
-    `pool` is the pool, whose ids are higher by 1 than the pages. Raises `InvalidArgument` for sizes outside the pool's
+    `pool` is the pool; a page's block id is its page number + 1. Raises `InvalidArgument` for sizes outside the pool's
     limits.
     """
 
@@ -81,9 +81,9 @@ class CacheManager:
         self.device = page_table.device
 
     def match_req(self, req: Any) -> MatchResult:
-        """Find the cached pages that a pending request begins with, all but its last token considered. Nothing is held.
+        """Find the cached pages that a pending request begins with, without its last token. Holds nothing.
 
-        Raises `InvalidArgument` for one without tokens.
+        Raises `InvalidArgument` for a request without tokens.
         """
         if len(req.input_ids) == 0:
             raise InvalidArgument(f"input_ids of req {req.uid} is empty; it must have at least 1 token")
@@ -93,20 +93,20 @@ class CacheManager:
 
     @property
     def available_size(self) -> int:
-        """Tokens that fit into pages which no request holds."""
+        """Number of tokens that fit into the pages no request holds."""
         return self.pool.num_free_blocks * self.page_size
 
     def lock(self, handle: CacheHandle) -> None:
-        """Hold what was found. Raises `StaleBlocks` if it is no longer there, `InvalidArgument` if it is held."""
+        """Hold the pages found. Raises `StaleBlocks` if they were evicted, `InvalidArgument` if already held."""
         _require_handle("handle", handle)
         if handle.lease is not None:
             raise InvalidArgument("handle is locked already; a handle belongs to one request")
         handle.lease = self.pool.hold(handle.found)
 
     def unlock(self, handle: CacheHandle) -> None:
-        """Free all that a handle holds: what was found, and what its request was given since. A second call is nothing.
+        """Free all pages a handle holds: those found, and those allocated to its request since. May be called again.
 
-        Raises `InvalidArgument` for what is no handle.
+        Raises `InvalidArgument` if the argument is not a handle.
         """
         _require_handle("handle", handle)
         if handle.lease is not None:
@@ -116,8 +116,8 @@ class CacheManager:
     def allocate_paged(self, reqs: Sequence[Any]) -> None:
         """Give each request pages up to its `device_len`.
 
-        Raises `OutOfBlocks` if not all fit, `InvalidArgument` for one that holds nothing, and for one that the page
-        table has no row or no room in a row for; none is given then.
+        Raises `OutOfBlocks` if not all fit, and `InvalidArgument` for a request that was not locked or does not fit
+        into its row of the page table; no request is given pages then.
         """
         missing = [self._num_pages_in_row(req) - len(_lease(req)) for req in reqs]
         num_missing = sum(number for number in missing if number > 0)
@@ -131,7 +131,7 @@ class CacheManager:
                 self.page_table[req.table_idx, first : first + len(slots)] = slots
 
     def _num_pages_in_row(self, req: Any) -> int:
-        """Pages for a request's tokens, for which there must be room in its row: it is written when they are taken."""
+        """Return how many pages a request's tokens need. Checks that its row of the page table has room for them."""
         num_rows, width = self.page_table.shape
         number = -(-req.device_len // self.page_size)
         if not 0 <= req.table_idx < num_rows:
@@ -144,9 +144,9 @@ class CacheManager:
         return int(number)
 
     def cache_req(self, req: Any, *, finished: bool) -> None:
-        """Cache the full pages of what a request has computed; free all that it holds if it has finished.
+        """Cache the full pages that a request has computed, and free all its pages if it has finished.
 
-        Raises `InvalidArgument` for one that holds nothing.
+        Raises `InvalidArgument` for a request that was not locked.
         """
         lease = _lease(req)
         start, end = lease.num_cached_blocks, req.cached_len // self.page_size
@@ -162,15 +162,15 @@ class CacheManager:
 
     @contextmanager
     def lazy_free_region(self) -> Iterator[None]:
-        """Nothing is put off: to free a page is cheap."""
+        """Do nothing: freeing a page is cheap and need not be put off."""
         yield
 
 
 def install(scheduler: Any, **pool_options: Any) -> CacheManager:
     """Replace the cache manager of a mini-sglang scheduler, before it has run anything.
 
-    Raises `InvalidArgument` if requests wait or run, and for what is no such scheduler; `MissingExtra` for a
-    mini-sglang whose cache manager takes other arguments.
+    Raises `InvalidArgument` if requests wait or run or the argument is not such a scheduler, and `MissingExtra` for a
+    version of mini-sglang whose cache manager takes other arguments.
     """
     if not (hasattr(scheduler, "cache_manager") and hasattr(scheduler, "prefill_manager")):
         raise InvalidArgument(f"scheduler is a {type(scheduler).__name__}; it must be mini-sglang's Scheduler")

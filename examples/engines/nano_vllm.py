@@ -32,7 +32,7 @@ _NEEDED = "nano-vllm with chunked prefill: pip install git+https://github.com/Ge
 
 
 class Sequence(Protocol):
-    """What is read of nano-vllm's sequences."""
+    """The part of nano-vllm's `Sequence` that is read here."""
 
     seq_id: int
     token_ids: list[int]
@@ -41,18 +41,18 @@ class Sequence(Protocol):
     num_scheduled_tokens: int
 
     def __len__(self) -> int:
-        """Count the tokens."""
+        """Number of tokens."""
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that its tokens take."""
+        """Number of blocks its tokens need."""
 
 
 class BlockManager:
-    """nano-vllm's block manager. num_blocks, block_size: as there. pool_options: of `BlockPool`, eviction_policy say.
+    """nano-vllm's block manager, with its arguments. pool_options, eviction_policy for example, go to `BlockPool`.
 
-    `pool` is the pool, whose ids are higher by 1 than those in block tables. Raises `InvalidArgument` for sizes outside
-    the pool's limits.
+    `pool` is the pool; its block ids are those in the block tables + 1. Raises `InvalidArgument` for sizes outside the
+    pool's limits.
     """
 
     def __init__(self, num_blocks: int, block_size: int, **pool_options: Any) -> None:
@@ -64,7 +64,7 @@ class BlockManager:
         self._found: tuple[int, FoundBlocks] | None = None
 
     def can_allocate(self, seq: Sequence) -> int:
-        """Return how many blocks of a waiting sequence but its last are cached; -1 if the others do not fit."""
+        """Return how many blocks of a waiting sequence, without its last, are cached; -1 if the rest does not fit."""
         found = self._find(seq)
         if self.pool.num_free_blocks < seq.num_blocks - len(found) + found.num_idle:
             return -1
@@ -74,7 +74,7 @@ class BlockManager:
     def allocate(self, seq: Sequence, num_cached_blocks: int) -> None:
         """Give a sequence that many cached blocks, and new ones for the rest.
 
-        Raises `OutOfBlocks` without them, `InvalidArgument` for a sequence that has blocks.
+        Raises `OutOfBlocks` if too few are free, `InvalidArgument` for a sequence that already has blocks.
         """
         if seq.seq_id in self._leases:
             raise InvalidArgument(f"seq {seq.seq_id} has blocks already; deallocate it first")
@@ -93,7 +93,7 @@ class BlockManager:
         seq.num_cached_tokens = num_cached_blocks * self.block_size
 
     def deallocate(self, seq: Sequence) -> None:
-        """Free a sequence's blocks; those that are cached can be found until they are evicted."""
+        """Free a sequence's blocks. Cached ones can still be found until they are evicted."""
         lease = self._leases.pop(seq.seq_id, None)
         if lease is not None:
             self.pool.free_blocks(lease)
@@ -107,7 +107,7 @@ class BlockManager:
     def may_append(self, seq: Sequence) -> None:
         """Give a sequence a block for its newest token, if it needs one.
 
-        Raises `OutOfBlocks` if there is none, `InvalidArgument` for a sequence that was given nothing.
+        Raises `OutOfBlocks` if there is none, `InvalidArgument` for a sequence without blocks.
         """
         if self._needs_block(seq):
             new = self.pool.extend(self._lease(seq), 1)
@@ -116,7 +116,7 @@ class BlockManager:
     def hash_blocks(self, seq: Sequence) -> None:
         """Cache the blocks that the step filled. O(new tokens).
 
-        Raises `InvalidArgument` for a sequence that was given nothing.
+        Raises `InvalidArgument` for a sequence without blocks.
         """
         start = seq.num_cached_tokens // self.block_size
         end = (seq.num_cached_tokens + seq.num_scheduled_tokens) // self.block_size
@@ -141,8 +141,8 @@ class BlockManager:
 def install(scheduler: Any, **pool_options: Any) -> BlockManager:
     """Replace the block manager of a nano-vllm scheduler, before it has run anything.
 
-    Raises `InvalidArgument` if sequences have blocks of the old one, and for what is no such scheduler; `MissingExtra`
-    for a nano-vllm without chunked prefill.
+    Raises `InvalidArgument` if sequences hold blocks of the old manager or the argument is not such a scheduler, and
+    `MissingExtra` for a version of nano-vllm without chunked prefill.
     """
     if not (hasattr(scheduler, "block_manager") and hasattr(scheduler, "waiting")):
         raise InvalidArgument(f"scheduler is a {type(scheduler).__name__}; it must be nano-vllm's, llm.scheduler")

@@ -39,16 +39,16 @@ with engine_imports(TRANSFORMERS, __name__):
 
 
 class PooledSectors(CachePool):  # type: ignore[misc]  # untyped
-    """What transformers asks for free memory: all sectors belong to one allocator, whose pool counts its blocks."""
+    """The sectors of memory as transformers sees them: all belong to one allocator, and its pool counts free blocks."""
 
     blocks: BlockPool
 
     def reset(self) -> None:
-        """All sectors are given to the allocator, and stay there."""
+        """Leave no sector free: the allocator has all of them and keeps them."""
         self.free_sectors: list[int] = []
 
     def set_blocks_per_sector(self, index: int, blocks_per_sector: int) -> None:
-        """Is kept to number blocks as transformers does."""
+        """Keep the number, which is needed to number blocks as transformers does."""
         self.blocks_per_sector[index] = blocks_per_sector
 
     def try_to_free_sectors(self) -> None:
@@ -58,25 +58,25 @@ class PooledSectors(CachePool):  # type: ignore[misc]  # untyped
         """Free nothing: blocks are freed with their leases."""
 
     def count_free_blocks(self, index: int) -> int:  # transformers calls it so
-        """Blocks that a request can be given: empty ones, and cached ones that are not held."""
+        """Number of blocks a request can be given: empty ones, and cached ones that nothing holds."""
         return self.blocks.num_free_blocks
 
 
 class OffloadedSectors(CachePool):  # type: ignore[misc]  # untyped
     """The CPU memory that offloaded requests are copied to.
 
-    transformers counts what is missing, and then releases sectors that it had counted as free: the copy fails, and
-    ends all requests. With one allocator there is no need to release them.
+    transformers counts a sector as free and then releases it, so the copy fails and ends all requests. With a single
+    allocator nothing has to be released.
     """
 
     def try_to_free_sectors(self) -> None:
-        """Free nothing: there is none."""
+        """Free nothing: no other allocator needs the sectors."""
 
 
 class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # untyped
     """A full-attention allocator whose blocks come from a `BlockPool`, by one lease for each request.
 
-    `blocks` is the pool. Block tables have its ids, moved behind the two sectors that transformers keeps to itself.
+    `blocks` is the pool. Block tables hold its ids, offset by the two sectors that transformers reserves.
     """
 
     pool_options: dict[str, Any]
@@ -104,7 +104,7 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
         self.pools.append(self.blocks)
 
     def needs_new_sectors(self, request_id: str, past_length: int, query_length: int) -> int:
-        """Above 0 where blocks are missing, for there are no more sectors; and for a request that was declined."""
+        """Return 0 if the request fits, and more if it was declined or blocks are missing: no sectors can be added."""
         self._require_scheduler()
         if request_id == self.declined:
             return 1
@@ -118,14 +118,14 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
             self._extend(request_id, missing)
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:  # likewise
-        """End a request's lease. no_cache has no effect: what is cached can be taken as well as what is empty."""
+        """End a request's lease. no_cache has no effect: the pool reuses cached blocks as readily as empty ones."""
         self.block_table.pop(request_id, None)
         lease = self._leases.pop(request_id, None)
         if lease is not None:
             self.blocks.free_blocks(lease)
 
     def has_room(self, prompt_ids: list[int]) -> bool:
-        """Return whether a prompt can be given what it can compute in this step, besides its hit. O(blocks found)."""
+        """Return whether blocks are free for the part of a prompt that this step computes. O(blocks found)."""
         found = self._find(prompt_ids)
         num_tokens = min(len(prompt_ids) - found.num_tokens, self.num_tokens_left)
         # What no other request holds of the hit counts as free until it is held.
@@ -135,7 +135,7 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
         return True
 
     def match_prefix_blocks(self, prompt_ids: list[int]) -> list[int]:
-        """Return the cached blocks that a prompt begins with, its last token left to be computed."""
+        """Return the cached blocks that a prompt begins with. At least its last token is left to compute."""
         self._require_scheduler()
         # `has_room` has just been asked about this very list, unless another caller asks.
         if self._asked is not prompt_ids or self._found is None:
@@ -155,7 +155,7 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
         return found.first(min(len(found), (len(prompt_ids) - 1) // self.tokens_per_page))
 
     def acquire_prefix_blocks(self, request_id: str, prefix_len: int, block_ids: list[int]) -> None:
-        """Hold the first of what was found last. Raises `StaleBlocks` if they are no longer there."""
+        """Hold the first of the blocks found last. Raises `StaleBlocks` if they were evicted."""
         if self._found is None or self._numbered(self._found.block_ids) != block_ids:
             raise InvalidArgument(f"block_ids has {len(block_ids)} blocks that match_prefix_blocks did not find")
         lease = self.blocks.hold(self._found, holder=request_id, num_blocks=prefix_len // self.tokens_per_page)
@@ -164,7 +164,7 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
     def mark_complete_blocks(self, request_id: str, token_ids: list[int], new_new_blocks: int) -> None:
         """Cache the blocks that the forward pass filled. O(new tokens).
 
-        Nothing for a request that was cancelled while its batch was computed, as asynchronous batching allows.
+        Does nothing if the request was cancelled while its batch was computed, as asynchronous batching allows.
         """
         lease = self._leases.get(request_id)
         if lease is None:
@@ -176,17 +176,17 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
         self.blocks.cache_next_blocks(lease, token_ids[start:end], first)
 
     def count_shareable_blocks(self, source_request_id: str, past_length: int) -> int:
-        """Full blocks that are cached. Asynchronous batching forks while a batch is computed: the blocks that it fills
-        are copied, for what is shared before it is cached could not be cached any more."""
+        """Return how many full blocks are cached. Asynchronous batching forks while a batch is computed: the blocks
+        that the batch fills are copied, because a block shared before it is cached could not be cached later."""
         shareable = int(super().count_shareable_blocks(source_request_id, past_length))
         return min(shareable, self._leases[source_request_id].num_cached_blocks)
 
     def fork_blocks(
         self, source_request_id: str, dest_request_id: str, past_length: int
     ) -> tuple[list[int], list[int]]:
-        """Share full blocks with another request; returns what must be copied, from and to.
+        """Share full blocks with another request. Returns the blocks to copy, and the blocks to copy them into.
 
-        An error ends the step, and the scheduler does not know the children of this step yet: they are freed here.
+        An error ends the step before the scheduler knows the children of this step, so they are freed here.
         """
         source = self._leases[source_request_id]
         num_shared = self.count_shareable_blocks(source_request_id, past_length)
@@ -201,11 +201,11 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
         return copied, self.block_table[dest_request_id][num_shared:]
 
     def keep_children(self) -> None:
-        """The scheduler knows all requests that were forked."""
+        """Forget which requests were forked: the scheduler knows them all now."""
         self._children.clear()
 
     def forget_children(self) -> None:
-        """Free those that it does not know."""
+        """Free the forked requests that the scheduler does not know yet."""
         while self._children:
             self.free_blocks(self._children.pop())
 
@@ -221,16 +221,16 @@ class PooledAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]  # unt
             self.block_table[request_id] += self._numbered(self.blocks.extend(lease, num_blocks))
 
     def _numbered(self, block_ids: np.ndarray) -> list[int]:
-        """Number them as transformers does."""
+        """Return the ids as transformers numbers blocks."""
         return [block + self._moved_by for block in block_ids.tolist()]
 
 
 class _Admission:
-    """What is changed in both of transformers' schedulers, for caches whose blocks are a pool's.
+    """The changes to both of transformers' schedulers for caches whose blocks belong to a pool.
 
-    transformers holds a request's hit before it asks whether the rest fits. One that does not fit keeps the hit from
-    all others, until it is preempted without having computed anything, and no request is admitted then until another
-    has ended. Here it waits, and what it would hit stays where it is.
+    transformers holds a request's hit before it asks whether the rest fits. A request that does not fit keeps its hit
+    from all others until it is preempted, having computed nothing, and no request is admitted until another ends. Here
+    such a request waits and holds nothing.
     """
 
     cache: Any
@@ -244,9 +244,9 @@ class _Admission:
         return allocator  # type: ignore[no-any-return]
 
     def add_waiting_request(self, state: Any) -> None:
-        """Raises `InvalidArgument`, which fails this request alone, for an id that another one has, for a prompt that
-        the whole cache cannot hold, and for one without tokens. transformers computes requests of one id in the blocks
-        of one, ends all requests for a long prompt, and answers an empty one from what another has computed."""
+        """Queue a request. Raises `InvalidArgument`, which fails this request alone, if another has its id or if its
+        prompt is empty or longer than the whole cache. transformers itself would give two requests with one id the same
+        blocks, end all requests at a prompt that is too long, and answer an empty one from another request's blocks."""
         if state.request_id in self.active_requests or state.request_id in self.waiting_requests:
             raise InvalidArgument(f"request_id is {state.request_id!r}; another request has it")
         allocator = self._allocator
@@ -260,7 +260,7 @@ class _Admission:
         super().add_waiting_request(state)  # type: ignore[misc]
 
     def schedule_batch(self, token_budget: int, cache_budget: int) -> Any:
-        """transformers' choice. Where nothing runs, nothing can end: new requests are admitted then."""
+        """Let transformers choose the batch. If nothing runs, new requests are admitted: no request could end first."""
         if not self.active_requests:
             self.block_new_requests = False
         allocator = self._allocator
@@ -287,15 +287,15 @@ class _Admission:
 
 
 class PooledFIFO(_Admission, FIFOScheduler):  # type: ignore[misc]  # untyped
-    """transformers' "fifo"."""
+    """transformers' scheduler "fifo"."""
 
 
 class PooledPrefillFirst(_Admission, PrefillFirstScheduler):  # type: ignore[misc]  # untyped
-    """transformers' "prefill_first"."""
+    """transformers' scheduler "prefill_first"."""
 
 
 class PooledLedger:
-    """The pool in the place of transformers' ledger of cached blocks."""
+    """Stands in for transformers' ledger of cached blocks, and passes its calls on to the pool."""
 
     def __init__(self, blocks: BlockPool) -> None:
         self._blocks = blocks
@@ -305,7 +305,7 @@ class PooledLedger:
         self._blocks.reset_prefix_cache()
 
     def evict_cached_blocks(self) -> Sequence[int]:
-        """None: the pool takes them when it needs them, one by one, and counts them as free."""
+        """Return nothing: the pool counts cached blocks as free and evicts them one by one when it needs them."""
         return []
 
 
@@ -316,7 +316,7 @@ def _refuse_windows(**_: Any) -> None:
 
 
 class _Allocators(dict[str, Any]):
-    """transformers asks this table which kinds of layers it can serve, and of another one says nothing but its name."""
+    """transformers' table of the layer kinds it can serve. Its own error for another kind is nothing but the name."""
 
     def __contains__(self, kind: object) -> bool:
         if not super().__contains__(kind):
@@ -329,13 +329,13 @@ class _Allocators(dict[str, Any]):
 
 @contextmanager
 def pooled_cache(**pool_options: Any) -> Iterator[list[BlockPool]]:
-    """Caches of continuous batching that are made meanwhile keep their blocks in a `BlockPool`; yields these pools.
+    """Keep the blocks of each continuous-batching cache made within the context in a `BlockPool`. Yields the pools.
 
-    pool_options: of `BlockPool`: eviction_policy, retention_blocks, history_size and so on. A model with layers of
-    sliding windows or states raises `InvalidArgument` when its cache is made. Not for use by several threads at once.
-    A manager's thread (`init_continuous_batching`, `start`) makes its cache and its scheduler after `start` has
-    returned: leave the context when it has given its first result. One that was left between the two fails all requests
-    with `InvalidArgument`.
+    pool_options (eviction_policy, retention_blocks, history_size and so on) go to `BlockPool`. A model with
+    sliding-window or state layers raises `InvalidArgument` when its cache is made. Not for use by several threads at
+    once. A manager started with `init_continuous_batching` and `start` makes its cache and its scheduler in its own
+    thread after `start` returns, so leave the context only when it has given its first result. If you leave earlier,
+    all its requests may fail with `InvalidArgument`.
     """
     pools: list[BlockPool] = []
     allocator = type("PooledAllocator", (PooledAllocator,), {"pool_options": pool_options, "pools": pools})
