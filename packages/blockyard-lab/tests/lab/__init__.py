@@ -1,1 +1,1 @@
-"""Traces, and what is found out with them."""
+"""Traces, and what the lab computes from them."""

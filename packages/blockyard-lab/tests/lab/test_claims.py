@@ -1,4 +1,4 @@
-"""What may be claimed for a policy: worst, median, mean and shares, from rates that are written down here."""
+"""Claims about a policy (worst, median, mean, shares), computed from rates that are written down here."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_command_says_what_claims_need(
 
 
 def test_a_table_that_is_too_wide_is_cut_into_several(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each of them has the sizes, none is wider than 120 columns, and together they have all that the JSON has."""
+    """Each part has the sizes, none is wider than 120 columns, and together they have every number of the JSON."""
     arguments = ["curve", "chat:requests=80,seed=3", "--quiet", "--jobs", "1", "--sizes", "3", "--hints"]
     arguments += ["--policies", "lru,fifo,lfu,density,arc,s3fifo,optimum"]
     assert main(arguments) == 0

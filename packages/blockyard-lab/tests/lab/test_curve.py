@@ -290,7 +290,7 @@ def test_no_policies_or_sizes_is_an_error() -> None:
 
 @pytest.mark.parametrize("policy", [*POLICIES, OPTIMUM])
 def test_counts_equal_the_golden_ones(policy: str) -> None:
-    """A policy whose counts changed on purpose: `python -m tests.golden`."""
+    """If a policy's counts changed on purpose, print new ones with `python -m tests.golden`."""
     assert count(policy) == GOLDEN[policy]
 
 

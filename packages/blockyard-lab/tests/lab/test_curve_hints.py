@@ -1,4 +1,4 @@
-"""Policies that are told what comes next of sessions: exact small cases, and the command."""
+"""Policies that are told when a session's next request comes: exact small cases, and the command."""
 
 from __future__ import annotations
 

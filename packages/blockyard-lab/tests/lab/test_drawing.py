@@ -1,4 +1,4 @@
-"""The picture of hit-rate curves: every point is in it, every name survives it, and it is the same each time."""
+"""The picture of hit-rate curves has every point and every name unchanged, and is the same each time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def texts_of(svg: ElementTree.Element) -> list[str]:
 
 
 def points_of(svg: ElementTree.Element, group: str) -> NDArray[np.float64]:
-    """(P, 2) the corners of the first path in a group, in the picture's points; y goes down."""
+    """Return the corners of the first path in a group, (P, 2) in the picture's points; y grows downwards."""
     (found,) = [element for element in svg.iter(f"{SVG}g") if element.get("id") == group]
     path = next(found.iter(f"{SVG}path")).get("d") or ""
     # An area is defined once and then used at a place; the points of a line stand where they are.
@@ -58,7 +58,7 @@ def points_of(svg: ElementTree.Element, group: str) -> NDArray[np.float64]:
 
 
 def policies_are_drawn(svg: ElementTree.Element, curves: HitCurves) -> None:
-    """One straight scale each way takes every policy's numbers to the points drawn."""
+    """Check that one linear scale per axis maps every policy's numbers to the points drawn."""
     drawn = np.concatenate([points_of(svg, f"policy-{number}") for number in range(len(curves.hit_rates))])
     sizes = np.log(np.tile(curves.sizes, len(curves.hit_rates)))
     for pixels, values in ((drawn[:, 0], sizes), (drawn[:, 1], np.concatenate(list(curves.hit_rates.values())))):

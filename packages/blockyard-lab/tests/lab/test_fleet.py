@@ -1,4 +1,4 @@
-"""The lab's fleet: its pools are LRU, its books are the truth, and no router beats the bound."""
+"""The lab's fleet: its pools are LRU, its counts are exact, and no router beats the bound."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ QUICK = Speed(step=1e-3, prompt_token=1e-5, decode=0.0, context_token=0.0)
 
 
 def drawn_load(draw: random.Random, num_jobs: int) -> Load:
-    """Jobs over a tree of contents, some after others."""
+    """Return random jobs over a tree of contents; some jobs wait for others."""
     jobs: list[Job] = []
     paths: list[list[int]] = [[]]
     for number in range(num_jobs):
@@ -138,7 +138,7 @@ def test_without_replicas_requests_are_counted() -> None:
 
 
 def test_search_finds_the_sharing_assignment() -> None:
-    """Two kinds of conversations on two replicas: mixed at the start, and apart at the end."""
+    """Two kinds of conversations on two replicas are mixed at first; the search separates them."""
     jobs = [
         Job(
             float(number), -1, f"s{number % 8}", 44, 1, [*range(number % 2 * 100, number % 2 * 100 + 10), 1000 + number]
@@ -173,7 +173,7 @@ def test_generated_loads_are_determined_by_their_seed(name: str) -> None:
 
 
 def test_robust_stays_close_to_the_bound_on_its_own_loads() -> None:
-    """As docs/fleet.md says; five seeds that it was not made on are in the table there."""
+    """As docs/fleet.md says; the table there has five seeds that were not used to tune it."""
     for name in "ABC":
         made = LOADS[name]
         plan = FleetPlan(made.num_replicas, made.num_blocks, made.speed)

@@ -1,4 +1,4 @@
-"""The page of hit-rate curves: its numbers, that no name can break out of its place, and that it needs nothing."""
+"""The page of hit-rate curves: its numbers, hostile names, and that it loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_model_adds_gib(tmp_path: Path) -> None:
 
 
 def test_the_page_has_every_colour_on_light_and_on_dark_paper() -> None:
-    """The script asks for `--c0` to as many as there are `COLORS`; on light paper they are those of the pictures."""
+    """The script uses `--c0` to `--cN`, one per entry of `COLORS`; the light scheme has the colours of the pictures."""
     css = (Path(output_file.__file__).parent / "pages" / "page.css").read_text()
     schemes = re.findall(r":root \{([^}]*)\}", css)
     assert len(schemes) == 2
@@ -138,7 +138,7 @@ def test_no_two_colours_of_lines_look_alike() -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 def test_every_policys_line_is_seen(tmp_path: Path) -> None:
-    """A colour that the style does not have draws nothing."""
+    """A line in a colour that the style does not define would be invisible."""
     start = seen_in_browser(AWKWARD["every policy"], tmp_path)["start"]
     assert len(start["colors"]) == len(AWKWARD["every policy"].hit_rates)
     assert all(color.startswith("rgb(") for color in start["colors"]), start["colors"]
@@ -154,7 +154,7 @@ def test_errors_of_a_sample_are_in_the_data(tmp_path: Path) -> None:
 
 
 def test_hostile_names_are_escaped(tmp_path: Path) -> None:
-    """The tags of the page are the same whatever the names are."""
+    """The page has the same tags whatever the names are."""
     hostile = written(AWKWARD["hostile names"], tmp_path, bytes_per_block=1, model=HOSTILE)
     plain = written(
         made_curves({"a": [0.1, 0.2], "optimum": [0.3, 0.4]}, [1, 9]), tmp_path, bytes_per_block=1, model="m"

@@ -1,4 +1,4 @@
-"""Capacity plans, their numbers worked out by hand; models by name; lengths of traces; what is refused."""
+"""Capacity plans compared with numbers worked out by hand; models by name; lengths of traces; refusals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Requests:
 
 
 def plan(spec: KVCacheSpec = SMALL, **options: Any) -> CapacityPlan:
-    """Of one GPU of 10 GiB, all of it usable, of which weights take 6 and activations 2."""
+    """Plan for one GPU of 10 GiB, all usable: weights take 6 and activations 2."""
     given = {"gpu_memory_gib": 10, "weights_gib": 6, "activation_gib": 2, "gpu_memory_utilization": 1.0, **options}
     return plan_capacity(spec, **given)
 

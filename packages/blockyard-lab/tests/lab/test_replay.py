@@ -1,4 +1,4 @@
-"""Replays through the real manager: what they count, by hand and against slow references."""
+"""Replays through the real manager: their counts, compared with counts by hand and with slow references."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contiguous memory against paging: by hand, against a slow reference, and against the manager itself."""
+"""Contiguous memory and paging, compared with counts by hand, a slow reference, and the manager itself."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_next_power_of_two_is_exact() -> None:
 
 
 def test_paging_runs_more_requests_of_the_shipped_trace() -> None:
-    """What reserving a model's 8,192 tokens wastes is the 60 to 80 % of the PagedAttention paper."""
+    """Reserving a model's 8,192 tokens wastes 60 to 80 %, as in the PagedAttention paper."""
     longest, power, paged = compare_reservations(open_trace("small"), 8192, max_model_len=8192)
     assert [round(found.wasted_share, 3) for found in (longest, power, paged)] == [0.764, 0.308, 0.004]
     assert [round(found.mean_running) for found in (longest, power, paged)] == [16, 51, 82]

@@ -1,4 +1,4 @@
-"""Whose turn each request of a trace is, and what an oracle says of it."""
+"""Which session each request of a trace belongs to, and what an oracle says about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lab's compiled loops against slow and obvious ones, and against published figures."""
+"""The lab's compiled loops compared with slow and obvious ones, and with published figures."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_one_pass_gives_lru_at_every_capacity(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_id_may_have_several_parents(seed: int) -> None:
-    """A trace may be malformed that way; an id behind a missing one is no hit."""
+    """A trace may be malformed in this way; an id after a missing one does not hit."""
     rng = np.random.default_rng(seed)
     requests = [rng.permutation(12)[: rng.integers(1, 9)].tolist() for _ in range(60)]
     hits = stack_hits(requests)

@@ -1,4 +1,4 @@
-"""What the lab says of tiers is what real tiers do: the same requests, token for token, by tier."""
+"""The lab predicts what real tiers do: hits of the same requests, token for token and tier by tier."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MORE: dict[str, Any] = {"num_threads": 1, "slow_seconds": 60.0}
 
 
 class RealTiers:
-    """A manager, folders, and requests one at a time, which wait until the tiers are quiet."""
+    """A manager with folders as tiers; it runs one request at a time, each once the tiers are idle."""
 
     def __init__(
         self, folder: Path, models: list[TierModel], blocks: int = BLOCKS, size: int = SIZE, longest: int = 128
@@ -111,7 +111,7 @@ SEEDS = (1, run_seed() % 2**20)
 
 @pytest.mark.parametrize("kind", ["chat", "agents"])
 def test_a_held_out_trace_hits_by_tier_as_predicted(tmp_path: Path, kind: str) -> None:
-    """Of a seed that nobody has seen: the share that the pool and each tier brings is the same to the token."""
+    """With a new seed, the tokens from the pool and from each tier are exactly as predicted."""
     hit = {seed: hits_by_place(tmp_path / str(seed), f"{kind}:requests=15,seed={seed}") for seed in SEEDS}
     assert hit[SEEDS[0]][1:].sum() > 0
 
@@ -137,7 +137,7 @@ def hits_by_place(folder: Path, generator: str) -> npt.NDArray[np.int64]:
 
 
 def test_times_and_writes_follow_from_the_tier_model() -> None:
-    """A fast tier brings tokens sooner than computing, a slow one is left alone, and wear is by the trace's time."""
+    """Tokens load from a tier that is faster than computing, but not from a slow one; wear counts the trace's time."""
     trace = open_trace("chat:requests=300,seed=1")
     options = {"bytes_per_token": 1000, "seconds_per_token": 1e-4}
     without = TierReplay(2000, [], **options).run(trace)

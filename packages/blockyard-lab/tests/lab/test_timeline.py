@@ -1,4 +1,4 @@
-"""What happened when in a replay by timestamps: the notes, the page, and the CPU pool's transfers."""
+"""Timelines of replays by timestamps: their records, the page, and the CPU pool's transfers."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_moved_blocks_take_time() -> None:
 
 
 def test_cpu_pool_works_without_timestamps() -> None:
-    """Evicted blocks come back, and what is fetched is what hit beyond the pool's own hits."""
+    """Evicted blocks come back, and the fetched tokens are the hits beyond the pool's own."""
     trace = open_trace("small")
     plain, with_cpu = (
         replay(trace, ReplayOptions(1200, max_model_len=8192, num_cpu_blocks=cpu)) for cpu in (0, 30_000)

@@ -1,4 +1,4 @@
-"""Made traces: equal ids mean equal prefixes, and every walk of a seed is the same."""
+"""Generated traces: equal ids mean equal prefixes, and a seed gives the same trace every time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shared(one: list[int], other: list[int]) -> int:
 
 
 def check_closed(requests: list[TraceRequest]) -> None:
-    """An id stands at one place and behind one id, so it names a whole prefix."""
+    """Check that an id always has the same position and the same id before it, so it names a whole prefix."""
     before: dict[int, tuple[int, int]] = {}
     for request in requests:
         ids = ids_of(request)
@@ -177,7 +177,7 @@ def test_agents_retry_at_the_given_rate() -> None:
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_rag_ids_identify_all_tokens_up_to_their_block(block_size: int) -> None:
-    """Against the slow way: a block is the tuple of everything up to its last token."""
+    """Compared with the slow way, in which a block is the tuple of all tokens up to its last."""
     trace = Rag(documents=5, retrieved=3, instruction_tokens=6, hash_block_size=block_size, max_prompt_tokens=60)
     tokens = [3, 17, 8, 21, 16]
     rng = np.random.default_rng(0)

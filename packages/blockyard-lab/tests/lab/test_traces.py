@@ -1,4 +1,4 @@
-"""Traces that are sound: every format, compressed or not, there and back."""
+"""Valid traces: every format, compressed or not, written and read back."""
 
 from __future__ import annotations
 

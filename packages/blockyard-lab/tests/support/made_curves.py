@@ -1,4 +1,4 @@
-"""Hit-rate curves made by hand, with the awkward names and sizes that pictures of them must bear."""
+"""Hit-rate curves made by hand, with awkward names and sizes that their pictures must handle."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def sampled_curves() -> HitCurves:
 
 
 def awkward_curves() -> dict[str, HitCurves]:
-    """By what is awkward about them."""
+    """Return curves by what is awkward about them."""
     steps = np.linspace(0, 1, 9)
     huge = [10**power for power in range(9)]
     many = {f"folder/policies_{number}.py:Policy": steps * (0.5 + number / 100) for number in range(40)}

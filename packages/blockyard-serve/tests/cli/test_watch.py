@@ -1,4 +1,4 @@
-"""`blockyard watch`: the page of a server found, or one sentence that says why not."""
+"""`blockyard watch` finds a server's page, or says in one sentence why not."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_server_without_a_page_is_an_error(capsys: pytest.CaptureFixture[str]) -
 
 @contextlib.contextmanager
 def answering(pieces: list[bytes], pause: float = 0.0) -> Iterator[str]:
-    """The address of something that says these pieces to one client, whatever it asks."""
+    """Yield the address of a server that sends these pieces to one client, whatever the request."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def answer() -> None:

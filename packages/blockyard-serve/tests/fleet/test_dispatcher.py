@@ -1,4 +1,4 @@
-"""Requests over two real engines in this process, whose links break in the middle: each token comes once."""
+"""Requests over two real engines in this process; links break during answers, and each token arrives once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ KINDS = {
 
 
 class Cut(Exception):
-    """What Ray raises when an actor dies, here."""
+    """Stands for the error that Ray raises when an actor dies."""
 
 
 class Link:
@@ -79,7 +79,7 @@ class Link:
 
 
 class Stream:
-    """A stream of messages that breaks where it is told to."""
+    """A stream of messages that breaks at a given place."""
 
     def __init__(
         self, messages: AsyncIterator[list[Event]], fault: tuple[int, str] | None, done: Callable[[], None]
@@ -121,7 +121,7 @@ class Stream:
 
 
 class World:
-    """Two replicas, a dispatcher before them, and what an undisturbed engine says."""
+    """Two replicas behind a dispatcher, and the answers of an undisturbed engine."""
 
     def __init__(self) -> None:
         self.replicas = {name: Replica(tiny_engine(), 64, "tiny") for name in ("a", "b")}
@@ -140,7 +140,7 @@ class World:
             assert replica.thread.stop(PATIENCE_SECONDS)
 
     def require_idle(self) -> None:
-        """Nothing is booked, and both caches are whole and let go of everything."""
+        """Check that no request is booked, and that both caches are intact and hold nothing."""
         self.fleet.check()
         assert not any(each.requests for each in self.fleet.status())
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -164,7 +164,7 @@ def job_of(sampling: SamplingParams, prompt: list[int] = PROMPT, **more: Any) ->
 
 
 async def run(dispatcher: Dispatcher, job: Job) -> tuple[list[NewToken], GenerationResult | ApiError]:
-    """Tokens as they came, and what ended the job."""
+    """Return the tokens in order of arrival, and the job's end."""
     dispatcher.submit([job])
     tokens: list[NewToken] = []
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -176,7 +176,7 @@ async def run(dispatcher: Dispatcher, job: Job) -> tuple[list[NewToken], Generat
 
 
 def require_equal(world: World, job: Job, tokens: list[NewToken], end: GenerationResult | ApiError) -> None:
-    """The answer is the undisturbed engine's but for ties by rounding, and what was streamed is the whole of it."""
+    """Check that the answer is the undisturbed engine's, except for ties by rounding, and was streamed completely."""
     expected = world.reference.generate([job.prompt.token_ids], job.sampling)[0]
     assert isinstance(end, GenerationResult), end
     assert len(end.completions) == len(expected.completions)
@@ -195,7 +195,7 @@ def require_equal(world: World, job: Job, tokens: list[NewToken], end: Generatio
 
 
 def require_tie(job: Job, index: int, left: list[int], right: list[int]) -> None:
-    """Each token of both is the choice from exact logits, but for rounding."""
+    """Check that each token of both answers is the choice from exact logits, up to rounding."""
     model = exact(tiny_model("llama-gqa", vocab_size=NUM_TOKENS))
     assert same_tokens(model, job.prompt.token_ids, job.sampling, index, left, right), (left, right)
 
@@ -281,7 +281,7 @@ def test_client_that_leaves_frees_blocks_and_slot(world: World) -> None:
 
 
 def test_refusal_of_the_engine_reaches_the_client(world: World) -> None:
-    """Its error is no loss: another replica would say the same."""
+    """The engine's refusal is not a lost replica: another one would refuse it too."""
 
     async def play() -> GenerationResult | ApiError:
         return (await run(world.dispatcher(), job_of(SamplingParams(max_tokens=10_000))))[1]

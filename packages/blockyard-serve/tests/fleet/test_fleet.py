@@ -1,4 +1,4 @@
-"""A fleet over real publishers: it believes who is live and was heard, and nothing that happens raises."""
+"""A fleet over real publishers: it trusts engines whose events arrive, and no event makes it raise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BLOCK_SIZE = 16
 
 
 class Engine:
-    """A manager and its publisher: what a router hears of an engine."""
+    """A manager and its publisher: all that a router receives from an engine."""
 
     def __init__(
         self, num_blocks: int = 200, groups: tuple[LayerGroup, ...] = (LayerGroup(BLOCK_SIZE),), **fields: Any
@@ -151,7 +151,7 @@ STATE = (LayerGroup(4, token_bytes=8), StateSpec(state_bytes=16, checkpoint_ever
     ids=["window", "windows alone", "state"],
 )
 def test_claims_respect_windows_and_states(groups: tuple[LayerGroup, ...], length: int, num_new: int) -> None:
-    """No window or state is left before the prompt's last token: its hit is far shorter than all tokens but that."""
+    """With no window or state left before the last token, a hit is far shorter than the prompt."""
     fields = {"state_checkpoints": ("every:32",)} if groups is STATE else {}
     engine, prompt = Engine(40, groups, **fields), PROMPT[:32]
     cache, num_cut = engine.cache, 0
@@ -408,7 +408,7 @@ def test_every_choice_of_a_load_claims_what_the_engine_has(fleet: Fleet, engines
 
 
 def test_late_fleet_knows_everything_once_it_trusts(engines: list[Engine]) -> None:
-    """While the engines compute and evict: until then it takes nothing for granted, and from then on it knows all."""
+    """While the engines compute and evict, it claims nothing before it trusts them, and everything afterwards."""
     rng = np.random.default_rng(5)
     kept = [rng.integers(0, 999, 200, dtype=np.int32) for _ in engines]
 

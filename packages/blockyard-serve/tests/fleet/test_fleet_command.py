@@ -1,4 +1,4 @@
-"""What `blockyard fleet serve` refuses before Ray is started, and what ends a fleet whose command was killed."""
+"""Options that `blockyard fleet serve` refuses before starting Ray, and the end of a fleet whose command was killed."""
 
 from __future__ import annotations
 

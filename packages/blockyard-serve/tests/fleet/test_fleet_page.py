@@ -1,4 +1,4 @@
-"""The fleet's page in a headless browser, over a router's real state: replicas, claims, and choices with their why."""
+"""The fleet's page in a headless browser shows a router's real state: replicas, claims, and choices with reasons."""
 
 from __future__ import annotations
 

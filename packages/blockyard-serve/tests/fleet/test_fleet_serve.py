@@ -95,13 +95,13 @@ def test_a_fleet_serves_and_survives_the_loss_of_a_replica(single: Running, flee
 
 
 def an_answer_fills_the_block_of_its_prompt(fleet: RunningFleet) -> None:
-    """With the token that the prompt ends with: the one by which `/check` asks for more than the prompt."""
+    """Fill the last block of a prompt with its last token, which is the one that `/check` appends."""
     body = {"prompt": [5] * 31, "max_tokens": 4, "temperature": 0, "logit_bias": {"5": 100}}
     assert fleet.post("/v1/completions", **body)[0] == 200
 
 
 def both_know(fleet: RunningFleet) -> None:
-    """The mirror is what the replicas hold, no request is booked, and the page has the claims."""
+    """Check that the mirror equals what the replicas hold, no request is booked, and the page shows the claims."""
     wait_until(lambda: [each["trust"] for each in fleet.get("/fleet")["replicas"]] == ["live", "live"])
     wait_until(lambda: fleet.check()["booked"] == 0)
     answer = fleet.check()
@@ -175,12 +175,12 @@ def nothing_is_left(fleet: RunningFleet) -> None:
 
 
 def uses(fleet: RunningFleet) -> dict[str, dict[str, Any]]:
-    """What tenants have of all replicas."""
+    """Return the blocks that tenants hold on all replicas."""
     return {each["name"]: each for each in fleet.get("/fleet")["tenants"]}
 
 
 def test_tenants_guarantee_holds_in_a_flooded_fleet(single: Running, tmp_path: Path) -> None:
-    """The flood's requests are more than both queues run; its tenant's part of the front's is refused with 429."""
+    """The flood exceeds both queues; requests beyond its tenant's part of the front queue are refused with 429."""
     options = ("--num-blocks", "300", "--max-num-seqs", "8", "--max-waiting", "30", "--check-endpoint")
     tenants = ("--tenant", "acme,min=40%,weight=3", "--tenant", "flood", "--tenant", "small,max=10")
     folder = tiny_folder(tmp_path, max_position_embeddings=2048)

@@ -1,4 +1,4 @@
-"""Tenants before a fleet: where their requests go, a floor beside a flood, hand-overs, and what clients are told."""
+"""Tenants of a fleet: routing of requests, a guarantee during a flood, hand-overs, and answers to clients."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_request_waits_for_guarantee_quota_and_limit() -> None:
 
 @pytest.mark.parametrize("name", COSTS)
 def test_a_request_goes_where_its_tenant_waits_least(name: str) -> None:
-    """In random worlds with a plain count of what is booked; the book is checked at each step."""
+    """Compared with a plain count of booked requests in random worlds, at each step."""
     draw = random.Random(f"{run_seed()} {name}")
     shares = Shares(limits_of(101, TENANTS), 100)
     made, running = Router(make_cost(name, 1), shares), dict[str, tuple[int, str, int]]()
@@ -160,7 +160,7 @@ class StepLink(Link):
 
 
 def test_guarantee_holds_during_a_flood() -> None:
-    """The flood fills both queues and never ends; each answer within a floor takes the steps of its own tokens."""
+    """The flood fills both queues and never ends; each answer within the guarantee takes one step per token."""
     world = TenantWorld()
     draw = random.Random(run_seed())
 
@@ -202,7 +202,7 @@ def test_guarantee_holds_during_a_flood() -> None:
 
 
 def test_full_replica_is_skipped() -> None:
-    """Where all say that a tenant has its places there, the client gets 429; until then the next one is asked."""
+    """A replica whose places for the tenant are taken is skipped; if all are, the client gets 429."""
     world = TenantWorld(300, capacity=6, tenants=(Tenant("x", 3), Tenant("y")))
 
     async def play() -> None:
@@ -344,7 +344,7 @@ def answer(running: Running, tenant: str | None = None, key: str | None = None, 
 
 
 def shares_of_page(running: Running) -> dict[str, dict[str, float]]:
-    """What /metrics says of each tenant's blocks."""
+    """Return each tenant's blocks from /metrics."""
     found: dict[str, dict[str, float]] = {}
     for line in running.call("GET", "/metrics")[2].decode().splitlines():
         if line.startswith("blockyard:share_blocks"):

@@ -1,4 +1,4 @@
-"""Fleets that grow with their load, and fleets behind several ingresses: what is counted, and what is shown as one."""
+"""Fleets that grow with their load, and fleets behind several ingresses: their counts, and the page over all."""
 
 from __future__ import annotations
 

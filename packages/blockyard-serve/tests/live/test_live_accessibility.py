@@ -1,4 +1,4 @@
-"""The page as a screen reader gets it: Chromium's own accessibility tree, the order of focus, what is said unasked."""
+"""The page for a screen reader: Chromium's accessibility tree, the order of focus, and announcements."""
 
 from __future__ import annotations
 

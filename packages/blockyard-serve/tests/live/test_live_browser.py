@@ -1,4 +1,4 @@
-"""The page in a headless browser, beside a real server under load: it shows what the cache says of each block."""
+"""The page of a real server under load in a headless browser: each block is shown as the cache reports it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SHOWN = "document.getElementById('map-cell').textContent"
 
 
 class Truth:
-    """What `cache.block` said of every block in the very moment of each snapshot."""
+    """Records the result of `cache.block` for every block at the moment of each snapshot."""
 
     def __init__(self) -> None:
         self.moments: dict[float, dict[str, Any]] = {}
@@ -71,7 +71,7 @@ class Truth:
 
 
 def load(server: Running, num_clients: int = 3) -> AbstractContextManager[None]:
-    """Clients that ask until the block is left, with beginnings that they share; none asks for more than a minute."""
+    """Run clients whose prompts share prefixes until the block is left, for a minute at most."""
 
     def ask(number: int, stop: threading.Event) -> None:
         until = time.monotonic() + 60
@@ -90,7 +90,7 @@ def open_page(page: Browser, server: Running, num_frames: int = 1, **options: An
 
 
 def require_quiet(page: Browser, server: Running) -> None:
-    """No error, no warning, and nothing asked of anyone but the server."""
+    """Check that there was no error or warning, and no request to any other server."""
     assert page.complaints == []
     assert {address for address in page.requested if not address.startswith(server.address)} <= {"about:blank"}
 

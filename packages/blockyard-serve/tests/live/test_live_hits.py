@@ -1,4 +1,4 @@
-"""Which prompts hit a block: against a record of the content that each block holds and of what each prompt took."""
+"""Which prompts hit a block, compared with a record of each block's content and each prompt's hits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def told(cache: KVCacheManager, log: PromptLog, block_id: int) -> dict[str, obje
 
 
 def test_hits_of_a_block_are_those_of_its_content() -> None:
-    """Blocks of equal tokens behind other tokens or under another salt are others."""
+    """Blocks with equal tokens after a different prefix or under another salt count separately."""
     cache = KVCacheManager(CacheConfig(num_blocks=40, block_size=SIZE, max_num_seqs=4, max_model_len=64))
     log, draw = PromptLog(), random.Random(run_seed())
     holds: dict[int, tuple[object, ...]] = {}

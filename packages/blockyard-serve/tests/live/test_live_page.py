@@ -1,4 +1,4 @@
-"""The page's paths: who may ask, what is answered to what is no path, what a browser is told, and how streams end."""
+"""The page's paths: who may read them, unknown paths, headers for browsers, and the end of streams."""
 
 from __future__ import annotations
 

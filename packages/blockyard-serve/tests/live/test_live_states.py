@@ -1,4 +1,4 @@
-"""What the page says of blocks and sequences is what the cache says of each, in any state that a cache can be in."""
+"""The page shows every block and sequence as the cache reports it, in any state of the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree of what is cached, against the cache's own index; what of it the latest prompts hit; what it costs."""
+"""The tree of cached prefixes compared with the cache's own index; hits of the latest prompts; its cost."""
 
 from __future__ import annotations
 

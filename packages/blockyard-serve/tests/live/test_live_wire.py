@@ -1,4 +1,4 @@
-"""What goes over the wire: frames put together again from their changes, readers that lag, a bounded rate."""
+"""Frames on the wire: put together again from their changes, for slow readers, and at a bounded rate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from blockyard_testing.seeds import run_seed
 
 
 class Reader:
-    """What a page keeps: put together from frames and changes, by the wire's own words."""
+    """Keeps the state of a page, put together from frames and changes as the wire format says."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -302,7 +302,7 @@ def test_simultaneous_streams_are_counted_before_they_start() -> None:
 
 
 def test_full_call_queue_does_not_end_the_page() -> None:
-    """In one long step somebody points at more blocks than may wait; the stream goes on, and the rest hear 503."""
+    """During one long step more blocks are asked about than may wait: the stream goes on, the rest get 503."""
     calls = CallQueue(live_cache("plain"))
     page = LivePage(calls)
 

@@ -1,4 +1,4 @@
-"""The dashboard and the alerts that ship: they name what the server exports, and a real Prometheus takes them."""
+"""The shipped dashboard and alerts use only series that the server exports, and a real Prometheus accepts them."""
 
 from __future__ import annotations
 

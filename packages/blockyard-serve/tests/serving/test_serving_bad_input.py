@@ -46,14 +46,14 @@ def served() -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[Running]:
-    """For those who keep it waiting, and nobody else: on a busy machine a good client is late too."""
+    """Short timeouts for the tests of slow clients only: on a busy machine a good client is slow too."""
     with running_server(tiny_engine(), IMPATIENT) as running:
         yield running
         running.require_idle()
 
 
 def require_form(body: bytes) -> dict[str, Any]:
-    """The error's object: four fields, and nothing of the server's inside."""
+    """Check the error object: four fields, and nothing about the server's internals."""
     error: dict[str, Any] = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert "Traceback" not in error["message"]
@@ -536,7 +536,7 @@ def test_a_compressed_body_is_refused(served: Running) -> None:
 
 
 def test_requests_beyond_the_capacity_get_429(served: Running) -> None:
-    """Four run, two wait, and the others are told when to come again."""
+    """Four run, two wait, and the others get 429 with Retry-After."""
 
     def ask(number: int) -> tuple[int, dict[str, str], dict[str, Any]]:
         return served.post("/v1/completions", prompt=[1, 2, number], max_tokens=60, temperature=0)

@@ -1,4 +1,4 @@
-"""What goes wrong while the server works: a model that raises, clients that vanish, time that runs out, the end."""
+"""Failures while the server works: a model that raises, clients that vanish, timeouts, and shutdown."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_stream_that_has_begun_ends_with_an_error() -> None:
 
 
 def test_requests_that_fail_only_together_all_complete() -> None:
-    """Memory is short for three sequences and enough for one, say: all come to their ends."""
+    """As if memory were too short for three sequences but enough for one: all complete."""
     prompts = [[number, 7, 7, 7, 7] for number in range(3)]
     # A step of two or three tokens is one in which that many sequences decode.
     engine = fragile_engine(lambda tokens: 2 <= tokens.numel() <= 3, enable_prefix_caching=False)
@@ -175,7 +175,7 @@ def test_many_completions_survive_a_failing_request_in_their_step() -> None:
 def test_a_tokenizer_that_raises_loses_no_token_of_other_requests(
     monkeypatch: pytest.MonkeyPatch, failing_call: int
 ) -> None:
-    """Whoever had taken a token before it raised gives it back; nothing is lost from a stream, or comes twice."""
+    """Requests that had taken a token before the error take it again: streams neither lose nor repeat one."""
     prompts = [[3, 4, 5], [6, 7], [8, 9, 10, 11]]
     sampling = SamplingParams(max_tokens=8, n=2, temperature=1.0, seed=3, logprobs=1, stop=("\x07\x07",))
     wanted = tiny_engine().generate(prompts, sampling)
@@ -212,7 +212,7 @@ def test_a_tokenizer_that_raises_loses_no_token_of_other_requests(
 
 
 def test_broken_engine_ends_its_requests_and_refuses_new_ones() -> None:
-    """What is no Exception ends the engine's thread: no client waits forever, and health says so."""
+    """An error that is not an Exception ends the engine's thread: no client waits forever, and /health reports it."""
     with running_server(fragile_engine(lambda tokens: True, SystemExit(1))) as running:
         with pytest.raises(openai.InternalServerError):
             running.client().completions.create(model=MODEL, prompt=[1], max_tokens=300)
@@ -270,7 +270,7 @@ def test_a_client_that_sent_more_before_it_left_frees_its_blocks(early: bytes) -
 
 
 def test_client_that_pipelines_too_much_is_disconnected() -> None:
-    """It need not leave: who sends more than 16 KiB behind a request has no answer to it any more."""
+    """A client that sends more than 16 KiB after a request gets no answer to it."""
     with running_server(fragile_engine(Paced())) as running:
         client = raw_request(running, prompt=[1, 2], max_tokens=500, ignore_eos=True, stream=True)
         wait_until(lambda: running.figures()["vllm:generation_tokens_total"] > 0)
@@ -371,7 +371,7 @@ def test_unread_short_answer_is_disconnected_too() -> None:
 
 
 def test_a_client_that_sends_much_is_read_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two of them others are served; a body in chunks of a byte each takes long to read."""
+    """Others are served between two pieces; a body in one-byte chunks takes long to read."""
     sizes, read = [], H11Protocol.data_received
 
     def noted(self: H11Protocol, data: bytes) -> None:

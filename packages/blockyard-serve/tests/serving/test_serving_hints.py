@@ -1,4 +1,4 @@
-"""`session_id`, and POST /v1/hints: what clients say of their sessions, and what they cannot say of others'."""
+"""`session_id` and POST /v1/hints: clients give hints for their own sessions, and cannot for others'."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Under which names requests may come, and requests with two lengths: what a browser or a proxy is led to believe."""
+"""Allowed host names, and requests with two lengths, which could mislead a browser or a proxy."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_invalid_host_name_is_refused(host: str) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 def test_dns_rebinding_page_reads_nothing(tmp_path: Path) -> None:
-    """For the browser it is a page of this server's own: it sends no Origin and asks nobody."""
+    """The browser takes it for a page of this server, so it sends no Origin and no preflight request."""
     flag = "--host-resolver-rules=MAP evil.example 127.0.0.1"
     with running_server(tiny_engine(num_blocks=20)) as server, browser(tmp_path, flag) as page:
         server.post("/v1/completions", prompt=SECRET, max_tokens=1)

@@ -1,4 +1,4 @@
-"""Where a server listens: sockets that are bound before the rest, and what is said when they cannot be."""
+"""Where a server listens: sockets are bound before anything else, and errors if they cannot be."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_server_whose_address_nobody_reads_serves(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux tells how long the queue of a listener is")
 def test_few_connections_wait_to_be_accepted() -> None:
-    """Each costs the loop milliseconds, and an honest client waits behind all: 128, where asyncio says 2,048."""
+    """Each costs the loop milliseconds while honest clients wait: at most 128 instead of asyncio's 2,048."""
     with running_server(tiny_engine()) as running:
         (listener,) = running.server.servers[0].sockets
         with socket.socket(fileno=os.dup(listener.fileno())) as ours:

@@ -97,7 +97,7 @@ def test_a_hybrid_model_is_served_and_a_miss_for_want_of_a_state_is_a_cause() ->
 
 
 def test_refusals_are_exported_from_0(served: Running) -> None:
-    """An alert on a rate sees the first refusal only where there was a sample before it."""
+    """An alert on a rate notices the first refusal only if there was a sample before it."""
     status, _, page = served.call("GET", "/metrics")
     assert status == 200
     for reason in ("queue_full", "not_serving"):
@@ -130,7 +130,7 @@ def test_a_scrape_during_a_long_step_shows_the_reading_before() -> None:
 
 
 def test_scrapes_share_a_reading_while_requests_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reading keeps the engine from its next step: eight scrapers made a short answer take seven times as long."""
+    """A reading delays the engine's next step: eight scrapers used to make short answers take seven times as long."""
     readings = []
     read = EngineReading.of.__func__  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Random requests over all fields, from clients of which some leave: each has its answer, and nothing leaks."""
+"""Random requests over all fields, some from clients that leave: each gets its answer, and nothing leaks."""
 
 from __future__ import annotations
 

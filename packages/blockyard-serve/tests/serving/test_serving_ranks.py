@@ -88,7 +88,7 @@ def all_threads_stand(pid: int) -> bool:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_health_fails_when_a_rank_does_not_respond(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was 200 until the system had taken a killed rank's memory back, and for 300 s after one was stopped."""
+    """It used to be 200 until the system had reclaimed a killed rank's memory, and for 300 s after one was stopped."""
     monkeypatch.setattr(watch, "_ANSWER_SECONDS", 1.0)
     others = children(os.getpid())
     engine = tiny_engine(tensor_parallel=2)

@@ -1,4 +1,4 @@
-"""Warnings that clients cause without end: few of them are written, and none is lost from the count."""
+"""Warnings that clients can cause without limit: few are written, and all are counted."""
 
 from __future__ import annotations
 

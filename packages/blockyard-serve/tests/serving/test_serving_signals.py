@@ -1,4 +1,4 @@
-"""Ctrl-C on a server that works: it says what still runs, and a second one ends that without a traceback."""
+"""Ctrl-C on a busy server: it says what still runs, and a second Ctrl-C ends that without a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line that says how it goes: every few seconds of work, by a clock that moves with the steps."""
+"""The status line: one every few seconds of work, by a clock that moves with the steps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_line_is_written_every_ten_seconds_of_work(lines: list[str]) -> None:
 
 
 def test_status_line_has_queue_and_hit_rate(lines: list[str]) -> None:
-    """One after the other, ten steps each: at the end of the second, it has hit two blocks."""
+    """Two requests one after the other, ten steps each: the second one hits two blocks."""
     run_jobs(tiny_engine(max_num_seqs=1), [PROMPT, PROMPT, PROMPT], sampling(9))
     assert len(lines) == 2
     assert lines[0].startswith("1 running, 1 waiting;")

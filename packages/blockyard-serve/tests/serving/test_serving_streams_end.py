@@ -1,4 +1,4 @@
-"""A client that leaves in mid stream ends every generator of its answer at once: none is left for the collector.
+"""If a client leaves during a stream, every generator of its answer ends at once, not when collected later.
 
 What is left is closed later by a task of the event loop, while the loop ends, or another part of it runs.
 """

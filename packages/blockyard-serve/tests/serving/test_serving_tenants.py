@@ -1,4 +1,4 @@
-"""Tenants of a server: tokens of each under GET /metrics, whose a request is, and what each may ask for."""
+"""Tenants of a server: their tokens in /metrics, which tenant a request belongs to, and their limits."""
 
 from __future__ import annotations
 

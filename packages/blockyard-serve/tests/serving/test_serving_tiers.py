@@ -1,4 +1,4 @@
-"""`blockyard serve --tier file:FOLDER`, killed and started again: what it had computed is hit, with the same text."""
+"""`blockyard serve --tier file:FOLDER`, killed and started again: earlier prompts hit, with the same text."""
 
 from __future__ import annotations
 
