@@ -45,7 +45,7 @@ def engine(num_pages: int = 20, page_size: int = 4, **params: Any) -> Engine:
 
 
 def served(side: Engine, tokens: list[int], **keys: Any) -> Any:
-    """A request computed whole, and still running."""
+    """Return a request that is computed completely and still running."""
     req = new_request("r", tokens, **keys)
     side.match(req)
     side.admit(req)
@@ -55,7 +55,7 @@ def served(side: Engine, tokens: list[int], **keys: Any) -> Any:
 
 
 def free_of_all(side: Engine) -> None:
-    """Nothing is locked, and every page is either cached or free."""
+    """Check that nothing is locked, and that every page is either cached or free."""
     side.cache.sanity_check()
     assert side.cache.pool.leases() == []
     evictable, locked, total, available = side.sizes()
@@ -104,7 +104,7 @@ def traffic(side: Engine, seed: int, steps: int) -> int:
 
 
 def advance(side: Engine, draw: random.Random, running: list[Any], waiting: list[Any]) -> None:
-    """The next chunk of a prompt, or a token; a request that finds no page is retracted."""
+    """Compute the next chunk of a prompt, or a token; retract the request if no page is left."""
     req = draw.choice(running)
     tokens = req.full_untruncated_fill_ids
     if req.computed == len(tokens):
@@ -337,7 +337,7 @@ def test_a_list_of_looked_up_tokens_may_grow_afterwards() -> None:
 
 
 def slow_order(paths: list[tuple[int, ...]]) -> list[int]:
-    """The same, from a tree with a node for each block."""
+    """Return the same order from a tree with one node per block."""
 
     def order(prefix: tuple[int, ...], members: list[int]) -> list[int]:
         deeper: dict[int, list[int]] = {}

@@ -77,7 +77,7 @@ class Side:
         self.parts = SimpleNamespace(storage_host_pool=self.pool, storage_backend=self.storage, page_size=PAGE)
 
     def fill(self, pages: list[int], keys: list[str]) -> Any:
-        """Write what the keys stand for; returns the indices of the pages' tokens."""
+        """Write the contents that belong to the keys; return the indices of the pages' tokens."""
         for page, key in zip(pages, keys, strict=True):
             draw = torch.Generator().manual_seed(int(key[:12], 16))
             flat = self.pool.get_dummy_flat_data_page()
@@ -91,7 +91,7 @@ class Side:
         return bool(HiCacheController._generic_page_set(self.parts, keys, self.fill(pages, keys)))
 
     def load(self, pages: list[int], keys: list[str]) -> int:
-        """SGLang's controller takes pages; returns what it says it took."""
+        """Let SGLang's controller load pages; return the number that it reports."""
         indices = torch.tensor([page * PAGE + token for page in pages for token in range(PAGE)])
         operation = SimpleNamespace(request_id="r", is_terminated=lambda: False)
         return int(HiCacheController._generic_page_get(self.parts, operation, keys, indices))

@@ -116,7 +116,7 @@ class Engine:
         self.memory.compute(str(req.rid), tokens, slots[:count].tolist(), first, root)
 
     def checkpoint(self, req: Any) -> None:
-        """Between chunks, and before a request's end."""
+        """Cache what was computed, as between chunks and before a request's end."""
         self.cache.checkpoint(req, up_to=req.computed)
         self._use(req, self.rows.req_to_token[req.kv.req_pool_idx], req.computed, req.computed)
 

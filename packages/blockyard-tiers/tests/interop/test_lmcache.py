@@ -57,7 +57,7 @@ def content_of(key: ObjectKey, size: int) -> bytes:
 def got(
     manager: StorageManager, keys: list[ObjectKey], layout: MemoryLayoutDesc = LAYOUT, policy: str = "prefix"
 ) -> Any:
-    """What LMCache calls hits, by place; each has the bytes that were stored under its key. And how many were L2's."""
+    """Return LMCache's hits by place and the number from L2, after checking the bytes of each."""
     spec = PrefetchTaskSpec([GroupedObjectKeys(keys, 0, layout)], fetching_policy=policy)  # type: ignore[arg-type]
     handle = manager.submit_prefetch_task(spec)
     assert manager.wait_prefetch_status(handle, 60.0)
@@ -91,7 +91,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def test_lmcache_loads_the_bytes_it_stored(tmp_path: Path) -> None:
-    """Turns of talks over little memory, three lives long; between them objects are damaged."""
+    """Conversations with little memory over three restarts, between which objects are damaged."""
     draw = random.Random(run_seed())
     talks = [[draw.randrange(2**60) for _ in range(draw.randrange(2, 6))] for _ in range(10)]
     from_l2 = damaged = 0

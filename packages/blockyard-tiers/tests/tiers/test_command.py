@@ -1,4 +1,4 @@
-"""`blockyard tier`: what it lists, verifies, counts, drops and copies is what is in the place."""
+"""`blockyard tier` lists, verifies, counts, drops and copies exactly the objects in the place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .test_files import path_of
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    """Three objects of one layout and two of another, one of which has lost its end."""
+    """A folder with three objects of one layout and two of another, one of which is cut short."""
     tier = FileTier(tmp_path / "a", 2**30)
     store(tier, [1, 2, 3])
     store(tier, [4, 5], OTHER_LAYOUT)

@@ -1,4 +1,4 @@
-"""Removing objects: a place that does not do it is left alone, what is bad goes after its load, what is good stays."""
+"""Removing objects: damaged ones go after their load, sound ones stay, and a place that refuses is not asked again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .test_files import path_of
 
 
 class Kept(FileTier):
-    """A folder that removes nothing until it is told to, or says that it may not."""
+    """A folder whose removals hang until a test releases them, or are refused."""
 
     def __init__(self, folder: Path, **more: int | float | Clock) -> None:
         self.goes_on = threading.Event()
@@ -47,7 +47,7 @@ def dead(kind: str, clock: Clock) -> WorkingTier:
 
 
 def drop_until_open(tier: WorkingTier) -> int:
-    """Drop one object after another until that is refused; how many were taken."""
+    """Drop one object after another until one is refused; return how many were accepted."""
     for number in range(100):
         if tier.drop([name_of(number)]) is Cause.CIRCUIT_OPEN:
             return number
@@ -99,7 +99,7 @@ def test_drops_work_again_after_a_trial(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_hanging_drop_is_noticed_and_delays_no_transfers(tmp_path: Path, num_threads: int) -> None:
-    """With one thread nothing else runs: all that waits is let go. With two, loads go on."""
+    """With one thread nothing else can run, so all waiting transfers are abandoned. With two, loads go on."""
     clock = Clock()
     tier = Kept(tmp_path, num_threads=num_threads, slow_seconds=5.0, clock=clock)
     assert store(tier, [1, 2, 3]).is_done
@@ -132,7 +132,7 @@ def test_a_load_ends_before_its_bad_objects_are_deleted(tmp_path: Path) -> None:
 
 
 def test_objects_stored_after_a_bad_load_stay(tmp_path: Path) -> None:
-    """The removal of what was bad and the store of what was computed instead do not cross."""
+    """Removing a bad object does not remove the new one stored in its place."""
     tier = FileTier(tmp_path, 2**30, reads_folder=False, num_threads=4)
     for _ in range(300):
         path_of(tmp_path, 1).parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""A folder as a tier: what is loaded is what was stored, or a miss with its cause, whatever became of the files."""
+"""A folder as a tier: a load returns the stored bytes or a miss with its cause, whatever happened to the files."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_any_policy_of_the_library_evicts(tmp_path: Path, policy: str) -> None:
 
 
 def test_every_flipped_bit_is_found_or_harmless(tier: FileTier, tmp_path: Path) -> None:
-    """At each byte position of a page and payload one bit flips: the page's own zeros too."""
+    """One bit flips at each byte position of a page and payload, the page's padding included."""
     store(tier, [1])
     whole = path_of(tmp_path, 1).read_bytes()
     for position in range(len(whole)):
@@ -203,7 +203,7 @@ def test_other_tokens_and_other_lengths_are_misses(tier: FileTier) -> None:
 @pytest.mark.parametrize("part", ["", "objects"])
 @pytest.mark.parametrize("kind", ["link", "file"])
 def test_a_folder_swapped_during_use_is_a_backend_failure(tmp_path: Path, part: str, kind: str) -> None:
-    """Nothing goes through the link, in either direction, and the place is ill, not its objects."""
+    """Nothing is read or written through the link, and the backend counts as failing, not its objects."""
     folder, elsewhere = tmp_path / "kv", tmp_path / "elsewhere"
     tier = FileTier(folder, 2**30, clock=Clock())
     assert store(tier, [1, 2]).is_done
@@ -240,7 +240,7 @@ def test_irregular_files_are_misses(tier: FileTier, tmp_path: Path, kind: str) -
 
 
 def test_pages_without_a_valid_length_are_damaged(tier: FileTier, tmp_path: Path) -> None:
-    """Whoever may write to the place can forge a page, and makes a miss of it: not a place that is taken for ill."""
+    """A forged page is a miss of that object; the backend does not count as failing."""
     fields = {"name": name_of(1).hex(), "tokens": tokens_of(1).hex(), "layout": LAYOUT.hex(), "checksum": ""}
     for length in (float("inf"), float("nan"), -1, 2**80, None, [1], {}):
         page = pack("object", {**fields, "length": length, "version": VERSION}).ljust(PAGE_BYTES, b"\0")
@@ -250,7 +250,7 @@ def test_pages_without_a_valid_length_are_damaged(tier: FileTier, tmp_path: Path
 
 
 def test_empty_buffers_are_skipped(tier: FileTier) -> None:
-    """As many as the system takes at once, and more."""
+    """As many as the system takes in one call, and more."""
     names, tokens = [name_of(1)], [tokens_of(1)]
     assert tier.store(Transfer(1, LAYOUT, names, tokens, [[payload_of(1), *[b""] * 600]])) is None
     assert wait_for(tier, 1).is_done
@@ -306,7 +306,7 @@ def test_a_linked_folder_is_not_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["objects", "new"])
 def test_links_in_place_of_folders_are_refused(tier: FileTier, tmp_path: Path, name: str) -> None:
-    """Behind it others may have files, of names like ours: none is taken for an object, and none is removed."""
+    """Files behind the link may have names like ours: none counts as an object, and none is removed."""
     others = tmp_path / "others"
     path = others / name_of(1).hex()[:2] / name_of(1).hex()
     path.parent.mkdir(parents=True)
@@ -387,7 +387,7 @@ def test_leftovers_of_killed_processes_are_removed_and_live_files_stay(tier: Fil
 
 
 class Stuck(FileTier):
-    """A folder that does not answer until it is told to."""
+    """A folder that does not answer until a test releases it."""
 
     def __init__(self, folder: Path, **more: int | float) -> None:
         self.goes_on = threading.Event()
@@ -437,7 +437,7 @@ def test_the_breaker_closes_after_a_trial(tmp_path: Path) -> None:
 
 
 class Ill(FileTier):
-    """A folder that answers no question for a while."""
+    """A folder that answers no lookup for a while."""
 
     is_ill = True
 
@@ -448,7 +448,7 @@ class Ill(FileTier):
 
 
 def test_lookups_resume_when_the_backend_recovers(tier: FileTier, tmp_path: Path) -> None:
-    """It knows no object and so loads none: its questions alone say that the place is well."""
+    """It knows no object and loads none, so only its lookups show that the backend has recovered."""
     reader = Ill(tmp_path, 2**30, absent_seconds=0.01)
     store(tier, [1])
     assert [known(reader, [number]) for number in (5, 6, 7)] == [0, 0, 0]
@@ -572,7 +572,7 @@ def test_paths_that_are_not_folders_are_refused(tmp_path: Path) -> None:
 
 
 def test_extreme_file_times_only_change_the_order(tier: FileTier, tmp_path: Path) -> None:
-    """Times of last use that are before 1677, or after 2262, are times like others."""
+    """Times of last use before 1677 or after 2262 are valid."""
     numbers = [1, 2, 4, 6]
     store(tier, numbers)
     for number, seconds in zip(numbers, (2**34, -(2**34), 0, 2 * 10**9), strict=True):
@@ -586,7 +586,7 @@ def test_extreme_file_times_only_change_the_order(tier: FileTier, tmp_path: Path
 
 
 def test_names_that_are_not_unicode_are_escaped(tmp_path: Path) -> None:
-    """A folder may have any bytes for a name; metrics and pages are UTF-8."""
+    """A folder's name may be any bytes, but metrics and pages are UTF-8."""
     with contextlib.closing(FileTier(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"), 2**20)) as tier:
         assert tier.name == f"file:{tmp_path}/\\udcff"
         assert store(tier, [1]).is_done
@@ -709,7 +709,7 @@ def test_a_file_size_limit_is_full(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_became_unreadable_is_denied(tmp_path: Path) -> None:
-    """Root has all rights, so it becomes nobody meanwhile."""
+    """Root may read everything, so the test runs as the user nobody."""
     os.chmod(tmp_path, 0o755)
     reachable = all(os.stat(path).st_mode & 0o5 == 0o5 for path in tmp_path.parents)
     if os.getuid() == 0 and not reachable:

@@ -1,4 +1,4 @@
-"""Ctrl-C in a caller, at any moment of any call, leaves a tier that works: a transfer was queued or it was not."""
+"""After Ctrl-C in a caller at any moment of any call the tier works, and a transfer was queued or was not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .support import load, load_transfer, name_of, store, store_transfer
 
 @contextmanager
 def alarms() -> Iterator[None]:
-    """SIGALRM is what SIGINT is, and has a timer."""
+    """Let SIGALRM, which has a timer, do what SIGINT does."""
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         yield
@@ -29,7 +29,7 @@ def alarms() -> Iterator[None]:
 
 
 def interrupted(call: Callable[[], Any], seconds: float) -> bool:
-    """Call it; whether it was interrupted."""
+    """Call a function; return whether it was interrupted."""
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         call()

@@ -1,4 +1,4 @@
-"""An offload: what tiers bring is what computing would have written, and nothing is held, leaked or waited for."""
+"""An offload: loaded blocks equal computed ones, no block stays held or leaks, and no step waits for a tier."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class SmallEngine:
         self.weights = weights
 
     def serve(self, tokens: list[int], *keys: CacheSalt | Span) -> int:
-        """Compute a prompt, whose last token is always left; returns the tokens that the tier brought."""
+        """Compute a prompt and return the tokens that the tier supplied; the last token is always computed."""
         request = Request(tokens, ())
         wait_until(lambda: self.offload.poll() or not self.offload.prepare(request, tokens, keys))
         seq = self.cache.allocate(tokens, extra_keys=keys)
@@ -275,7 +275,7 @@ def test_the_transfers_of_a_segment_are_one_measurement(tmp_path: Path, monkeypa
 
 
 def test_a_reset_recomputes_the_fingerprint() -> None:
-    """What runs on computes with the old weights: it is not stored under the new ones."""
+    """Requests still running used the old weights: their blocks are not stored under the new ones."""
     tier = FaultyTier(random.Random(1), faults=0.0)
     world = OffloadWorld(1, [tier])
     request = Request(list(range(20)), ())
@@ -345,7 +345,7 @@ def test_costs_are_a_start_up_and_a_rate() -> None:
 
 
 def test_blocks_of_a_kv_cache_survive_a_round_trip() -> None:
-    """Of two layer groups: the places that the smaller one leaves unused hold another request's bytes, and stay."""
+    """Two layer groups: bytes of another request in the parts that the smaller one does not use stay unchanged."""
     torch = pytest.importorskip("torch")
     from blockyard.storage import KVCache
     from blockyard_tiers import KVBlocks
@@ -374,7 +374,7 @@ def test_blocks_of_a_kv_cache_survive_a_round_trip() -> None:
 
 
 def snapshot_of(folder: Path, *prompts: list[int], write: str = "back") -> Path:
-    """A process computes prompts, and takes a snapshot before it ends."""
+    """Compute prompts in an engine, take a snapshot, and end it."""
     engine = SmallEngine(folder / "tier", write=write)
     for prompt in prompts:
         engine.serve(prompt, *([CacheSalt("a")] if prompt[0] % 2 else []))
@@ -491,7 +491,7 @@ def test_a_snapshot_continues_while_prompts_are_computed(tmp_path: Path) -> None
 @pytest.mark.parametrize("most_blocks", [0, 7, 40, 10**6])
 @pytest.mark.parametrize("most_tokens", [2, 3, 12, 10**6])
 def test_restore_chooses_the_prompts_that_fit_and_are_evicted_last(most_blocks: int, most_tokens: int) -> None:
-    """Beside a model that copies sets: prompts that branch anywhere, in a random order of eviction."""
+    """Compared with a plain model that copies sets: prompts branch anywhere, in a random order of eviction."""
     choose = np.random.default_rng(run_seed())
     for _ in range(30):
         size = int(choose.integers(1, 60))
@@ -516,7 +516,7 @@ def test_restore_chooses_the_prompts_that_fit_and_are_evicted_last(most_blocks: 
 
 
 def test_old_roots_are_forgotten() -> None:
-    """A client makes up salts: what is known of each goes with its blocks, and one more is looked up alone."""
+    """A client invents salts: the records of each salt are removed with its blocks."""
     tier = FaultyTier(random.Random(1), faults=0.0, is_live=True)
     cache = KVCacheManager(CacheConfig(60, block_size=4, max_num_seqs=4, max_model_len=100))
     offload = Offload(cache, SmallBlocks(60, 4, 1, 16), [TierUse(tier, "back")], {"weights": 0})
@@ -558,7 +558,7 @@ def test_a_snapshot_needs_a_tier_that_is_written(tmp_path: Path) -> None:
 
 
 def test_a_process_killed_during_write_back_leaves_whole_prefixes(tmp_path: Path) -> None:
-    """All prompts share a head that is hit again and again, so that the pool never evicts it."""
+    """All prompts share a prefix that is hit so often that the pool never evicts it."""
     head = list(range(1, 33))
     prompts = [head + list(range(first, first + 24)) for first in range(100, 900, 40)]
     engine = SmallEngine(tmp_path, write="back")
@@ -630,7 +630,7 @@ def test_leftovers_of_killed_snapshots_are_removed_and_live_files_stay(tmp_path:
 
 
 class NoSize:
-    """What fails in the caller's own code."""
+    """An argument whose own code raises."""
 
     def __len__(self) -> int:
         raise ValueError("no length")

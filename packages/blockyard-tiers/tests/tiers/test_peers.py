@@ -1,4 +1,4 @@
-"""Peers as tiers: what is served is exact, and a peer that stops, lies or asks for nonsense harms nobody else."""
+"""Peers as tiers: served bytes are exact, and a peer that stops, lies or sends nonsense harms no other."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_objects_sent_by_a_peer_are_verified(data: bytes, cause: Cause) -> None:
 
 
 class Twice:
-    """A connection on which every answer is given twice."""
+    """A connection that repeats every answer."""
 
     def __init__(self, connection: SocketConnection) -> None:
         self.connection = connection
@@ -229,7 +229,7 @@ class TwiceServer(PeerServer):
 def test_a_second_answer_closes_the_connection_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No object goes on the word of a connection that is out of step; it is closed, and the next one is asked anew."""
+    """No object is dropped because a connection is out of step: it is closed, and a new one is asked again."""
     files, address = FileTier(tmp_path, 2**30), f"127.0.0.1:{free_port()}"
     numbers = list(range(1, 9))
     assert store(files, numbers).is_done

@@ -1,4 +1,4 @@
-"""Redis, a bucket, a Mooncake Store, a peer as tiers: one contract, their own faults, real servers on loopback."""
+"""Redis, a bucket, a Mooncake Store and a peer as tiers: a common contract, own faults, real servers on loopback."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def place(shared: Place) -> Place:
-    """An empty place, so that servers are started once."""
+    """An empty place on a server that is started once for all tests."""
     tier = shared.open()
     tier.remove(list(tier.names()))
     assert tier.close()
@@ -119,7 +119,7 @@ def test_bad_objects_are_misses_and_deleted(place: Place) -> None:
 
 
 def test_an_empty_object_is_a_miss_and_deleted(place: Place) -> None:
-    """Of Redis it is no object; Mooncake keeps none."""
+    """Redis returns it, but it is no object; Mooncake stores no empty ones."""
     tier = opened(place)
     store(tier, [4])
     if place.kind != "mooncake":
@@ -163,7 +163,7 @@ def test_objects_that_redis_evicts_are_misses(tmp_path: Path) -> None:
 
 
 def require_misses_until_it_is_back(server: Any, tier: Any, clock: Clock) -> None:
-    """While the server is gone loads are misses, soon without asking it; once it is back, without its objects, too."""
+    """Check that loads miss while the server is gone, soon without asking it, and after it returns empty."""
 
     def is_back() -> bool:
         clock.now += 100
@@ -331,7 +331,7 @@ def test_missing_or_silent_buckets_are_unreachable(shared: Place) -> None:
 
 @needs_bucket
 def test_a_bucket_without_permission_is_denied() -> None:
-    """moto's server asks for rights from the second request on, and these keys are nobody's."""
+    """moto's server checks permissions from the second request on, and these keys belong to nobody."""
     from blockyard_tiers import ObjectTier
 
     with s3_server(INITIAL_NO_AUTH_ACTION_COUNT="1") as config:

@@ -1,4 +1,4 @@
-"""Files that are no snapshot, or one that somebody made up: a clear error or a miss, whatever is in them."""
+"""Files that are not snapshots, or forged ones: a clear error or a miss, whatever their contents."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_arrays_that_are_wrong_are_refused_or_miss(warm: tuple[SmallEngine, Path
 
 
 def test_counts_beyond_the_file_are_refused(warm: tuple[SmallEngine, Path]) -> None:
-    """The digest is made right again, so that the counts are what is looked at."""
+    """The digest is corrected, so that only the counts are wrong."""
     from hashlib import blake2b
 
     engine, path = warm

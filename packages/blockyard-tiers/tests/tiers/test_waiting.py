@@ -1,4 +1,4 @@
-"""Requests that wait, tiers that do not answer, states far from the end: what can be loaded is loaded."""
+"""Waiting requests, tiers that do not answer, states far from the end: all that can be loaded is loaded."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_blocks_evicted_while_a_request_waits_are_loaded(tmp_path: Path) -> None
 
 
 class SilentTier(FaultyTier):
-    """It never answers a question."""
+    """A tier that never answers a lookup."""
 
     def longest_prefix(self, names: Sequence[bytes]) -> Prefix:
         return Prefix(0, False)
@@ -218,7 +218,7 @@ def test_the_last_state_is_found_at_any_position(step: int, is_silent: bool) -> 
 
 
 class RaisingTier(FaultyTier):
-    """Its third transfer raises, before it is queued or (an interrupt) after."""
+    """A tier whose third transfer raises, either before it is queued or (an interrupt) afterwards."""
 
     num_before = 2
     error: BaseException = RuntimeError("the tier is broken")

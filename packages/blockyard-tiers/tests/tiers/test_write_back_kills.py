@@ -1,4 +1,4 @@
-"""A process that writes back is killed with SIGKILL: what it left on disk behind a stored head is loaded, and right."""
+"""A process with write-back is killed with SIGKILL: the blocks it left on disk after a stored prefix load correctly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .test_offload import SmallEngine
 
 
 def prompt_of(turn: int) -> list[int]:
-    """Six heads are hit again and again, so that the pool keeps them; the rest of each prompt is evicted."""
+    """Return a prompt with one of six prefixes, which the pool keeps because they hit often; the rest is evicted."""
     return [turn % 6 + 1] * 20 + list(range(1000 + 100 * turn, 1050 + 100 * turn))
 
 

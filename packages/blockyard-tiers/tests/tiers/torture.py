@@ -49,7 +49,7 @@ NAMES = {name_of(number, layout): (number, layout) for number in range(NUMBERS) 
 
 
 class Place:
-    """Where tiers are opened, and what may happen to it."""
+    """A place where tiers are opened, and the damage that may be done to it."""
 
     def __init__(self, kind: str, where: Any) -> None:
         self.kind, self.where = kind, where
@@ -73,7 +73,7 @@ class Place:
 
     @contextmanager
     def behind(self, tier: WorkingTier) -> Iterator[WorkingTier]:
-        """What writes any bytes to the place: the tier, or the files behind a peer, which keeps whole objects alone."""
+        """Yield a tier that stores any bytes: this one, or the files behind a peer, which takes only whole objects."""
         if self.kind != "peer":
             yield tier
             return
@@ -82,7 +82,7 @@ class Place:
         assert files.close(60)
 
     def harm(self, tier: WorkingTier, draw: random.Random) -> str:
-        """Do one thing to the place that nobody should; what it was."""
+        """Damage the place in one way; return which."""
         what = draw.choice(["flip", "cut", "longer", "zeros", "exchange", "lose", "restart"])
         if what == "restart":
             if isinstance(self.where, Server) and draw.random() < 0.1:
@@ -199,7 +199,7 @@ def run_transfers(place: Place, num_transfers: int, seed: int) -> Counter[str]:
 
 
 def require_whole_place(place: Place) -> int:
-    """Every object in the place is whole and right; how many there are."""
+    """Check that every object in the place is complete and correct; return their number."""
     tier = place.open()
     count = 0
     for name in list(tier.names()):
@@ -252,7 +252,7 @@ def run_kills(place: Place, num_kills: int, seed: int) -> Counter[str]:
 
 
 def in_child(count: Callable[[], int]) -> int:
-    """What a function answers in a forked process, whose error is printed there."""
+    """Return a function's result from a forked process, which prints its own errors."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -271,7 +271,7 @@ def in_child(count: Callable[[], int]) -> int:
 
 
 def live(place: Place, seed: int, ready: int) -> None:
-    """A child's life: it stores and loads until it is killed, and tells when the first transfer has ended."""
+    """Store and load, as a child process, until it is killed; report the end of the first transfer."""
     try:
         draw, engine = random.Random(seed), Engine(place.open(num_threads=2))
         while True:

@@ -148,7 +148,7 @@ def test_a_test_that_fails_with_stock_vllm_is_not_counted() -> None:
 
 
 def test_hanging_part_is_stopped() -> None:
-    """What takes longer is ended, what fails is said, and what was printed is kept."""
+    """A part that takes too long is ended, failures are reported, and its output is kept."""
     for limit in (3, 30):
         sleeps = everything.Part(
             "sleeps", limit, ("timeit", "-n1", "-r1", "print('begun', flush=True)\nimport time; time.sleep(600)")
@@ -190,7 +190,7 @@ def test_every_known_failure_has_a_reason_and_is_documented() -> None:
 
 
 class Asking:
-    """A request of vLLM's, as the log of misses sees it."""
+    """The part of vLLM's request that the log of misses reads."""
 
     def __init__(self, tokens: list[int], salt: str | None = None, adapter: str = "", num_preemptions: int = 0) -> None:
         self.all_token_ids, self.cache_salt, self.num_preemptions = tokens, salt, num_preemptions
@@ -209,7 +209,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def new_causes(log: Any, request: Asking, num_hits: int = 0) -> dict[str, int]:
-    """Those that a request adds when it is admitted; its full blocks are cached then."""
+    """Return the causes that a request adds when it is admitted; its full blocks are then cached."""
     before = dict(log.totals)
     log.record_lookup(request, num_hits)
     log.count_admission(request)

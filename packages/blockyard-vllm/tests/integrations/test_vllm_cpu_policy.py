@@ -1,4 +1,4 @@
-"""Our policies in the place of vLLM's `CachePolicy`, on a small tier that asks and tells as vLLM's does.
+"""Our policies as vLLM's `CachePolicy`, on a small tier that makes the same calls as vLLM's.
 
 `tests/interop` has vLLM's own manager. Its abstract class is here as signatures.
 """
@@ -51,7 +51,7 @@ SIGNATURES = {
 
 @pytest.fixture
 def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The module that vLLM is given, loaded beside an empty class in the place of vLLM's."""
+    """Load the module given to vLLM, with an empty class in place of vLLM's."""
     base = ModuleType(BASE)
     base.CachePolicy = type("CachePolicy", (), {})  # type: ignore[attr-defined]
     parts = BASE.split(".")
@@ -111,7 +111,7 @@ def test_chunk_outside_the_tier_is_refused() -> None:
 
 
 def one_step(tier: SmallTier, running: list[Access], prompts: list[list[bytes]], draw: random.Random) -> None:
-    """Something that vLLM may do next."""
+    """Do one thing that vLLM may do next."""
     action = draw.random()
     if action < 0.25 and prompts:
         running.append(tier.begin(prompts.pop(), draw.choice((16, 16, None))))
@@ -134,7 +134,7 @@ def one_step(tier: SmallTier, running: list[Access], prompts: list[list[bytes]],
 @pytest.mark.parametrize("tells_of_access", [True, False], ids=["0.33", "0.32"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_random_traffic_keeps_all_invariants(name: str, tells_of_access: bool) -> None:
-    """`evict` gives exactly what it says or changes nothing; everything can be evicted in the end."""
+    """`evict` evicts exactly what it reports or changes nothing; at the end everything can be evicted."""
     for seed in range(run_seed(), run_seed() + 8):
         draw = random.Random(seed)
         num_chunks = draw.choice((0, 1, 5, 12, 40))
@@ -157,7 +157,7 @@ def test_random_traffic_keeps_all_invariants(name: str, tells_of_access: bool) -
 
 
 def serve(tier: SmallTier, keys: list[bytes]) -> int:
-    """One request alone: what it hit."""
+    """Serve one request alone; return its hits."""
     access = tier.begin(keys)
     num_hits = tier.num_ready(keys)
     if num_hits:
@@ -170,7 +170,7 @@ def serve(tier: SmallTier, keys: list[bytes]) -> int:
 
 
 def least_recently_used(prompts: list[list[bytes]], num_chunks: int) -> list[int]:
-    """The same by a dict: the order of use, the end of a prompt before its beginning."""
+    """The same policy as a dict in order of use; the end of a prompt comes before its beginning."""
     cached: OrderedDict[bytes, None] = OrderedDict()
     hits = []
     for keys in prompts:
@@ -199,7 +199,7 @@ def test_lru_is_least_recently_used(num_chunks: int) -> None:
 
 
 def test_policy_sees_requests_as_in_a_pool() -> None:
-    """A chain from its end to its beginning with depths, once its transfers are over; hits before."""
+    """The policy is told of hits first, and of idle blocks once transfers end: the last first, with depths."""
     told: list[tuple[Any, ...]] = []
 
     class Listener:

@@ -50,7 +50,7 @@ def context_of(number: int, keys: list[OffloadKey]) -> ReqContext:
 
 
 def one_by_one(policy: str, seed: int) -> list[Any]:
-    """Requests that do not overlap: hits and evictions of each."""
+    """Run requests that do not overlap; return the hits and evictions of each."""
     draw = random.Random(seed)
     manager = CPUOffloadingManager(draw.choice((20, 50, 100)), policy, MODULE)
     log: list[Any] = []
@@ -69,7 +69,7 @@ def one_by_one(policy: str, seed: int) -> list[Any]:
 
 
 def overlapping(policy: str, seed: int) -> int:
-    """Requests whose calls mix; `check` after each. How many chunks were evicted."""
+    """Run requests whose calls interleave, with `check` after each; return the number of chunks evicted."""
     draw = random.Random(seed)
     manager = CPUOffloadingManager(draw.choice((8, 20, 40)), policy, MODULE)
     prompts, evicted = prompts_of(draw, 400), 0

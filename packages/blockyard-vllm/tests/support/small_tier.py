@@ -79,7 +79,7 @@ class SmallTier:
         self.transfers.append((False, keys))
 
     def store(self, access: Access, keys: list[bytes]) -> bool:
-        """Whether there was room."""
+        """Store chunks; return whether there was room."""
         missing = [key for key in keys if key not in self.chunks]
         ready = [key for key in keys if key in self.chunks and self.chunks[key].ref_cnt >= 0]
         self.policy.on_store_miss(missing, access.context)

@@ -110,7 +110,7 @@ def request_of(
 
 
 def token_of(name: str, place: int) -> int:
-    """What the "model" says."""
+    """Return the next token of the "model"."""
     return zlib.crc32(f"{name} {place}".encode()) % 50_000
 
 
@@ -171,11 +171,11 @@ class Engine:
         return int(self.manager.block_pool.get_num_free_blocks())
 
     def add(self, request: Request) -> None:
-        """Into the waiting queue."""
+        """Put a request into the waiting queue."""
         self.scheduler.add_request(request)
 
     def schedule(self) -> dict[str, int]:
-        """One step planned: tokens of each request."""
+        """Plan one step; return the tokens of each request."""
         output = self.scheduler.schedule()
         if self.works:
             self.worker.run(output, self.scheduler.requests)
@@ -206,14 +206,14 @@ class Engine:
                 self.queries += outputs.scheduler_stats.prefix_cache_stats.queries
 
     def step(self) -> dict[str, int]:
-        """Plan a step, and take in the outputs of the one that is due."""
+        """Plan a step, and process the outputs of the step that is due."""
         planned = self.schedule()
         if len(self.pending) > self.ahead:
             self.finish_step()
         return planned
 
     def drain(self, limit: int = 10_000) -> None:
-        """Until nothing is left to do."""
+        """Step until nothing is left to do."""
         for _ in range(limit):
             if not self.scheduler.has_unfinished_requests():
                 while self.pending:
@@ -223,16 +223,16 @@ class Engine:
         raise AssertionError(f"requests are left after {limit} steps")
 
     def abort(self, names: list[str]) -> None:
-        """As for clients who went away."""
+        """Abort requests, as for clients that have disconnected."""
         self.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
 
     def check(self) -> None:
-        """All that Blockyard's pool knows holds."""
+        """Check the invariants of Blockyard's pool."""
         if self.pool is not None:
             self.pool.check()
 
     def require_empty(self) -> None:
-        """Every block is free, and the cache can be forgotten."""
+        """Check that every block is free and the prefix cache can be reset."""
         self.check()
         assert self.num_free_blocks == self.manager.block_pool.num_gpu_blocks - 1
         if self.pool is not None:

@@ -37,19 +37,19 @@ def test_unsupported_options_are_refused(options: dict[str, Any], says: str) -> 
 
 
 def served(engine: Engine, name: str, tokens: list[int], salt: str | None = None) -> None:
-    """One request from beginning to end."""
+    """Serve one request from beginning to end."""
     engine.add(request_of(name, tokens, 1, salt=salt))
     engine.drain()
 
 
 def seen(totals: dict[str, int]) -> dict[str, int]:
-    """The causes that there are."""
+    """Return the causes counted so far."""
     return {cause: tokens for cause, tokens in totals.items() if tokens}
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_prompt_token_has_a_cause(level: str) -> None:
-    """20 blocks: what the flood evicts is called evicted, and each token has one cause."""
+    """20 blocks: prompts that the flood evicts miss with the cause "evicted", and each token has one cause."""
     before = {sample.labels["cause"]: sample.value for sample in samples()}
     engine = Engine(level, 21, options={"miss_causes": 1000})
     first = list(range(40))
@@ -77,7 +77,7 @@ def test_every_prompt_token_has_a_cause(level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_skipped_lookup_counts_nothing(level: str) -> None:
-    """Whoever asks for the prompt's log-probabilities gets no hits; vLLM does not count such a request either."""
+    """A request for the prompt's log-probabilities never hits; vLLM does not count it either."""
     engine = Engine(level, 41, options={"miss_causes": 1000})
     served(engine, "a", list(range(40)))
     request = request_of("b", list(range(40)), 1)
@@ -89,7 +89,7 @@ def test_skipped_lookup_counts_nothing(level: str) -> None:
 
 
 def samples() -> list[Any]:
-    """The counter's, without the moments of creation."""
+    """Return the counter's samples, without their creation times."""
     return [sample for metric in counter().collect() for sample in metric.samples if sample.name.endswith("_total")]
 
 

@@ -1,4 +1,4 @@
-"""A scheduler that is not vLLM's own on Blockyard: docs/vllm.md's example, and what cannot be put there."""
+"""Custom schedulers on Blockyard: the example of docs/vllm.md, and classes that are refused."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_manager_made_in_the_forks_module_is_blockyards(monkeypatch: pytest.Monk
 
 
 def test_fork_with_its_own_block_manager_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would serve on its own, and nobody would know."""
+    """It would silently serve without Blockyard."""
     source = FORK.replace("MANAGER", "ForkManager") + "\nclass ForkManager(KVCacheManager): pass\n"
     ours = type("Ours", (OnBlockyard, module_of(source, monkeypatch).Fork), {})
     with pytest.raises(ValueError, match=r"Ours uses a_fork\.ForkManager; only schedulers that create vLLM's"):
@@ -102,6 +102,6 @@ def test_fork_with_its_own_block_manager_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_scheduler_before_the_mixin_is_refused() -> None:
-    """Its `__init__` would never come to the mixin's."""
+    """Its `__init__` would never call the mixin's."""
     with pytest.raises(TypeError, match="Ours names Scheduler before OnBlockyard; name OnBlockyard first"):
         type("Ours", (Scheduler, OnBlockyard), {})

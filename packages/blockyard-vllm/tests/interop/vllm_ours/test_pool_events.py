@@ -32,18 +32,18 @@ def subscriber() -> Iterator[Subscriber]:
 
 
 def follow(subscriber: Subscriber, engine: Engine) -> None:
-    """From now on; what is held is asked for."""
+    """Follow the events from now on, after asking for the current contents."""
     publisher = engine.scheduler.pool_events.publisher
     subscriber.follow("worker", publisher.endpoint, publisher.replay_endpoint)
 
 
 def cached_tokens(engine: Engine, prompt: list[int]) -> int:
-    """What the pool itself would find, asked for all full blocks."""
+    """Return the tokens that the pool itself finds, last full block included."""
     return int(engine.pool.find_cached_blocks(prompt).num_tokens)
 
 
 def require_equal(subscriber: Subscriber, engine: Engine, prompts: list[list[int]]) -> None:
-    """The mirror knows of each prompt what the pool has of it, within some seconds."""
+    """Check that within seconds the mirror has as much of each prompt as the pool."""
     expected = [cached_tokens(engine, prompt) for prompt in prompts]
     end = time.monotonic() + SECONDS
     while True:
@@ -67,7 +67,7 @@ def run_some(engine: Engine, prompts: list[list[int]], count: int, source: rando
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_a_mirror_equals_the_pool(seed: int, asynchronous: bool, subscriber: Subscriber) -> None:
-    """With evictions, one who comes late, and a reset that no step follows."""
+    """With evictions, a subscriber that joins late, and a reset without a later step."""
     source = random.Random(seed)
     shared = [source.randrange(50_000) for _ in range(48)]
     prompts = [shared * (number % 2) + [source.randrange(50_000) for _ in range(70)] for number in range(20)]
@@ -97,7 +97,7 @@ def test_scheduler_is_unchanged_by_events() -> None:
 def test_failed_publisher_does_not_stop_the_engine(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is said once, and requests are served on."""
+    """The failure is logged once, and requests are still served."""
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     engine = Engine("tokens", 60, options={"events": ANY_PORT})
     publisher = engine.scheduler.pool_events.publisher
@@ -135,7 +135,7 @@ def test_every_rank_has_its_own_addresses(endpoint: str, rank: int, expected: st
 
 
 def test_events_name_their_rank() -> None:
-    """By the third of four engines of data parallelism, in each message: here a heartbeat."""
+    """The third of four data-parallel engines puts its rank into every message; here a heartbeat."""
     engine = Engine("tokens", 60, options={"events": ANY_PORT}, rank=2)
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
         socket.connect(engine.scheduler.pool_events.publisher.endpoint)

@@ -1,4 +1,4 @@
-"""Random programs on stock vLLM and both levels in step: storms, aborts in every phase, resets, engines that die."""
+"""Random programs on stock vLLM and both levels in step: preemptions, aborts in any phase, resets, dying engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .engine import BLOCK_SIZE, LEVELS, Engine, request_of
 
 
 class Program:
-    """The same random work on several engines; after every step they must stand alike."""
+    """The same random work on several engines, whose states must be equal after every step."""
 
     def __init__(self, seed: int, engines: list[Engine]) -> None:
         self.random = random.Random(seed)
@@ -47,12 +47,12 @@ class Program:
         assert len(set(answers)) == 1
 
     def step(self) -> None:
-        """One of each."""
+        """Run one step of each engine."""
         planned = [engine.step() for engine in self.engines]
         assert all(one == planned[0] for one in planned)
 
     def run(self, num_operations: int) -> None:
-        """A mix; then to the end."""
+        """Do random work, then serve all requests to their ends."""
         operations = [self.add, self.abort, self.reset, self.step]
         for _ in range(num_operations):
             self.random.choices(operations, (20, 6, 2, 72))[0]()
@@ -64,14 +64,14 @@ class Program:
             engine.require_empty()
 
     def compare(self) -> None:
-        """Tokens, hits, free blocks and every request's state."""
+        """Compare tokens, hits, free blocks and every request's state."""
         for engine in self.engines:
             engine.check()
         states = [self.state(engine) for engine in self.engines]
         assert all(state == states[0] for state in states)
 
     def state(self, engine: Engine) -> tuple[Any, ...]:
-        """What must be equal."""
+        """Return all that must be equal."""
         requests = {
             name: (request.status, request.num_computed_tokens, request.num_preemptions)
             for name, request in engine.scheduler.requests.items()
@@ -83,7 +83,7 @@ class Program:
 @pytest.mark.parametrize("num_blocks", [40, 70, 400])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_programs_behave_as_in_vllm(seed: int, num_blocks: int, asynchronous: bool) -> None:
-    """Few blocks: a storm of preemptions; many: none."""
+    """Few blocks cause very many preemptions, many blocks none."""
     settings = {"max_model_len": 512, "max_num_batched_tokens": 128, "asynchronous": asynchronous}
     engines = [Engine(level, num_blocks, **settings) for level in ("stock", *LEVELS)]
     Program(seed, engines).run(250)
@@ -108,7 +108,7 @@ def test_wrong_base_class_gives_the_same_tokens(level: str, asynchronous: bool) 
 
 
 def test_overload_preempts_requests() -> None:
-    """What the programs with few blocks rest on."""
+    """The premise of the programs with few blocks."""
     engine = Engine("tokens", 40, max_model_len=512, max_num_batched_tokens=128)
     requests = [request_of(f"r{number}", list(range(number, number + 100)), 100) for number in range(12)]
     for request in requests:
@@ -119,11 +119,11 @@ def test_overload_preempts_requests() -> None:
 
 
 class Died(Exception):
-    """An engine's."""
+    """The error of an engine that dies."""
 
 
 def some_steps(engine: Engine) -> None:
-    """Enough for nine allocations."""
+    """Run enough steps for nine allocations."""
     for _ in range(3):
         engine.step()
 
@@ -133,7 +133,7 @@ def some_steps(engine: Engine) -> None:
 @pytest.mark.parametrize("is_after", [False, True])
 @pytest.mark.parametrize("call", [1, 2, 5, 9])
 def test_dying_engine_leaves_a_sound_pool(call: int, is_after: bool, level: str, asynchronous: bool) -> None:
-    """`schedule` is cut off before or after the n-th allocation; all requests are aborted, and nothing is left."""
+    """`schedule` is interrupted before or after the n-th allocation; after all requests are aborted nothing is held."""
     engine = Engine(level, 100, asynchronous, max_model_len=512)
     for number in range(8):
         engine.add(request_of(f"r{number}", list(range(number % 2, 100)), 50))

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(not MODEL, reason="BLOCKYARD_VLLM_MODEL names no
 
 
 def free_port() -> int:
-    """One that nobody has now."""
+    """Return a port that is free now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -71,7 +71,7 @@ class Server:
             )
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Wait until it answers."""
         end = time.monotonic() + STARTS_WITHIN
         while time.monotonic() < end:
             if self.process.poll() is not None:
@@ -93,7 +93,7 @@ class Server:
         return sum(float(value) for value in re.findall(rf"^{pattern}[^ ]* (\S+)$", text, re.M))
 
     def stop(self) -> None:
-        """End it and its engine: both are in a session of their own."""
+        """End the server and its engine, which share a session of their own."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.process.pid, number)

@@ -1,4 +1,4 @@
-"""What vLLM changes in a request after it was added: streaming sessions, whose later inputs bring images."""
+"""Requests that vLLM changes after they were added: streaming sessions whose later inputs bring images."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def input_of(name: str, tokens: list[int], images: Images = (), num_new: int = 1
 
 
 class SeeingEngine(Engine):
-    """Its model takes images."""
+    """An engine whose model takes images."""
 
     def __init__(self, *args: Any, **others: Any) -> None:
         super().__init__(*args, **others)
@@ -192,14 +192,14 @@ class Sessions(Program):
             engine.add(input_of(name, tokens, images, num_new))
 
     def hang_up(self) -> None:
-        """A session's end."""
+        """End a session."""
         known = self.engines[0].scheduler.requests
         for name in [name for name in self.sessions if name in known][:1]:
             for engine in self.engines:
                 engine.add(input_of(name, [], resumable=False))
 
     def run(self, num_operations: int) -> None:
-        """A mix; then to the end."""
+        """Do random work, then serve all requests to their ends."""
         operations = [self.add, self.talk, self.hang_up, self.abort, self.step]
         for _ in range(num_operations):
             self.random.choices(operations, (10, 12, 2, 3, 73))[0]()
@@ -295,7 +295,7 @@ def test_embeddings_of_a_block_that_output_completes_are_in_its_key(
     ],
 )
 def test_no_key_of_a_request_stops_the_engine(level: str, given: dict[str, Any]) -> None:
-    """vLLM takes them all, and hits what is equal."""
+    """vLLM accepts any key and hits on equal ones."""
     engine = SeeingEngine(level, 100)
     found = [engine.hits_of(f"r{number}", SECOND, **given) for number in range(2)]
     assert found == [0, 32]

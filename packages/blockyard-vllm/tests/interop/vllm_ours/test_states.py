@@ -1,4 +1,4 @@
-"""Hybrid models: where vLLM's scheduler keeps states, stock and by our rules; every step reads what was written."""
+"""Hybrid models: where vLLM's scheduler keeps states, stock and by our rules; each step reads the right contents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .test_programs import Program
 
 
 class WorkingEngine(Engine):
-    """Its blocks have contents."""
+    """An engine whose blocks have contents."""
 
     works = True
 
@@ -92,7 +92,7 @@ def test_invalid_requested_positions_are_ignored(requested: Any) -> None:
 
 
 def test_reset_forgets_prompts() -> None:
-    """Nor is there a state."""
+    """No state is hit after a reset either."""
     engine = WorkingEngine("names", 100, page=64, unit=16, options={"state_checkpoints": PLACES})
     for number in range(2):
         engine.add(request_of(f"r{number}", list(range(300)), 4))
@@ -159,7 +159,7 @@ class Sharing(Program):
     """Prompts that part late, so that many hit a state that was cached a step ago."""
 
     def add(self) -> None:
-        """One more of few prompts."""
+        """Add a request with one of few prompts."""
         name = f"r{len(self.names)}"
         self.names.append(name)
         end = [self.random.randrange(2) for _ in range(self.random.choice((1, 1, 5, 16, 17, 40)))]
@@ -181,7 +181,7 @@ class Telling(Program):
     """Some requests say where states are wanted."""
 
     def add(self) -> None:
-        """One more request, which may tell."""
+        """Add a request, which may say where states are wanted."""
         super().add()
         requested = [self.random.randrange(1, 300) for _ in range(self.random.randrange(3))]
         for engine in self.engines:

@@ -1,4 +1,4 @@
-"""What a worker of vLLM does with blocks, without a model: what is read must be what the tokens before it wrote.
+"""A vLLM worker's block reads and writes without a model; each read must find what the tokens before wrote.
 
 A token's keys and values, and the state behind it, are here one number: a checksum of all tokens up to it. Attention
 groups have such a number a slot, state groups one a block, moved as `preprocess_mamba` moves states in mode "align".

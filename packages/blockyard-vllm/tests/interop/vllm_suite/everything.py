@@ -50,7 +50,7 @@ PARTS = {
 
 
 class Outcome(NamedTuple):
-    """How a part went."""
+    """The result of a part."""
 
     said: str
     seconds: float
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
 
 def run(part: Part, python: str) -> Outcome:
-    """One part. Its progress is seen, what it prints is kept."""
+    """Run one part; its progress is shown and its output kept."""
     command = [sys.executable, "-m", *[word.format(python=python) for word in part.command]]
     start = time.monotonic()
     process = subprocess.Popen(
@@ -82,7 +82,7 @@ def run(part: Part, python: str) -> Outcome:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """It and all that it started, which is in its session."""
+    """End a process and all others in its session."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -91,14 +91,14 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def verdict(part: Part, outcome: Outcome) -> str:
-    """In a word."""
+    """Return the result in one word."""
     if outcome.status is None:
         return f"ended after {part.limit} s"
     return "as it should be" if outcome.status == 0 else f"WRONG (exit status {outcome.status})"
 
 
 def summary(outcomes: dict[str, Outcome]) -> list[str]:
-    """What was found, part by part, and a table of all."""
+    """Return the failures of each part, and a table of all parts."""
     lines = []
     for name, outcome in outcomes.items():
         lines += [f"## {name}: {PARTS[name].what}", "", outcome.said.rstrip(), ""]

@@ -1,4 +1,4 @@
-"""Which of vLLM's tests are run, and which fail on Blockyard, with the reason: none for what it does."""
+"""Which of vLLM's tests run, and which fail on Blockyard and why; none fails because of the cache's behaviour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pytest plug-in for tests of SGLang that are older than 0.5.23: what its matches were called then."""
+"""A pytest plug-in for SGLang's tests from before 0.5.23, whose matches had other fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.radix_cache import RadixCache
 
 
 def _with_indices(match_prefix: Any) -> Any:
-    """Its answers know the slots of what was found: since 0.5.23 the cache is asked for them."""
+    """Let a cache's matches have the slots of their tokens; since 0.5.23 the cache is asked for them."""
 
     def match(self: Any, params: Any) -> Any:
         result = match_prefix(self, params)
@@ -21,7 +21,7 @@ def _with_indices(match_prefix: Any) -> Any:
 
 
 class Indexed(MatchResult):  # type: ignore[misc]
-    """A match as it was."""
+    """A match with the fields from before 0.5.23."""
 
     device_indices: torch.Tensor
 

@@ -52,7 +52,7 @@ class Factory(type):
 
 
 class AnyManager(metaclass=Factory):
-    """Not made: calling it makes one of ours."""
+    """Is never instantiated: a call makes one of our managers."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,7 +73,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Any:
-    """After a test, whatever it did, the pools that it made are whole."""
+    """Check the pools that a test made, whatever its result."""
     result = yield
     for pool in pools:
         pool.check()
@@ -81,7 +81,7 @@ def pytest_runtest_call() -> Any:
 
 
 def pytest_sessionfinish() -> None:
-    """Leave the notes where they were asked for."""
+    """Write the notes to the file that was asked for."""
     if "BLOCKYARD_LEVELS_FILE" in os.environ:
         with open(os.environ["BLOCKYARD_LEVELS_FILE"], "w") as file:
             json.dump(levels, file)
