@@ -24,7 +24,7 @@ from blockyard_engine import Completion, FinishReason, GenerationResult, Samplin
 from blockyard_serve import ApiError
 from blockyard_serve.fleet.app import FleetEngines
 from blockyard_serve.fleet.dispatcher import TraceHeaders
-from blockyard_serve.fleet.fleet_metrics import FleetMetrics, fleet_state, one_state
+from blockyard_serve.fleet.fleet_metrics import FleetMetrics, fleet_state, merge_states
 from blockyard_serve.fleet.replica import Replica
 from blockyard_serve.fleet.replica_request import ReplicaRequest
 from blockyard_serve.fleet.shared import SharedFleet, shared_fleet
@@ -104,8 +104,8 @@ def test_views_of_ingresses_are_merged() -> None:
     one.sync({"a": None, "b": None})
     two.sync({"b": None, "c": None})
     states = [state_of(one, "b", 160), state_of(two, "b", 176)]
-    assert one_state(states[:1]) == {**states[0], "ingresses": 1}
-    both = one_state(states)
+    assert merge_states(states[:1]) == {**states[0], "ingresses": 1}
+    both = merge_states(states)
     assert {each["name"]: each["requests"] for each in both["replicas"]} == {"a": 0, "b": 2, "c": 0}
     (shared,) = [each for each in both["replicas"] if each["name"] == "b"]
     assert (shared["held"], shared["lost"], shared["trust"], shared["silence"]) == (420, 2, "none", None)
@@ -123,7 +123,7 @@ def test_merged_trust_is_the_least() -> None:
         return state
 
     for states in ([knows("live", 1.0), knows("catching_up", 2.0)], [knows("catching_up", 2.0), knows("live", 1.0)]):
-        (replica,) = one_state(states)["replicas"]
+        (replica,) = merge_states(states)["replicas"]
         assert (replica["trust"], replica["silence"], replica["is_believed"]) == ("catching_up", 2.0, False)
 
 
