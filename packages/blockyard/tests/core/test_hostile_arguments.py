@@ -28,7 +28,7 @@ BARE = {
 def test_hostile_arguments_do_no_harm() -> None:
     sweep = Sweep()
     gifts = random.Random(run_seed()).sample(EVERY_GIFT, len(EVERY_GIFT))
-    wanted = draws(len(EVERY_GIFT) // 20, len(EVERY_GIFT) // 50)
+    wanted = draws(len(EVERY_GIFT) // 30, len(EVERY_GIFT) // 50)
     for number, gift in enumerate(gifts):
         if number >= wanted and min(sweep.outcomes["done"], sweep.outcomes["InvalidArgument"]) > 100:
             break

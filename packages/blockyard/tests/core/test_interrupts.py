@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 NUM_CALLS = draws(len(EVERY_CALL), 0)
 #: Of the points of each.
-SHARE = 0.3
+SHARE = 0.15
 
 
 def test_an_interrupt_anywhere_leaves_the_state_before_or_after() -> None:
@@ -38,6 +38,6 @@ def test_an_interrupt_anywhere_leaves_the_state_before_or_after() -> None:
 def test_an_interrupted_admission_leaves_no_sequence(kind: str, names: tuple[str, ...]) -> None:
     """It used to come when the row was open already: a sequence that nobody had a handle for."""
     calls = [(kind, call) for call in ALL_CALLS if call.name in names]
-    found = interrupt_all(1.0, 0, calls)
+    found = interrupt_all(draws(200, 0) / 100, run_seed(), calls)
     assert found.broken == []
-    assert found.num_points > 300
+    assert found.num_points > 100

@@ -44,8 +44,9 @@ def test_a_failed_allocation_breaks_nothing() -> None:
 @pytest.mark.skipif(not blockyard.compiled(), reason="of interpreted code each line may fail in the middle")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="each allocation fails in a fork of the process")
 def test_failed_allocation_leaves_hints_leases_and_tenants_sound() -> None:
-    """A lease was live that held nothing, and a sequence had no blocks."""
-    sweep(["hint", "touch", "try_allocate"], ["everything with a CPU pool"])
+    """A lease was live that held nothing, and a sequence had no blocks: by one of these calls in each run."""
+    name = random.Random(run_seed()).choice(["hint", "touch", "try_allocate"])
+    sweep([name], ["everything with a CPU pool"])
 
 
 def sweep(names: list[str], kinds: list[str]) -> None:

@@ -69,7 +69,7 @@ def run_worlds(kind: type[StatesOnADataPlane], num_worlds: int, wanted: tuple[st
 
 
 def test_keys_and_values_and_states_share_a_pool() -> None:
-    counts = run_worlds(StatesOnADataPlane, seeds.draws(150, 10), ("states loaded", "states found", "states brought"))
+    counts = run_worlds(StatesOnADataPlane, seeds.draws(90, 10), ("states loaded", "states found", "states brought"))
     names = ("states loaded", "states found", "states brought", "blocks swapped out", "contexts read")
     seeds.lines.append("states on a data plane: " + ", ".join(f"{counts[name]} {name}" for name in names))
 

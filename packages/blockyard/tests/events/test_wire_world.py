@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import blockyard
 from blockyard_testing import seeds
-from blockyard_testing.seeds import run_seed
+from blockyard_testing.seeds import draws, run_seed
 
 from ..wires import CALLS_A_WORLD, run_world, run_worlds
 
-NUM_WORLDS = 70 if blockyard.compiled() else 4
+NUM_WORLDS = draws(180, 4)
 #: Worlds in which, together, each of it happens, at least twice where it is rare.
 EVENTFUL = (16, 17, 19, 20, 34, 37)
 
