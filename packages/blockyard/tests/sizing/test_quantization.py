@@ -59,6 +59,8 @@ SIZES = (
     PublishedSize("minimax-m2", 121.53, packed(INT4_32, ["lm_head", "re:.*block_sparse_moe.gate$"])),
     PublishedSize("deepseek-v3", 688_586_727_753 / GIB, has_drafts=True, shared=2),
     PublishedSize("kimi-k2-thinking", 594e9 / GIB),
+    PublishedSize("kimi-k2.5", 554.27, tolerance=1e-4),
+    PublishedSize("glm-5.2", 1.51e12 / GIB, has_drafts=True, tolerance=0.003),
     PublishedSize("qwen3.6-35b-a3b", 23.32, packed(NVFP4, QWEN_IGNORES), has_drafts=True, tolerance=0.01),
 )
 

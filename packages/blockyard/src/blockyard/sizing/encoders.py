@@ -66,6 +66,8 @@ class _Sizes:
     @property
     def model_type(self) -> str:
         value = self._value("model_type")
+        if not value and self._value("vt_hidden_size") is not None:
+            return _MOON_VIT  # Kimi K2.5 names no type
         return value if isinstance(value, str) else ""
 
     def count(self, name: str, default: int | None = None) -> int:
@@ -198,6 +200,21 @@ def _llama_4(sizes: _Sizes) -> Iterator[Matrix]:
     yield from _linear("multi_modal_projector.linear_1", sizes.text_size, output, has_bias=False)
 
 
+def _moon_vit(sizes: _Sizes) -> Iterator[Matrix]:
+    """Yield MoonViT's of Kimi K2.5, which stay in bfloat16 in its quantized file."""
+    hidden, wide, patch = sizes.count("vt_hidden_size"), sizes.count("vt_intermediate_size"), sizes.count("patch_size")
+    positions = sizes.count("init_pos_emb_height") * sizes.count("init_pos_emb_width")
+    yield _other("vision_tower.patch_embed", hidden * (3 * patch**2 + 1 + positions))
+    for index in range(sizes.count("vt_num_hidden_layers")):
+        attention, mlp = 4 * hidden * (hidden + 1), 2 * hidden * wide + hidden + wide
+        yield _other(f"vision_tower.encoder.blocks.{index}", 4 * hidden + attention + mlp)
+    yield _other("vision_tower.encoder.final_layernorm", 2 * hidden)
+    merged = 4 * sizes.count("mm_hidden_size")  # two by two patches
+    projected = merged * (merged + 1) + sizes.text_size * (merged + 1)
+    yield _other("mm_projector", 2 * sizes.count("mm_hidden_size") + projected)
+
+
+_MOON_VIT = "moonvit3d"
 _FAMILIES: dict[str, Callable[[_Sizes], Iterator[Matrix]]] = {
     "qwen3_vl": _qwen,
     "qwen3_vl_vision": _qwen,
@@ -211,6 +228,7 @@ _FAMILIES: dict[str, Callable[[_Sizes], Iterator[Matrix]]] = {
     "siglip_vision_model": _siglip,
     "pixtral": _pixtral,
     "llama4_vision_model": _llama_4,
+    _MOON_VIT: _moon_vit,
 }
 
 #: Patches per token, and tokens of the largest image by the processor's default, by family.

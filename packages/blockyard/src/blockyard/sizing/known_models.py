@@ -311,6 +311,26 @@ _GLM_5 = {
     "index_topk": 2048,
     "num_nextn_predict_layers": 1,
 }
+#: Of every four layers one has an indexer after the first three; the others use its choice.
+_GLM_5_2 = {**_GLM_5, "index_topk_freq": 4, "index_skip_topk_offset": 3}
+_KIMI_K2 = _routed(18432, 163840, 2048, 384, 8, 1, 1)
+_KIMI_IMAGES = {
+    "vt_hidden_size": 1152,
+    "vt_intermediate_size": 4304,
+    "vt_num_attention_heads": 16,
+    "vt_num_hidden_layers": 27,
+    "mm_hidden_size": 1152,
+    "patch_size": 14,
+    "init_pos_emb_height": 64,
+    "init_pos_emb_width": 64,
+    "merge_kernel_size": [2, 2],
+}
+_KIMI_K2_5 = {
+    "model_type": "kimi_k25",
+    "text_config": _deepseek("deepseek_v3", 61, 7168, 64, quantization_config=_INT4, **_KIMI_K2),
+    "vision_config": _KIMI_IMAGES,
+    "quantization_config": _INT4,
+}
 _GLM_4_7_FLASH = {
     **_GLM_LATENT,
     **_routed(10240, 154880, 1536, 64, 4, 1, 1),
@@ -385,14 +405,15 @@ _MODELS = (
     KnownModel("deepseek-v3.2", _deepseek("deepseek_v32", 61, 7168, **_DEEPSEEK_V32), 671_877_944_064),
     KnownModel(
         "kimi-k2",
-        _deepseek("kimi_k2", 61, 7168, 64, quantization_config=_FP8, **_routed(18432, 163840, 2048, 384, 8, 1, 1)),
+        _deepseek("kimi_k2", 61, 7168, 64, quantization_config=_FP8, **_KIMI_K2),
         1_026_408_232_448,
     ),
     KnownModel(
         "kimi-k2-thinking",
-        _deepseek("kimi_k2", 61, 7168, 64, quantization_config=_INT4, **_routed(18432, 163840, 2048, 384, 8, 1, 1)),
+        _deepseek("kimi_k2", 61, 7168, 64, quantization_config=_INT4, **_KIMI_K2),
         1_026_408_232_448,
     ),
+    KnownModel("kimi-k2.5", _KIMI_K2_5, 1_026_408_232_448),
     KnownModel("minimax-m2", _plain("minimax_m2", 62, 3072, 48, 8, head_dim=128, **_MINIMAX_M2), 228_689_764_864),
     KnownModel("qwen3.5-2b", _qwen_3_5(24, 2048, 8, 2, 16, image_layers=24, **_tied(6144, 248320)), 1_881_825_088),
     KnownModel("qwen3.5-4b", _qwen_3_5(32, 2560, 16, 4, 32, image_layers=24, **_tied(9216, 248320)), 4_205_751_296),
@@ -422,6 +443,7 @@ _MODELS = (
     KnownModel("glm-4.7-flash", _plain("glm4_moe_lite", 47, 2048, 20, 20, **_GLM_4_7_FLASH), 29_943_393_920),
     KnownModel("glm-5", _plain("glm_moe_dsa", 78, 6144, 64, 64, **_GLM_5), 743_911_218_432),
     KnownModel("glm-5.1", _plain("glm_moe_dsa", 78, 6144, 64, 64, **_GLM_5), 743_911_218_432),
+    KnownModel("glm-5.2", _plain("glm_moe_dsa", 78, 6144, 64, 64, **_GLM_5_2), 743_377_019_904),
     KnownModel("llama-4-scout", _llama_4(16, 1), 107_769_861_120),
     KnownModel("llama-4-maverick", _llama_4(128, 2), 400_711_848_960),
     KnownModel("falcon-7b", _falcon(32, 4544, 71, new_decoder_architecture=False), 6_921_720_704),
