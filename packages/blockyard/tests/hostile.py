@@ -16,9 +16,9 @@ from typing import Any
 
 from blockyard import BlockyardError
 from blockyard._build import build_name
+from blockyard_testing.hostile_values import disguises
 
 from .interrupts import state
-from .support.hostile import disguises
 from .support.own_calls import ALL_CALLS, KINDS, Call, Site
 
 #: Every call that takes arguments, beside those that answer one number at any time, and a free that waits.

@@ -1,8 +1,7 @@
 """A KeyboardInterrupt at every event of every Python frame inside every public call, on managers of ten kinds.
 
-Ctrl-C arrives where the interpreter looks for signals: in frames of Python. `sys.settrace` is called at each call, line
-and return of such frames; here it raises at the k-th one, for every k. Afterwards all laws hold, and the state is the
-one before the call or, where nothing that it returns is lost, the one after it.
+`Injection` raises at the k-th event, for every k. Afterwards all laws hold, and the state is the one before the call
+or, where nothing that it returns is lost, the one after it.
 
     python -m tests.interrupts        # all points
 """
@@ -13,18 +12,16 @@ import argparse
 import gc
 import random
 import re
-import sys
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field
-from types import FrameType
+from collections.abc import Iterable
 from typing import Any
 
-import blockyard
 from blockyard._build import build_name
+from blockyard_testing.interrupter import Findings, Injection
+from blockyard_testing.public_calls import Call
 
 from .support import own_calls
-from .support.own_calls import ALL_CALLS, KINDS, Call, Site
+from .support.own_calls import ALL_CALLS, KINDS, Site
 from .support.snapshot import snapshot
 
 #: Every call on every kind of manager.
@@ -49,49 +46,6 @@ WATCHED = ("._entries[", ".num_events", ".reuse_gap.")
 NAMES = ".hints._names"
 #: Words of slack in an array that begins at a cache line.
 WORDS_TO_ALIGN = 8
-
-
-class Injection:
-    """Counts the events of a call, and raises at one of them. outside: files whose frames are the caller's."""
-
-    def __init__(self, stop_at: int, outside: Container[str] = OUTSIDE) -> None:
-        self.stop_at = stop_at
-        self.outside = outside
-        self.num_events = 0
-        self.where = ""
-
-    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename in self.outside:
-            return None
-        return self.at(frame, event, argument)
-
-    def at(self, frame: FrameType, event: str, argument: Any) -> Any:
-        del argument
-        self.num_events += 1
-        if self.num_events - 1 == self.stop_at:
-            self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno} ({event})"
-            raise KeyboardInterrupt("injected")
-        return self.at
-
-    def run(self, call: Callable[[], Any]) -> BaseException | None:
-        """Call it; returns what it raised."""
-        sys.settrace(self.trace)
-        try:
-            call()
-        except (blockyard.BlockyardError, KeyboardInterrupt) as error:
-            return error
-        finally:
-            sys.settrace(None)
-        return None
-
-
-@dataclass
-class Findings:
-    """What the points of some calls came to."""
-
-    num_points: int = 0
-    broken: list[str] = field(default_factory=list)
-    outcomes: Counter[str] = field(default_factory=Counter)
 
 
 def state(site: Site) -> dict[str, Any]:
@@ -125,13 +79,13 @@ class Interrupted:
         self.kind = kind
         self.call = call
         # Once for what Python remembers after the first time, as which classes are sequences.
-        Injection(-1).run(call.make(Site(kind)))
+        Injection(-1, OUTSIDE).run(call.make(Site(kind)))
         site = Site(kind)
         run = call.make(site)
         # `check` ranks the tenants that have changed since they were ranked last.
         site.check()
         self.before = state(site)
-        whole = Injection(-1)
+        whole = Injection(-1, OUTSIDE)
         whole.run(run)
         self.num_points = whole.num_events
         site.check()
@@ -140,7 +94,7 @@ class Interrupted:
     def problem_at(self, point: int, outcomes: Counter[str]) -> str:
         """Interrupt it there; returns what is wrong afterwards."""
         site = Site(self.kind)
-        injection = Injection(point)
+        injection = Injection(point, OUTSIDE)
         error = injection.run(self.call.make(site))
         problem = self.problem(site, error, outcomes)
         return f"{self.kind}: {self.call.name}, point {point} at {injection.where}: {problem}" if problem else ""

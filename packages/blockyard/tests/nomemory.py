@@ -13,11 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
-import signal
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,8 +22,10 @@ from typing import Any
 from blockyard import KVCacheManager, LayerGroup, StateHints, StateSpec
 from blockyard._build import build_name
 from blockyard.config import cache_config
+from blockyard_testing.failed_allocations import fail_allocation, run_in_fork, where_of
+from blockyard_testing.public_calls import Call
 
-from .support.own_calls import MANAGER_CALLS, POOL_CALLS, Call, Site, tokens
+from .support.own_calls import MANAGER_CALLS, POOL_CALLS, Site, tokens
 from .support.snapshot import snapshot
 
 KINDS = (
@@ -142,40 +140,14 @@ def points(kind: str, call: Call, num_points: int = NUM_POINTS) -> Iterator[Poin
 
 
 def _forked(site: Any, call: Call, arguments: dict[str, Any], before: dict[str, Any], number: int) -> tuple[str, str]:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        try:
-            os.write(writing, json.dumps(_tried(site, call, arguments, before, number)).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as told:
-        said = told.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return "ended by a signal", signal.Signals(os.WTERMSIG(status)).name
-    outcome, where = json.loads(said)
-    return str(outcome), str(where)
+    return run_in_fork(lambda: _tried(site, call, arguments, before, number))
 
 
 def _tried(site: Any, call: Call, arguments: dict[str, Any], before: dict[str, Any], number: int) -> tuple[str, str]:
     """In the child: run the call, then look."""
-    import _testcapi
-
     method = call.of(site)
-    raised: BaseException | None = None
-    _testcapi.set_nomemory(number, number + 1)
-    try:
-        method(**arguments)
-    except BaseException as error:
-        raised = error
-    finally:
-        # Of what is left to fail the next line would make use.
-        _testcapi.remove_mem_hooks()
-    where = "" if raised is None else _where(raised)
+    raised = fail_allocation(number, lambda: method(**arguments))
+    where = "" if raised is None else where_of(raised)
     try:
         site.cache.check()
         after = snapshot(site.cache)
@@ -199,11 +171,6 @@ def _may_differ(name: str) -> bool:
     """
     is_tie = ("._ranks[" in name or "._groups." in name) and name.endswith(("._tie", "._num_inserted"))
     return is_tie or name.endswith("index.found") or ".observer." in name
-
-
-def _where(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return " < ".join(f"{os.path.basename(frame.filename)}:{frame.lineno}" for frame in reversed(frames[-3:]))
 
 
 def sweep(names: tuple[str, ...] = NAMES, kinds: tuple[str, ...] = (*KINDS, *STATE_KINDS)) -> Iterator[Point]:

@@ -9,8 +9,7 @@ import pytest
 
 from blockyard import ConcurrentCall, InvalidArgument, KVCacheManager, LayerGroup, UnknownSequence
 from blockyard.config import cache_config
-
-from ..support.hostile import Array
+from blockyard_testing.hostile_values import Array
 
 
 def made(**options: Any) -> KVCacheManager:

@@ -21,10 +21,10 @@ from blockyard import (
 )
 from blockyard.core.states import CacheStates
 from blockyard.errors import StalePlan
+from blockyard_testing.hostile_values import Array, Number
 from blockyard_testing.own_policies import MRU
 from blockyard_testing.patience import PATIENCE_SECONDS
 
-from ..support.hostile import Array, Number
 from ..support.own_calls import (
     ALL_CALLS,
     FREES,

@@ -15,10 +15,10 @@ from blockyard.errors import LogicError
 from blockyard.named import NamedPool
 from blockyard.policies import EvictionPolicy
 from blockyard_testing import source_only
+from blockyard_testing.hostile_values import Number
 from blockyard_testing.own_policies import MRU
 from blockyard_testing.seeds import run_seed
 
-from ..support.hostile import Number
 from ..support.named_model import play
 from ..support.snapshot import refused, snapshot
 

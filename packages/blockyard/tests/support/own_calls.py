@@ -6,8 +6,6 @@ Tests that interrupt calls, call from inside of calls, or give them hostile argu
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import blockyard
@@ -15,6 +13,7 @@ from blockyard import BlockPool, CacheSalt, KVCacheManager, LayerGroup, LoRA, Sp
 from blockyard.config import cache_config
 from blockyard.tenants import Tenant, TenantGroup
 from blockyard_testing.own_policies import MRU
+from blockyard_testing.public_calls import Arguments, Call
 from blockyard_testing.twin import count_handles_from_the_start
 
 BLOCK_SIZE = 4
@@ -142,30 +141,6 @@ class Site:
     def check(self) -> None:
         self.cache.check()
         self.alone.check()
-
-
-Arguments = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Call:
-    """A public call by its name, as `ConcurrentCall` says it; of what on a site; with good arguments, by name."""
-
-    owner: str
-    name: str
-    arguments: Callable[[Site], Arguments] = lambda _: {}
-
-    def of(self, site: Any) -> Callable[..., Any]:
-        method: Callable[..., Any] = attrgetter(f"{self.owner}.{self.name}")(site)
-        return method
-
-    def run(self, site: Site, arguments: Arguments) -> Any:
-        return self.of(site)(**arguments)
-
-    def make(self, site: Site) -> Callable[[], Any]:
-        """What is nothing but the call: its arguments are made already."""
-        method, arguments = self.of(site), self.arguments(site)
-        return lambda: method(**arguments)
 
 
 def _manager_calls() -> list[Call]:
