@@ -207,6 +207,7 @@ def test_what_a_listener_raises_is_a_warning_and_the_call_is_done() -> None:
     with pytest.warns(RuntimeWarning, match="on_evict raised ValueError: no idea"):
         lease = site.pool.get_new_blocks(2)
     assert list(lease) == [5, 4]
+    assert site.pool.num_on_evict_failures == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lease = site.pool.get_new_blocks(1)
@@ -230,6 +231,9 @@ def test_an_interruption_in_a_listener_is_raised_when_no_result_is_lost_by_it() 
     with pytest.raises(KeyboardInterrupt):
         site.pool.resize(2)
     assert site.pool.num_blocks == 2
+    assert site.pool.num_on_evict_failures == 2
+    site.pool.on_evict = None
+    assert site.pool.num_on_evict_failures == 2
     site.pool.check()
 
 

@@ -138,11 +138,16 @@ class LossNotifier(Notifier):
     def __init__(self, gate: Gate) -> None:
         super().__init__(gate, "on_evict")
         self.callback: Callable[[object], object] | None = None
+        #: Times that the callback raised or could not be called.
+        self.num_failures: i64 = 0
         self._lost: list[int] = []
 
     def note(self, block: i64) -> None:
         if self.callback is not None:
-            self._lost.append(int(block))
+            try:
+                self._lost.append(int(block))
+            except MemoryError:
+                self.num_failures += 1  # the block is lost all the same
             self._gate.notify_later()
 
     def notify(self) -> bool:
@@ -150,14 +155,17 @@ class LossNotifier(Notifier):
         has_notified = False
         while self._lost:
             has_notified = True
-            lost = self._lost
-            self._lost = []
             callback = self.callback
-            if callback is not None:
-                try:
-                    callback(np.array(lost, dtype=np.int32))
-                except BaseException as error:
-                    self._report(error)
+            try:
+                lost = np.array(self._lost, dtype=np.int32)
+                self._lost.clear()
+                if callback is not None:
+                    callback(lost)
+            except BaseException as error:
+                # A later call would be too late: the blocks may be overwritten then.
+                self._lost.clear()
+                self.num_failures += 1
+                self._report(error)
         return has_notified
 
 

@@ -445,7 +445,8 @@ class LeasePool:
         """Callback after each call that made blocks lose their content, with their ids, int32 (n,), in order; or None.
 
         The content was evicted, uncached, dropped by shrinking, or overwritten (`copy_on_write`); a reset does not
-        count. The callback may call the pool. An error in it becomes a RuntimeWarning.
+        count. The callback may call the pool. An error in it becomes a RuntimeWarning, and counts in
+        `num_on_evict_failures`.
         """
         return None if self._losses is None else self._losses.callback
 
@@ -462,6 +463,11 @@ class LeasePool:
             self._losses.callback = callback
         finally:
             self._gate.leave()
+
+    @property
+    def num_on_evict_failures(self) -> int:
+        """Number of times that `on_evict` raised, was interrupted or could not be called: blocks were missed then."""
+        return 0 if self._losses is None else int(self._losses.num_failures)
 
     @property
     def on_events(self) -> Callable[[], object] | None:
