@@ -236,7 +236,7 @@ class FaultyTier:
         return results
 
     def stats(self) -> TierStats:
-        return TierStats()
+        return TierStats(num_waiting=len(self.transfers))
 
     def close(self, timeout: float = 10.0) -> bool:
         return True

@@ -19,7 +19,7 @@ from blockyard.arguments import require_int, require_number, shown
 from blockyard.errors import InvalidArgument
 
 from .header import PAGE_BYTES, BadObject, Header, layout_id
-from .tier import NAME_BYTES, Prefix, Transfer
+from .tier import NAME_BYTES, Cause, Prefix, Transfer, TransferResult
 from .tier_spec import open_tier
 
 
@@ -77,6 +77,8 @@ class TierAdapter:
         self._running: dict[int, tuple[_Batch, list[int]]] = {}
         self._results: dict[int, BatchResult] = {}
         self._abandoned: set[int] = set()
+        #: Whether an interrupted call may have lost results, or left a batch without a transfer.
+        self._may_miss_results = False
 
     def name(self, key: bytes) -> bytes:
         """Return the name under which the tier stores an engine's key."""
@@ -157,13 +159,32 @@ class TierAdapter:
         self._last += 1
         parts = ([each[position] for position in positions] for each in (batch.names, batch.digests, batch.buffers))
         transfer = Transfer(self._last, self.layout, *parts)
-        if (self.tier.load if batch.is_load else self.tier.store)(transfer) is None:
-            self._running[transfer.id] = batch, positions
-        else:
+        # Before the tier has it: if the call is interrupted, the tier may have queued it.
+        self._running[transfer.id] = batch, positions
+        try:
+            cause = (self.tier.load if batch.is_load else self.tier.store)(transfer)
+        except InvalidArgument:
+            del self._running[transfer.id]
+            raise
+        except BaseException:
+            self._may_miss_results = True
+            raise
+        if cause is not None:
+            del self._running[transfer.id]
             self._end(batch, [])
 
     def _collect(self) -> None:
-        for result in self.tier.take_results():
+        doubtful, self._may_miss_results = self._may_miss_results, True
+        is_quiet = doubtful and self.tier.stats().num_waiting == 0
+        results = self.tier.take_results()
+        lost = set(self._running) - {result.id for result in results} if is_quiet else set()
+        self._end_all([*results, *(TransferResult(number, {0: Cause.CLOSED}, 0, 0.0) for number in lost)])
+        self._may_miss_results = doubtful and not is_quiet
+
+    def _end_all(self, results: list[TransferResult]) -> None:
+        for result in results:
+            if result.id not in self._running:
+                continue
             batch, positions = self._running.pop(result.id)
             good = [position for at, position in enumerate(positions) if at not in result.causes]
             if not result.is_done and batch.is_load and good and not batch.is_retry:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from blockyard import KVCacheManager
 from blockyard.arguments import shown
-from blockyard.errors import InvalidArgument
+from blockyard.errors import BlockyardError, InvalidArgument
 
 from .engine_memory import Blocks, IsDone, States
 from .header import NameChain, layout_id
 from .state_names import state_name
 from .transfers import RequestRecord
 from .uses import TierUse
+
+
+class PendingCopy(NamedTuple):
+    """A copy that the device has not finished: a function that reports its end, its rows, and what to call then."""
+
+    is_done: IsDone
+    rows: list[int]
+    finish: Callable[[], None]
 
 
 class Context:
@@ -47,8 +55,12 @@ class Context:
         self.records: dict[Hashable, RequestRecord] = {}
         #: Ids for transfers.
         self.numbers = count(1)
-        #: Copies that the device has not finished, each with the function to call after it.
-        self.copies: list[tuple[IsDone, Callable[[], None]]] = []
+        #: Copies that the device has not finished, the oldest first.
+        self.copies: list[PendingCopy] = []
+        #: Whether a call was interrupted or failed, so that rows and loads must be mended.
+        self.is_torn = False
+        #: Whether such a call may have lost results of transfers, or the queueing of one.
+        self.may_miss_results = False
         self.state_layout = b""
         self._make_model = make_model
         self._layout, self._generation = b"", -1
@@ -65,10 +77,20 @@ class Context:
                 self.state_layout = layout_id(states=self.states.layout(), **fields)
         return self._layout
 
+    def note_failure(self, error: BaseException) -> None:
+        """Note that a call was interrupted or failed."""
+        self.is_torn = True
+        if not isinstance(error, BlockyardError):
+            self.may_miss_results = True
+
     def end_copies(self) -> None:
         """Call the functions of the copies that the device has finished. O(copies)."""
-        while self.copies and self.copies[0][0]():
-            self.copies.pop(0)[1]()
+        while self.copies and self.copies[0].is_done():
+            self.copies.pop(0).finish()
+
+    def rows_of_copies(self) -> set[int]:
+        """Return the rows that unfinished copies read or write."""
+        return {row for copy in self.copies for row in copy.rows}
 
     def names(self, chain: NameChain) -> set[bytes]:
         """Return the names of a prompt's objects, including those of states."""

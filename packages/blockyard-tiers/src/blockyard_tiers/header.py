@@ -212,10 +212,16 @@ class NameChain:
                 own += json.dumps(spans[first // width]).encode()
             last = name_after(last, own)
             names.append(last[:NAME_BYTES])
-        self.names += names
-        self.digests += digests
-        self._tokens += data
-        self._last = last
+        before = self._last
+        try:
+            self.names += names
+            self.digests += digests
+            self._tokens += data
+            self._last = last
+        except BaseException:  # Ctrl-C, or no memory: a name after the wrong one would be another prompt's
+            del self.names[done:], self.digests[done:], self._tokens[done * width :]
+            self._last = before
+            raise
 
     def matches(self, token_ids: Any, first: int, stop: int) -> bool:
         """Return whether blocks `first` to `stop` of a sequence are those that were named here. O(tokens of these)."""

@@ -8,17 +8,17 @@ from typing import Any
 
 from blockyard import StepPlan
 from blockyard.answers import SeqStatus
-from blockyard.errors import InvariantError
+from blockyard.errors import BlockyardError, InvariantError
 from blockyard.keys import ExtraKey
 
-from .context import Context
+from .context import Context, PendingCopy
 from .engine_memory import IsDone
 from .finder import Finder
 from .header import NameChain
 from .state_names import state_name
 from .store_buffers import TRANSFER_BYTES
 from .tier import Transfer, TransferResult
-from .transfers import OffloadTransfer, PrefixLoad, RequestRecord, Segment
+from .transfers import OffloadTransfer, PrefixLoad, RequestRecord, Segment, may_be_queued
 from .uses import TierUse
 
 #: Waiting requests that are checked again between two calls of `begin_poll`: each costs a lookup of its tokens.
@@ -46,6 +46,7 @@ class Loader:
     ) -> None:
         #: Buffers that no load uses.
         self.free = rows
+        self._all_rows = tuple(rows)
         #: Transfers under way, by id.
         self.transfers: dict[int, OffloadTransfer] = {}
         self._context = context
@@ -125,10 +126,37 @@ class Loader:
         return True
 
     def rows(self) -> list[int]:
-        """Return the buffers that are free or used by a load. O(rows)."""
+        """Return the buffers that are free, used by a load, or read by a copy. O(rows)."""
+        copied = self._context.rows_of_copies() & set(self._all_rows)
+        return [*self.free, *copied, *(row for each in self._used_transfers() for row in each.rows)]
+
+    def _used_transfers(self) -> list[OffloadTransfer]:
+        """Return the transfers under way, and those of loads that wait for their requests."""
         transfers = {id(each): each for load in self._loads.values() for each in load.all_transfers()}
         transfers |= {id(each): each for each in self.transfers.values()}
-        return [*self.free, *(row for each in transfers.values() for row in each.rows)]
+        return list(transfers.values())
+
+    def mend(self) -> None:
+        """Make loads, records and free rows agree again, after a call that was interrupted. O(rows + requests)."""
+        records = self._context.records
+        for load in list(self._loads.values()):
+            load.keys = {key for key, record in records.items() if record.load is load}
+            if not load.keys:
+                del self._loads[load.names[load.first]]
+        loads = {id(load) for load in self._loads.values()}
+        for record in records.values():
+            if record.load is not None and id(record.load) not in loads:
+                record.load, record.waiting_since = None, self._context.clock()
+        loaded = [each for load in self._loads.values() for each in load.all_transfers()]
+        under_way = {id(each) for each in self.transfers.values()}
+        for each in loaded:
+            if each.is_done is None and id(each) not in under_way:
+                each.is_done = False  # its result is lost
+        kept = {id(each) for each in loaded}
+        for each in self.transfers.values():
+            each.is_dropped = id(each) not in kept
+        used = self._context.rows_of_copies().union(*(each.rows for each in self._used_transfers()))
+        self.free[:] = [row for row in self._all_rows if row not in used]
 
     def check(self) -> None:
         """Raise `InvariantError` unless loads and request records refer to one another. O(requests)."""
@@ -342,8 +370,8 @@ class Loader:
     ) -> OffloadTransfer | None:
         """Give a transfer to its tier, and return it; if the tier refuses it, free its rows and return None.
 
-        A tier that raises an ordinary exception has queued nothing. After an interrupt it may have queued the transfer,
-        so the rows are free only when the result arrives.
+        A tier that raises an ordinary exception has queued nothing. After an interrupt, or without memory, it may have
+        queued the transfer, so the rows are free only when the result arrives.
         """
         number = next(self._context.numbers)
         self.transfers[number] = transfer
@@ -351,10 +379,8 @@ class Loader:
         try:
             cause = transfer.use.tier.load(Transfer(number, layout, transfer.names, digests, buffers))
             is_queued = cause is None
-        except Exception:
-            raise
-        except BaseException:
-            is_queued = transfer.is_dropped = True
+        except BaseException as error:
+            is_queued = transfer.is_dropped = may_be_queued(error)
             raise
         finally:
             if is_queued and transfer.segment is not None:
@@ -399,10 +425,8 @@ class Loader:
         is_copied = None
         while computed < stop:
             count = min(part, stop - computed)
-            plan = self._cache.reserve([seq], [count])
+            plan = self._reserve(seq, count)
             status = int(plan.status[0])
-            if self._on_plan is not None:
-                self._on_plan(plan)
             if status == SeqStatus.NO_BLOCKS.value and count > size:
                 part = max(count // 2 // size * size, size)
                 continue
@@ -425,9 +449,7 @@ class Loader:
         if not self._cache.can_append([seq], [count]):
             return 0, None
         self._cache.states.skip(seq, stop)
-        plan = self._cache.reserve([seq], [count])
-        if self._on_plan is not None:
-            self._on_plan(plan)
+        plan = self._reserve(seq, count)
         if int(plan.num_scheduled[0]) != count:
             return 0, None
         positions = range(computed // size, stop // size)
@@ -435,6 +457,24 @@ class Loader:
         is_copied = self._states.write(int(plan.rows[0]), state.rows, plan.states.save_blocks)
         self._cache.commit([seq], [count])
         return count, is_copied
+
+    def _reserve(self, seq: int, count: int) -> StepPlan:
+        """Reserve slots for the next `count` tokens, and carry out the moves of the plan.
+
+        If that is interrupted, moves may be missing: blocks that the cache believes to be copied are not. Then the
+        prefix cache is reset, so that nothing hits them.
+        """
+        plan: StepPlan | None = None
+        try:
+            plan = self._cache.reserve([seq], [count])
+            if self._on_plan is not None:
+                self._on_plan(plan)
+        except BaseException as error:
+            was_refused = plan is None and isinstance(error, BlockyardError)
+            if self._on_plan is not None and not was_refused:
+                self._cache.reset_prefix_cache()
+            raise
+        return plan
 
     def _count_missed(self, record: RequestRecord, seq: int, cause: str) -> None:
         """Count the tokens of full blocks that are computed instead of loaded, by cause."""
@@ -463,7 +503,7 @@ class Loader:
         if is_copied is None:
             self.free += rows
         else:
-            self._context.copies.append((is_copied, lambda: self.free.extend(rows)))
+            self._context.copies.append(PendingCopy(is_copied, rows, lambda: self.free.extend(rows)))
         for key in load.keys:
             self._context.records[key].load = None
             self._context.records[key].waiting_since = self._context.clock()

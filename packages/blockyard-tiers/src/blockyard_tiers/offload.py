@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from os import PathLike
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from blockyard import KVCacheManager, StepPlan
 from blockyard.arguments import require_int, require_number, shown
@@ -28,12 +29,32 @@ from .loader import Loader
 from .offload_arguments import require_arguments, require_key
 from .saver import Saver
 from .snapshot import Contents, Snapshot
-from .tier import Tier
+from .tier import Cause, Tier, TransferResult
 from .transfers import RequestRecord
 from .uses import OffloadReading, TierReading, TierUse
 
 #: Why prompt tokens that the pool did not have were computed instead of loaded.
 MISS_CAUSES = ("absent", "not_worth", "late", "failed", "no_buffers", "no_state")
+
+_Given = ParamSpec("_Given")
+_Answer = TypeVar("_Answer")
+
+
+def _mended(call: Callable[Concatenate[Offload, _Given], _Answer]) -> Callable[Concatenate[Offload, _Given], _Answer]:
+    """Mend rows and loads after a call that was interrupted or failed, before the next call at the latest."""
+
+    @wraps(call)
+    def run(offload: Offload, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Answer:
+        if offload._context.is_torn:
+            offload._mend()
+        try:
+            return call(offload, *args, **kwargs)
+        except BaseException as error:
+            offload._context.note_failure(error)
+            offload._mend()
+            raise
+
+    return run
 
 
 class Offload:
@@ -107,16 +128,27 @@ class Offload:
 
     # What an engine calls.
 
+    @_mended
     def poll(self) -> None:
         """Process the results of transfers that ended since the last call. O(transfers)."""
         self._loader.begin_poll()
         self._context.end_copies()
-        for tier in {id(use.tier): use.tier for use in self.uses}.values():
-            for result in tier.take_results():
-                if not self._loader.end(result):
-                    self._saver.end(result)
+        doubtful, self._context.may_miss_results = self._context.may_miss_results, False
+        try:
+            for tier in {id(use.tier): use.tier for use in self.uses}.values():
+                is_quiet = doubtful and tier.stats().num_waiting == 0
+                for result in tier.take_results():
+                    self._end(result)
+                if is_quiet:
+                    self._end_lost(tier)
+                elif doubtful:
+                    self._context.may_miss_results = True
+        except BaseException:
+            self._context.may_miss_results = True
+            raise
         self._saver.poll()
 
+    @_mended
     def prepare(
         self,
         key: Hashable,
@@ -148,6 +180,7 @@ class Offload:
         self._loader.prepare(key, record, token_ids, extra_keys, will_start)
         return record.is_waiting
 
+    @_mended
     def fill(self, key: Hashable, seq: int) -> int:
         """Write a request's loaded blocks into its sequence, as computed tokens. O(bytes).
 
@@ -163,6 +196,7 @@ class Offload:
             record.state_positions, record.prompt_end = ([hit] if hit else []), num_tokens - 1
         return self._loader.fill(seq, record)
 
+    @_mended
     def save(
         self, key: Hashable, seq: int, token_ids: Sequence[int], num_computed: int, states: Sequence[int] = ()
     ) -> int:
@@ -190,6 +224,7 @@ class Offload:
             return 0
         return self._saver.save(record, require_int("seq", seq, 0, 2**63 - 1), token_ids, num_computed, states)
 
+    @_mended
     def fork(self, parent: Hashable, keys: Iterable[Hashable]) -> None:
         """Register requests that `cache.fork` split from a running one. O(blocks) each."""
         record = self._records.get(require_key("parent", parent))
@@ -199,6 +234,7 @@ class Offload:
             for key in [require_key("keys", each) for each in keys]:
                 self._records[key] = replace(record, chain=record.chain.copy(), load=None, state_positions=[])
 
+    @_mended
     def forget(self, key: Hashable) -> None:
         """Remove a request that has ended or goes back to the queue. O(blocks of its load).
 
@@ -217,6 +253,7 @@ class Offload:
         if count > 0 and took > 0.0:
             self._finder.computing.note(count, took, 0.0)
 
+    @_mended
     def begin_snapshot(self, path: str | PathLike[str]) -> Snapshot:
         """Store the pool's cached blocks in the nearest writable tier, and list their prompts in a file.
 
@@ -243,6 +280,7 @@ class Offload:
             sleep(0.0005)
         return snapshot
 
+    @_mended
     def restore(self, path: str | PathLike[str], seconds: float = 60.0) -> int:
         """Load a snapshot into the pool, as much as fits into free blocks; return the tokens.
 
@@ -254,19 +292,21 @@ class Offload:
         contents = Contents.of(path, self._context.layout(), self._block_size)
         counted = self.missed_tokens.copy(), [use.num_hit_tokens for use in self.uses]
         end, most = monotonic() + limit, int(self.cache.config.max_model_len) - 1
-        before = self.cache.num_cached_blocks
+        before, running = self.cache.num_cached_blocks, set(self.cache.running())
         try:
             for tokens, keys in contents.prompts(self.cache.num_free_blocks - before - 1, most):
                 while self._restore([*tokens, 0], keys, end):
                     pass
         finally:
+            self.cache.free([seq for seq in self.cache.running() if seq not in running])
             self.cache.pool.publish_events()
-        self.missed_tokens.clear()
-        self.missed_tokens.update(counted[0])
-        for use, num_tokens in zip(self.uses, counted[1], strict=True):
-            use.num_hit_tokens = num_tokens  # restored blocks are no hits
+            self.missed_tokens.clear()
+            self.missed_tokens.update(counted[0])
+            for use, num_tokens in zip(self.uses, counted[1], strict=True):
+                use.num_hit_tokens = num_tokens  # restored blocks are no hits
         return (self.cache.num_cached_blocks - before) * self._block_size
 
+    @_mended
     def is_storing(self, token_ids: Sequence[int], extra_keys: tuple[ExtraKey, ...] = ()) -> bool:
         """Return whether a block or state of a prompt is still being stored, so that other engines do not find it yet.
 
@@ -282,6 +322,7 @@ class Offload:
         """Number of requests that wait for a lookup or a load."""
         return sum(record.is_waiting for record in self._records.values())
 
+    @_mended
     def read(self) -> OffloadReading:
         """Return the statistics of the offload and its tiers. O(requests + causes)."""
         tiers = tuple(
@@ -315,33 +356,52 @@ class Offload:
         self.poll()
         return settled and all(closed)
 
+    @_mended
     def check(self) -> None:
         """Raise `InvariantError` unless each row is free or in use exactly once, and loads and requests agree.
 
         O(rows + requests).
         """
         rows = [*self._loader.rows(), *self._saver.buffers.rows()]
-        if not self._context.copies and sorted(rows) != list(range(self.blocks.num_rows)):
+        if sorted(rows) != list(range(self.blocks.num_rows)):
             raise InvariantError(f"offload: {len(rows)} rows are free or in use, of {self.blocks.num_rows}")
         self._loader.check()
 
     def _restore(self, token_ids: list[int], keys: tuple[ExtraKey, ...], end: float) -> int:
         """Load a prompt, as far as the buffers hold it, into cached blocks of the pool; return the number of tokens."""
-        key = object()
-        self.poll()  # `prepare` needs the rechecks that a poll allows
-        while self.prepare(key, token_ids, keys) and monotonic() < end:
-            load = self._records[key].load
-            if load is not None:
-                load.deadline = float("inf")
-            sleep(0.0002)
-            self.poll()
-        seq = None if monotonic() >= end else self.cache.try_allocate(token_ids, extra_keys=keys, resumed=True)
+        key, seq = object(), None
         try:
+            self.poll()  # `prepare` needs the rechecks that a poll allows
+            while self.prepare(key, token_ids, keys) and monotonic() < end:
+                load = self._records[key].load
+                if load is not None:
+                    load.deadline = float("inf")
+                sleep(0.0002)
+                self.poll()
+            seq = None if monotonic() >= end else self.cache.try_allocate(token_ids, extra_keys=keys, resumed=True)
             return self.fill(key, seq) if isinstance(seq, int) else 0
         finally:
             if isinstance(seq, int):
                 self.cache.free(seq)
             self.forget(key)
+
+    # Results, and what interrupted calls leave.
+
+    def _end(self, result: TransferResult) -> None:
+        if not self._loader.end(result):
+            self._saver.end(result)
+
+    def _end_lost(self, tier: Tier) -> None:
+        """End the transfers of a tier that has none left: their results are lost, so they count as failed."""
+        for transfers in (self._loader.transfers, self._saver.buffers.transfers):
+            for number in [number for number, each in transfers.items() if each.use.tier is tier]:
+                self._end(TransferResult(number, {0: Cause.CLOSED}, 0, 0.0))
+
+    def _mend(self) -> None:
+        """Make rows, loads and requests agree again. O(rows + requests)."""
+        self._loader.mend()
+        self._saver.buffers.mend()
+        self._context.is_torn = False
 
     # Requests.
 

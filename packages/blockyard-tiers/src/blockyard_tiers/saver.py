@@ -65,11 +65,13 @@ class Saver:
             raise InvalidArgument(
                 f"num_computed is {num_computed}; token_ids has {len(token_ids)} tokens: pass all computed tokens"
             )
-        first, record.num_offered = record.num_offered, stop
+        first = record.num_offered
         if self._write_back is not None:
             self._write_back.note_computed(self._cache.block_ids(seq)[first:stop])
         wanted = choose_blocks(self._uses, record.chain.names, first, stop)
-        return self._store(seq, record.chain, sorted(set().union(*wanted.values())), wanted) if wanted else 0
+        stored = self._store(seq, record.chain, sorted(set().union(*wanted.values())), wanted) if wanted else 0
+        record.num_offered = stop
+        return stored
 
     def poll(self) -> None:
         """Store evicted blocks that found no buffer, and the next part of a snapshot. Called in `Offload.poll`."""
@@ -114,12 +116,16 @@ class Saver:
         room = min(-(-len(self.buffers.free) // 2), self.buffers.transfer_objects)
         if not room or len(snapshot.transfer_ids) >= _SNAPSHOT_TRANSFERS:
             return
-        position, objects = snapshot.take(room)
-        objects = [each for each in objects if each.name not in use.present]
-        if objects:
-            ids = np.array([[each.block] for each in objects], np.int32)
-            wanted = {use: {each.block for each in objects}}
-            self.buffers.copy_out(ids, objects, wanted, self._context.layout(), (snapshot, position))
+        position = snapshot.position
+        try:
+            objects = [each for each in snapshot.take(room) if each.name not in use.present]
+            if objects:
+                ids = np.array([[each.block] for each in objects], np.int32)
+                wanted = {use: {each.block for each in objects}}
+                self.buffers.copy_out(ids, objects, wanted, self._context.layout(), (snapshot, position))
+        except BaseException:
+            snapshot.go_back(position)
+            raise
 
     def store_states(self, record: RequestRecord, positions: Iterable[int]) -> None:
         """Store the states at these positions of a prompt that the cache has and tiers want."""
@@ -166,6 +172,13 @@ class Saver:
         Return the names of the blocks that found no free buffer.
         """
         assert self._write_back is not None
+        try:
+            return self._store_each(self._write_back, objects)
+        except BaseException as error:
+            self._context.note_failure(error)
+            raise
+
+    def _store_each(self, write_back: WriteBack, objects: list[NamedBlock]) -> list[bytes]:
         wanted = {use: {each.block for each in objects if each.name not in use.present} for use in self._back_uses}
         fitting = objects[: len(self.buffers.free)]
         if fitting:
@@ -173,7 +186,7 @@ class Saver:
             self.buffers.copy_out(ids, fitting, wanted, self._context.layout())
         rest = objects[len(fitting) :]
         for use, blocks in wanted.items():
-            use.num_skipped += sum(each.block in blocks and each.name not in self._write_back for each in rest)
-        self._write_back.note_failed(self.buffers.refused_names)
+            use.num_skipped += sum(each.block in blocks and each.name not in write_back for each in rest)
+        write_back.note_failed(self.buffers.refused_names)
         self.buffers.refused_names = []
         return [each.name for each in rest]

@@ -80,8 +80,13 @@ class Snapshot:
         self._at = 0
         self._writer: threading.Thread | None = None
 
-    def take(self, most: int) -> tuple[int, list[NamedBlock]]:
-        """Return the current position, for `go_back`, and the next `most` blocks to store."""
+    @property
+    def position(self) -> int:
+        """Position of the next block to store, for `go_back`."""
+        return self._at
+
+    def take(self, most: int) -> list[NamedBlock]:
+        """Return the next `most` blocks to store."""
         begun = self._at
         part = slice(begun, begun + _CONTENTS_PER_CALL)
         blocks, identities = self._blocks[part], self._identities[part]
@@ -92,7 +97,7 @@ class Snapshot:
         self._tokens[begun + positions] = self._cache.contents.tokens(blocks[positions])
         self._is_stored[begun + positions] = [each is not None for each in named]
         self._at = begun + (int(positions[-1]) + 1 if len(positions) == most else len(blocks))
-        return begun, [
+        return [
             NamedBlock(int(blocks[at]), *each) for at, each in zip(positions, named, strict=True) if each is not None
         ]
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from .context import PendingCopy
 from .engine_memory import Blocks, IsDone
 from .snapshot import NamedBlock, Snapshot
 from .tier import Transfer
-from .transfers import OffloadTransfer
+from .transfers import OffloadTransfer, may_be_queued
 from .uses import TierUse, remember
 
 #: Bytes of a transfer: several run side by side, and one that fails takes no others with it.
@@ -34,13 +35,12 @@ class StoreBuffers:
         blocks: the KV storage with the buffers.
         rows: the buffers for stores.
         numbers: ids for transfers, shared with loads.
-        copies: unfinished copies of the device: a function that reports the end of each, and the function to call then.
+        copies: unfinished copies of the device.
     """
 
-    def __init__(
-        self, blocks: Blocks, rows: list[int], numbers: Iterator[int], copies: list[tuple[IsDone, Callable[[], None]]]
-    ) -> None:
+    def __init__(self, blocks: Blocks, rows: list[int], numbers: Iterator[int], copies: list[PendingCopy]) -> None:
         self.free = rows
+        self._all_rows = tuple(rows)
         #: Block objects per transfer.
         self.transfer_objects = max(TRANSFER_BYTES // blocks.object_bytes, 1)
         #: Transfers under way, by id.
@@ -114,7 +114,7 @@ class StoreBuffers:
         if is_copied is None:
             submit_parts()
         else:
-            self._copies.append((is_copied, submit_parts))
+            self._copies.append(PendingCopy(is_copied, rows, submit_parts))
 
     def _submit_one(
         self, use: TierUse, layout: bytes, objects: list[BufferedObject], source: tuple[Snapshot, int] | None
@@ -127,10 +127,8 @@ class StoreBuffers:
         is_queued = False
         try:
             is_queued = use.tier.store(transfer) is None
-        except Exception:
-            raise
-        except BaseException:  # an interrupt: the tier may have queued the transfer, and reads the rows then
-            is_queued = True
+        except BaseException as error:
+            is_queued = may_be_queued(error)  # then the tier reads the rows
             raise
         finally:
             if not is_queued:
@@ -155,6 +153,15 @@ class StoreBuffers:
             self._num_users[row] -= 1
             if not self._num_users[row]:
                 self.free.append(row)
+
+    def mend(self) -> None:
+        """Count the users of each row again, after a call that was interrupted. O(rows)."""
+        for row in self._all_rows:
+            self._num_users[row] = 0
+        in_use = [*(each.rows for each in self.transfers.values()), *(each.rows for each in self._copies)]
+        for row in (row for rows in in_use for row in rows if row in self._all_rows):
+            self._num_users[row] += 1
+        self.free[:] = [row for row in self._all_rows if not self._num_users[row]]
 
     def end(self, number: int) -> OffloadTransfer | None:
         """Remove and return a transfer that has ended; None if it is not a store. O(objects)."""

@@ -11,6 +11,11 @@ from .header import NameChain
 from .uses import TierUse
 
 
+def may_be_queued(error: BaseException) -> bool:
+    """Return whether a tier that raised this may have queued the transfer: it was interrupted, or had no memory."""
+    return isinstance(error, MemoryError) or not isinstance(error, Exception)
+
+
 @dataclass(eq=False, slots=True)
 class Segment:
     """Blocks `first` to `stop` of a prompt that one tier has, or the block position of a state that it has.

@@ -352,8 +352,8 @@ class WorkingTier:
             if cause is not None:
                 self._stats.refusals[cause] += 1
                 return cause
+            self._drops.append((list(names), False))  # first, so that no name stays hidden if Ctrl-C comes in between
             self._dropped.update(names)
-            self._drops.append((list(names), False))
             self._changed.notify()
         return None
 
@@ -379,9 +379,9 @@ class WorkingTier:
         timeout = min(require_number("timeout", timeout), threading.TIMEOUT_MAX / 2)
         with self._lock:
             self._is_closed = True
+            self._changed.notify_all()
             for queue in (self._loads, self._stores):
                 self._fail_all(queue, Cause.CLOSED)
-            self._changed.notify_all()
         end = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(end - time.monotonic(), 0.0))
@@ -419,18 +419,19 @@ class WorkingTier:
 
     def _work(self) -> None:
         while True:
-            with self._lock:
-                self._note_idle()
-                while not self._has_work():
-                    if self._is_closed:
-                        return
-                    self._changed.wait()
-                action = self._next()
             try:
+                with self._lock:
+                    self._note_idle()
+                    while not self._has_work():
+                        if self._is_closed:
+                            return
+                        self._changed.wait()
+                    action = self._next()
                 action()
                 self._tidy()
             except Exception:  # if the thread ended, transfers would stay without a result
-                _log.exception("tier %s: a thread continues after an error", self.name)
+                with suppress(Exception):
+                    _log.exception("tier %s: a thread continues after an error", self.name)
 
     def _has_work(self) -> bool:
         return bool(self._loads or self._lookups or self._drops) or self._may_store()
@@ -450,21 +451,36 @@ class WorkingTier:
         """Return the next action: deletions first, then loads, for which requests wait, then lookups and stores."""
         now = self._clock()
         if self._drops:
-            dropped = self._drops.popleft()
-            if dropped[0]:
-                self._busy[get_ident()] = _DROPS, now, frozenset(dropped[0])
-            return lambda: self._drop_all(*dropped)
+            action: Callable[[], None] = partial(self._drop_all, *self._drops[0])
+            if self._drops[0][0]:
+                self._busy[get_ident()] = _DROPS, now, frozenset(self._drops[0][0])
+            self._drops.popleft()  # last: without memory the action stays in its queue
+            return action
         if self._lookups and not self._loads:
-            lookup = self._lookups.popleft()
+            action = partial(self._answer, *self._lookups[0])
             self._busy[get_ident()] = _LOADS, now, frozenset()
-            return lambda: self._answer(*lookup)
-        active = (self._loads or self._stores).popleft()
+            self._lookups.popleft()
+            return action
+        queue = self._loads or self._stores
+        action, active = partial(self._run, queue[0]), queue[0]
         active.begun = now
-        self._running[active.transfer.id] = active
         self._busy[get_ident()] = _kind(active.is_load), now, frozenset()
-        return lambda: self._run(active)
+        self._running[active.transfer.id] = active
+        queue.popleft()
+        return action
 
     def _run(self, active: ActiveTransfer) -> None:
+        try:
+            self._run_to_end(active)
+        except BaseException:  # no memory for the result
+            with self._lock:
+                self._running.pop(active.transfer.id, None)
+                if active.is_load and active.transfer.id in self._ids:
+                    _clear_all(active)
+                self._mend()
+            raise
+
+    def _run_to_end(self, active: ActiveTransfer) -> None:
         try:
             causes = self._load_all(active) if active.is_load else self._store_all(active)
         except Exception as error:
@@ -602,13 +618,14 @@ class WorkingTier:
             self._note_health(_DROPS, is_failing)
 
     def _drop_all(self, names: list[bytes], is_suspect: bool) -> None:
-        with self._lock:
-            self._index.forget([] if is_suspect else names)
-            self._dropped.difference_update(names)
         try:
+            with self._lock:
+                self._index.forget([] if is_suspect else names)
+                self._dropped.difference_update(names)
             self._delete(names, is_suspect)
         finally:
             with self._lock:
+                self._dropped.difference_update(names)
                 self._note_idle()
 
     # Health; under the lock.
@@ -639,15 +656,28 @@ class WorkingTier:
             _log.warning("tier %s: %s fail; the circuit breaker opens", self.name, kind)
 
     def _fail_all(self, queue: deque[ActiveTransfer], cause: Cause) -> None:
-        while queue:
-            active = queue.popleft()
-            self._end(active, dict.fromkeys(range(len(active.parts)), cause))
+        try:
+            while queue:
+                active = queue.popleft()
+                self._end(active, dict.fromkeys(range(len(active.parts)), cause))
+        except BaseException:  # Ctrl-C, or no memory
+            self._mend()
+            raise
+
+    def _mend(self) -> None:
+        """Count the transfers again, and report those that an interrupted call lost as failed."""
+        active, reported = self._active(), {result.id for result in self._results}
+        ids = {each.transfer.id for each in active}
+        for number in self._ids - ids - reported:
+            self._results.append(TransferResult(number, {0: Cause.CLOSED}, 0, 0.0))
+        self._ids = ids
+        self._waiting_bytes = sum(each.num_bytes for each in active)
 
     def _end(self, active: ActiveTransfer, causes: dict[int, Cause]) -> None:
         now, stats, size = self._clock(), self._stats, active.num_bytes
+        self._results.append(TransferResult(active.transfer.id, causes, size, now - active.since))
         self._ids.discard(active.transfer.id)
         self._waiting_bytes -= size
-        self._results.append(TransferResult(active.transfer.id, causes, size, now - active.since))
         seconds = now - active.begun if active.begun else 0.0
         done = 0 if causes else len(active.parts)
         if active.is_load:

@@ -64,6 +64,7 @@ class WriteBack:
         #: Names of cached objects that were not stored: no buffer was free, or a tier failed.
         self._missing: dict[bytes, None] = {}
         self._failed: dict[bytes, None] = {}
+        self._num_failures = cache.pool.num_on_evict_failures
         cache.pool.on_evict = self._store_lost
 
     def __len__(self) -> int:
@@ -77,11 +78,9 @@ class WriteBack:
         """Name the blocks that were computed since the last call, as the index has them now. O(blocks)."""
         if self._generation != self._cache.generation or self._names is None:
             self._names = PoolNames(self._cache, layout)
-            self._cached.clear()
-            self._blocks.clear()
-            self._missing.clear()
-            self._failed.clear()
+            self._forget_all()
             self._generation = self._cache.generation
+        self._forget_missed()
         computed, self._computed = self._computed, []
         blocks = np.array([block for block in computed if self._cache.block(block).is_computed], np.int32)
         if not len(blocks):
@@ -101,8 +100,19 @@ class WriteBack:
         """Note that a tier did not store objects. Those still in the pool are tried again at the next eviction."""
         self._failed.update(dict.fromkeys(name for name in names if name in self._blocks))
 
+    def _forget_all(self) -> None:
+        for known in (self._cached, self._blocks, self._missing, self._failed):
+            known.clear()
+
+    def _forget_missed(self) -> None:
+        """Forget all blocks if `_store_lost` was interrupted or could not be called: some may have other content."""
+        if self._num_failures != self._cache.pool.num_on_evict_failures:
+            self._forget_all()
+            self._num_failures = self._cache.pool.num_on_evict_failures
+
     def store_missing(self) -> None:
         """Store objects that found no buffer before and are still in the pool. O(objects)."""
+        self._forget_missed()
         if self._missing:
             names, self._missing = self._missing, {}
             self._store(self._unstored(names))
@@ -127,6 +137,7 @@ class WriteBack:
         """Store the blocks that lost their content in the pool's last call, and those that failed before."""
         if self._generation != self._cache.generation or self._names is None:
             return
+        self._forget_missed()
         lost = {block: self._cached[block] for block in blocks.tolist() if block in self._cached}
         if not lost:
             return
