@@ -7,6 +7,7 @@ cache: experts and masks ask, keys and values do not.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -24,8 +25,15 @@ _LAYER_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _TEXT_NAMES = ("text_config", "llm_config", "language_config")
 #: Lists with an entry for each layer, which a class makes again for another number of layers.
 _OF_LAYERS = ("layer_types", "mlp_layer_types", "indexer_types", "per_layer_config", "mtp_layer_types")
+_HALF_ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
 #: What the default config of a class lacks.
 _DEFAULTS: dict[str, dict[str, Any]] = {
+    "chameleon": {"vocabulary_map": {"<image>": 4, "IMGIMGA": 5, "IMGIMGB": 6}},
+    "dbrx": {"attn_config": {"clip_qkv": 8.0, "kv_n_heads": 8, "rope_theta": 10000.0}},
+    "emu3": {"vocabulary_map": {"<image>": 4, "<|extra_200|>": 5, "<|visual token 000000|>": 6}},
+    **{kind: {"text_config": _HALF_ROTARY} for kind in ("glm4v", "glm46v", "glmga")},
+    "hunyuan_vl": {"text_config": {"head_dim": 128}},
+    "jetmoe": {"num_local_experts": 2 * NUM_TOKENS, "num_experts_per_tok": 2},  # as many as tokens that experts take
     "bamba": {"attn_layer_indices": [1, 5], "num_hidden_layers": NUM_LAYERS},
     "deepseek_v2": {
         "topk_method": "greedy",
@@ -58,7 +66,10 @@ def generating_classes() -> list[tuple[str, str]]:
 def small_meta_config(kind: str, class_name: str, **fields: Any) -> tuple[Any, Any]:
     """Return a class, and its config with 8 layers where the class allows it and all other sizes its own."""
     model_class = getattr(transformers, class_name)
-    config = _with_few_layers(CONFIG_MAPPING[kind], {**_DEFAULTS.get(kind, {}), **fields})
+    try:
+        config = _with_few_layers(CONFIG_MAPPING[kind], {**_DEFAULTS.get(kind, {}), **fields})
+    except Exception:  # what a config raises that needs those of its parts
+        config = _with_few_layers(model_class.config_class, fields)
     if model_class.config_class is not type(config):
         config = config.get_text_config(decoder=True)
     return model_class, config
@@ -79,11 +90,16 @@ def _with_few_layers(config_class: Any, given: dict[str, Any]) -> Any:
         return whole
 
 
-def text_model(config: Any) -> tuple[Any, Any] | None:
-    """Return the class and the config of the text layers of a multimodal model, None if they have no class."""
+def text_models(model_class: Any, config: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the classes of a multimodal model's text layers, with their config."""
     text = config.get_text_config(decoder=True)
-    found = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
-    return None if text is config or found is None else (found, text)
+    if (getattr(text, "pad_token_id", None) or 0) >= text.vocab_size:
+        text.pad_token_id = None
+    for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
+        with suppress(ValueError):  # transformers lists a class that it does not export
+            found = mapping.get(type(text), None)
+            if found is not None and found is not model_class:
+                yield found, text
 
 
 class _Answers(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
@@ -119,7 +135,10 @@ def kept_elements(model_class: Any, config: Any) -> tuple[int, int, int]:
     finally:
         torch.set_default_dtype(default)
     cache = getattr(output, "past_key_values", None)
-    return _elements_of(output.cache_params if cache is None else cache)
+    cache = output.cache_params if cache is None else cache
+    if hasattr(cache, "rnn_state"):  # xLSTM's: three tensors a layer
+        return 0, 0, sum(state.numel() for states in cache.rnn_state.values() for state in states)
+    return _elements_of(cache)
 
 
 def _elements_of(cache: Any) -> tuple[int, int, int]:
