@@ -69,9 +69,11 @@ class GroupPlan:
     the cache has changed, access raises `StalePlan`.
     """
 
-    def __init__(self, table: BlockTable, batch: Batch) -> None:
+    def __init__(self, table: BlockTable, batch: Batch, slots: vec[i64]) -> None:
         self._table = table
         self._batch = batch
+        #: Slots of all tokens; empty if they are made on access.
+        self._slots = slots
 
     def __copy__(self) -> "GroupPlan":
         raise refuse_copy("a plan", "copy its arrays")
@@ -113,7 +115,7 @@ class GroupPlan:
 
     def fill(self, buffers: object, pad_to: object = None, pad_tokens_to: object = None) -> None:
         """Write the tables and slots of this group to `buffers`, as `StepPlan.fill` does."""
-        fill_buffers(buffers, self._batch, self._table, zeros_i64(0), pad_to, pad_tokens_to)
+        fill_buffers(buffers, self._batch, self._table, self._slots, pad_to, pad_tokens_to)
 
     @property
     def indptr(self) -> npt.NDArray[np.int32]:
@@ -237,7 +239,8 @@ class StepPlan(SwapPlan):
     @property
     def groups(self) -> list[GroupPlan]:
         """Return the tables and slots of each layer group, in the order of `CacheConfig.groups`."""
-        return [GroupPlan(table, self._batch) for table in self._tables]
+        groups = [GroupPlan(self._tables[0], self._batch, self._made_slots())]
+        return groups + [GroupPlan(table, self._batch, zeros_i64(0)) for table in self._tables[1:]]
 
     @property
     def states(self) -> StateMoves:
@@ -253,7 +256,7 @@ class StepPlan(SwapPlan):
         count = len(self._tables)
         if count > 1:
             raise InvalidArgument(f"plan.{name}: the cache has {count} layer groups; use plan.groups[number].{name}")
-        return GroupPlan(self._tables[0], self._batch)
+        return GroupPlan(self._tables[0], self._batch, zeros_i64(0))
 
     @property
     def step(self) -> int:

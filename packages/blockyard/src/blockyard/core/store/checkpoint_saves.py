@@ -129,11 +129,13 @@ class CheckpointSaves:
         records = self.records
         if records.total == 0:
             return
+        num_of_row = records.num_of_row
         count: i64 = 0
         for place in range(i64(len(rows))):
-            if records.num_of_row[rows[place]] > 0:
-                self._due[count] = rows[place]
-                self._due_contents[count] = self._content_at(rows[place], records.position[records.first[rows[place]]])
+            row = rows[place]
+            if num_of_row[row] > 0:
+                self._due[count] = row
+                self._due_contents[count] = self._content_at(row, records.position[records.first[row]])
                 count += 1
         self.pool.load_contents(self._due_contents, count, FIRST_PART)
         for place in range(count):

@@ -19,6 +19,7 @@ class RefusedCheckpoints:
 
     Attributes:
         num_pending: by row, the refused checkpoints that no plan has listed yet.
+        total: those of all rows.
         num_listed: those that plans have listed since the start.
     """
 
@@ -33,6 +34,7 @@ class RefusedCheckpoints:
         self.num_listed: i64 = 0
         rows = int(sequences.max_num_seqs)
         self.num_pending = zeros_i64(rows)
+        self.total: i64 = 0
         self._nothing: list[tuple[int, int]] = []
         self._pending = [self._nothing] * rows
         #: By row, all refused checkpoints, but of its output only the latest.
@@ -40,6 +42,7 @@ class RefusedCheckpoints:
 
     def open(self, row: i64) -> None:
         """Forget those of a row."""
+        self.total -= self.num_pending[row]
         self.num_pending[row] = 0
         self._pending[row] = self._nothing
         self._all[row] = self._nothing
@@ -69,6 +72,7 @@ class RefusedCheckpoints:
         pair = (int(position), int(kind))
         self._pending[row] = [*self._pending[row], pair]
         self.num_pending[row] += 1
+        self.total += 1
         before = self._all[row]
         if kind == OUTPUT_END and before and before[-1][1] == OUTPUT_END:
             before = before[:-1]
@@ -83,7 +87,9 @@ class RefusedCheckpoints:
                 transfers.refuse_state(row, position)
                 self.num_listed += 1
         self._pending[row] = [pair for pair in self._pending[row] if pair[0] > end]
+        self.total -= self.num_pending[row]
         self.num_pending[row] = len(self._pending[row])
+        self.total += self.num_pending[row]
 
     def register(self, row: i64, latest: i64) -> None:
         """Add the checkpoints of a row that ends to the registry and drop them: their classes learn of missed hits.

@@ -165,12 +165,13 @@ class StateGroup:
         num_saves = saves.records.num_of_row
         num_refused = self._refused.num_pending
         missing_until = positions.missing_until
+        some_wait = saves.records.total > 0 or self._refused.total > 0
         for place in range(i64(len(rows))):
             row = rows[place]
             start = first[row]
             # Not a sum: counts that are too large are refused later.
             if seen_from[row] <= start and counts[place] < following[row] - start:
-                if num_saves[row] > 0 or num_refused[row] > 0:
+                if some_wait and (num_saves[row] > 0 or num_refused[row] > 0):
                     ready[row] = 0
                 continue
             if start < missing_until[row] and 0 < counts[place] < missing_until[row] - start:
