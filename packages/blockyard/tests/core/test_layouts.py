@@ -327,7 +327,7 @@ def test_check_finds_a_block_that_nothing_leads_to(runs: Runs) -> None:
     runs.publish([A, B, C], [5, 6, 9])
     index = runs.index
     index.rings.next_equal[6] = 0
-    with pytest.raises(InvariantError, match="index: table, neighbours and rings reach other blocks"):
+    with pytest.raises(InvariantError, match="index: the blocks that the table, neighbours and rings lead to"):
         check_index(index)
     index.rings.next_equal[6] = FOLLOWS
     check_index(index)
@@ -340,7 +340,7 @@ def test_check_finds_a_block_that_nothing_leads_to(runs: Runs) -> None:
 def test_check_finds_a_block_that_two_ways_lead_to(runs: Runs) -> None:
     runs.publish([A, B], [5, 6])
     runs.index.rings.next_equal[5] = FOLLOWS
-    with pytest.raises(InvariantError, match="index: table, neighbours and rings reach other blocks"):
+    with pytest.raises(InvariantError, match="index: the blocks that the table, neighbours and rings lead to"):
         check_index(runs.index)
 
 

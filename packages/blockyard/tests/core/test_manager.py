@@ -426,7 +426,7 @@ def test_tokens_can_be_appended_without_a_step() -> None:
     plan = cache.reserve([seq], 4)
     assert plan.slot_mapping.tolist() == [9, 10, 11, 12]
     other = cache.prefilled(prompt(2, 5))
-    with pytest.raises(InvalidArgument, match=r"^next_tokens\[1\] has 5 tokens for sequence \d+; 4 fit"):
+    with pytest.raises(InvalidArgument, match=r"^next_tokens\[1\] has 5 tokens for sequence \d+; only 4 fit"):
         cache.commit([seq, other], 0, [[-1] * 5, [1, 2, 3, 4, 5]])
 
 
