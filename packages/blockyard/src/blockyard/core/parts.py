@@ -77,12 +77,15 @@ class Parts:
         self.misses = self._make_misses()
         if config.partial_hits:
             self.token_blocks.index.continuations = Continuations(self.token_blocks.num_blocks)
-        self.events = self._make_events()
+        self.events: EventReader | None = None
+        if config.observe.enable_kv_cache_events:
+            self.events = EventReader(self.token_blocks, self.store.pools, len(config.layer_groups))
         self.leases = LeaseRegistry(self.kv_pool)
         if is_grouped:
             self.leases.token_blocks = self.token_blocks
         self.pool = LeasePool(self.leases, self.gate, self.history)
-        self.cpu_pool = self._make_cpu_pool()
+        cpu = self.store.cpu_pool
+        self.cpu_pool = None if cpu is None else LeasePool(LeaseRegistry(cpu), self.gate, None)
 
     def _share_pool(self) -> None:
         config = self.config
@@ -111,12 +114,3 @@ class Parts:
         misses = MissLog(self.token_blocks.index, config.num_blocks, config.hash_block_size, config.max_num_seqs)
         self.store.watch_misses(misses)
         return misses
-
-    def _make_events(self) -> EventReader | None:
-        if not self.config.observe.enable_kv_cache_events:
-            return None
-        return EventReader(self.token_blocks, self.store.pools, len(self.config.layer_groups))
-
-    def _make_cpu_pool(self) -> LeasePool | None:
-        pool = self.store.cpu_pool
-        return None if pool is None else LeasePool(LeaseRegistry(pool), self.gate, None)

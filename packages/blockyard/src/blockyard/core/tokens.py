@@ -146,7 +146,7 @@ def _pack_list(token_ids: list[Any], block_size: int, with_placeholders: bool) -
         number: int = item
         if number < 0 or number > MAX_TOKEN:
             if number > 0 or not with_placeholders:
-                _refuse_item(number, index)
+                raise InvalidArgument(f"token_ids[{index}] is {shown(number)}; a token is from 0 to {MAX_TOKEN}")
             if placeholders is None:
                 placeholders = {}
             placeholders[int(index)] = number
@@ -189,10 +189,6 @@ def _integer(item: object, index: i64) -> int:
     if not isinstance(item, np.integer):
         raise InvalidArgument(f"token_ids[{index}] is {shown(item)}; a token is an integer from 0 to {MAX_TOKEN}")
     return plain_int(f"token_ids[{index}]", item)
-
-
-def _refuse_item(number: int, index: i64) -> None:
-    raise InvalidArgument(f"token_ids[{index}] is {shown(number)}; a token is from 0 to {MAX_TOKEN}")
 
 
 def widened(items: vec[i32]) -> vec[i64]:

@@ -186,7 +186,7 @@ class FamilyFields(ConfigFields):
             return None
         for source in self._sources:
             for spelling in self._family.names_of(name):
-                if _has(source, spelling):
+                if spelling in source if isinstance(source, Mapping) else hasattr(source, spelling):
                     value = _field(source, spelling)
                     if value is not None or spelling == self._family.names_of(name)[-1]:
                         return value
@@ -200,10 +200,6 @@ def _field(config: object, name: str) -> object:
         value: object = config.get(name)
         return value
     return getattr(config, name, None)
-
-
-def _has(config: object, name: str) -> bool:
-    return name in config if isinstance(config, Mapping) else hasattr(config, name)
 
 
 def _text(value: object) -> str:

@@ -224,7 +224,9 @@ def _sparse_size(fields: FamilyFields) -> int:
         return fields.count("index_head_dim")
     if nested.get("sparse_disable_index_value") is not None:
         kept = nested["sparse_disable_index_value"]
-        if not isinstance(kept, (list, tuple)) or not all(kept[i] for i, on in enumerate(_freq(nested)) if on):
+        listed = nested.get("sparse_attention_freq")
+        sparse = listed if isinstance(listed, (list, tuple)) else []
+        if not isinstance(kept, (list, tuple)) or not all(kept[i] for i, on in enumerate(sparse) if on):
             raise InvalidArgument(
                 f"sparse_attention_config.sparse_disable_index_value is {shown(kept)}; it must be 1 for every sparse "
                 f"layer: layers with index values are not supported"
@@ -233,11 +235,6 @@ def _sparse_size(fields: FamilyFields) -> int:
         if name not in _SPARSE_HARMLESS | {"sparse_disable_index_value"} and not is_off(value):
             raise InvalidArgument(f"sparse_attention_config.{name} is {shown(value)}; this key is unknown")
     return ConfigFields(nested).count("sparse_index_dim", default=fields.count("index_head_dim"))
-
-
-def _freq(nested: Mapping[str, object]) -> list[object]:
-    listed = nested.get("sparse_attention_freq")
-    return list(listed) if isinstance(listed, (list, tuple)) else []
 
 
 def _window(fields: FamilyFields, kind: str) -> int:

@@ -444,7 +444,10 @@ class PrefixIndex:
         self.num_indexed += last - first
         self.version += 1
         if self.continuations is not None:
-            self._add_continuations(self.continuations, blocks, start + first, start + last)
+            for position in range(start + first, start + last):
+                block = i64(blocks[position])
+                first_word = self.rows.words[self.rows.start_of(block)]
+                self.continuations.add(block, self.identity[2 * block + 1], first_word)
         if owner != 0:
             self.num_pending += last - first
         elif self.log is not None:
@@ -512,12 +515,13 @@ class PrefixIndex:
         tag = chain_hash >> ID_BITS
         position = tag >> self._home_shift
         slot = slots[position]
-        while slot != 0 and (slot >> ID_BITS != tag or not self._is_equal(block, slot & ID_MASK, parent)):
+        row = self.rows.start_of(block)
+        while slot != 0 and (slot >> ID_BITS != tag or not self._equal(self.rows.words, row, slot & ID_MASK, parent)):
             position = (position + 1) & self._slot_mask
             slot = slots[position]
         equal = slot & ID_MASK
         if slot == 0:
-            equal = self.equal_follower(self.rows.words, self.rows.start_of(block), before)
+            equal = self.equal_follower(self.rows.words, row, before)
             slots[position] = tag * ID_SPAN + (block if equal == 0 else equal)
         if equal == 0:
             self.identity[2 * block] = self.new_content()
@@ -655,14 +659,6 @@ class PrefixIndex:
         for position in range(first, last):
             total ^= slots[(hashes[position] >> ID_BITS) >> shift]
         return total
-
-    def _add_continuations(self, continuations: Continuations, blocks: vec[i32], first: i64, last: i64) -> None:
-        for position in range(first, last):
-            block = i64(blocks[position])
-            continuations.add(block, self.identity[2 * block + 1], self.rows.words[self.rows.start_of(block)])
-
-    def _is_equal(self, block: i64, other: i64, parent: i64) -> bool:
-        return self._equal(self.rows.words, self.rows.start_of(block), other, parent)
 
     def set_computed(self, blocks: vec[i32], start: i64, count: i64, owner: i64) -> None:
         """Mark those of `blocks[start:start + count]` that `owner` had to compute as computed."""

@@ -128,7 +128,7 @@ class NamedPool(StandalonePool):
         self._gate.enter("find")
         try:
             words = pack_names(listed(names), read_int("group", group, 0, MAX_GROUP))
-            return self._as_array(self._named.find_all(words))
+            return np.array(view_i32(self._named.find_all(words)))
         finally:
             self._gate.leave()
 
@@ -154,9 +154,6 @@ class NamedPool(StandalonePool):
             return np.array([view_i32(row)[:reached] for row in rows], dtype=np.int32).reshape(len(rows), reached)
         finally:
             self._gate.leave()
-
-    def _as_array(self, blocks: vec[i32]) -> npt.NDArray[np.int32]:
-        return np.array(view_i32(blocks))
 
     def names_of(self, block_id: object) -> list[tuple[bytes, int]]:
         """Return the names of a block with their groups, oldest first.
@@ -365,7 +362,9 @@ class NamedPool(StandalonePool):
             count = i64(len(words)) // NAME_WORDS
             if len(ids) != count:
                 raise InvalidArgument(f"names has {count} items for {len(ids)} blocks; give one name for each block")
-            self._require_no_null(ids)
+            for position in range(i64(len(ids))):
+                if ids[position] == 0:
+                    raise InvalidArgument(f"blocks[{position}] is 0, the null block, which cannot have a name")
             self._named.make_room_for_names(count)
             return self._name_all(ids, words)
         finally:
@@ -564,11 +563,6 @@ class NamedPool(StandalonePool):
         if type(block_id) is int and block_id < int(self._ledger.capacity) and self._is_there(i64(block_id)):
             return i64(block_id)
         return i64(read_int("block_id", block_id, 1, last))
-
-    def _require_no_null(self, blocks: vec[i32]) -> None:
-        for position in range(i64(len(blocks))):
-            if blocks[position] == 0:
-                raise InvalidArgument(f"blocks[{position}] is 0, the null block, which cannot have a name")
 
 
 def _leading(blocks: vec[i32]) -> i64:
