@@ -237,7 +237,7 @@ class Roster:
         salt = CacheSalt(SEPARATOR.join([own, *salts]) if own or salts else SEPARATOR)
         return (salt, *(key for key in keys if not isinstance(key, CacheSalt)))
 
-    def most(self, number: int, usable: int, watermark: int) -> int:
+    def max_blocks(self, number: int, usable: int, watermark: int) -> int:
         """Return how many blocks the tenant can ever hold in a pool of `usable` blocks. O(1)."""
         member, group = self.members[number], self.group_of[number]
         guarantee, members = self._guarantees[group.name]

@@ -194,7 +194,7 @@ def test_what_a_tenant_may_take_is_the_most_that_leaves_the_guarantees() -> None
         held = dict.fromkeys(names, 0)
         for slot, name in enumerate(names):
             most = most_that_leaves_the_guarantees(groups, held, name, free, watermark)
-            assert book.most(slot, free, watermark) == most, (groups, name, free, watermark)
+            assert book.max_blocks(slot, free, watermark) == most, (groups, name, free, watermark)
         for _ in range(8):
             slot = choose.randrange(len(names))
             most = most_that_leaves_the_guarantees(groups, held, names[slot], free, watermark)

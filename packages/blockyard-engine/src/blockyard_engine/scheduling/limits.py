@@ -60,7 +60,7 @@ class CacheLimits:
 
     def num_usable(self, tenant: int = 0) -> int:
         """Return the blocks that admission gives out at most, to this tenant if tenants share the pool. O(1)."""
-        return self.roster.most(tenant, self._config.num_blocks - 1, self._config.watermark_blocks)
+        return self.roster.max_blocks(tenant, self._config.num_blocks - 1, self._config.watermark_blocks)
 
     def num_blocks(self, num_tokens: int, chunk: int | None = None) -> int:
         """Return how many blocks, in all layer groups, one sequence holds at most while it grows to `num_tokens`.

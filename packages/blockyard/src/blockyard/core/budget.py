@@ -48,7 +48,7 @@ class Budget:
         """
         return free - watermark
 
-    def most(self, tenant: i64, usable: i64, watermark: i64) -> i64:  # noqa: ARG002
+    def max_blocks(self, tenant: i64, usable: i64, watermark: i64) -> i64:  # noqa: ARG002
         """Return how many of `usable` blocks limits and others' guarantees let the tenant hold; `NO_LIMIT` for all."""
         return NO_LIMIT
 
@@ -210,8 +210,8 @@ class SharedBudget(Budget):
         room = min(room, self.max_held[tenant] - self.held[tenant])
         return min(room, self.group_max[group] - self.group_held[group] - others_in_group)
 
-    def most(self, tenant: i64, usable: i64, watermark: i64) -> i64:
-        return self.roster.most(int(tenant), int(usable), int(watermark))
+    def max_blocks(self, tenant: i64, usable: i64, watermark: i64) -> i64:
+        return self.roster.max_blocks(int(tenant), int(usable), int(watermark))
 
     def limits(self, tenant: i64, free: i64) -> str:
         group = self.group[tenant]

@@ -1,4 +1,4 @@
-"""Which prompts' beginnings each replica was sent, by links instead of tokens."""
+"""The beginnings of prompts that each replica was sent, as links that stand for many tokens each."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ ATTENTION_FAMILIES = (
     row(
         "longcat_flash",
         latent(None, 6144, 64, 512, 64, num_layers=28, attention_method="MLA"),
-        rules.must_be("attention_method", "MLA"),
+        rules.full_if_equal("attention_method", "MLA"),
         harmless=_LATENT_ONLY + " mla_scale_q_lora mla_scale_kv_lora",
     ),
     row("minicpm3", latent(62, 2560, 40, 256, 32), harmless=_LATENT_ONLY + " dim_model_base"),

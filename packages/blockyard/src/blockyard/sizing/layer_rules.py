@@ -90,7 +90,7 @@ def all_hybrid(_fields: ConfigFields, num_layers: int) -> list[str]:
     return [HYBRID] * num_layers
 
 
-def must_list(_fields: ConfigFields, _num_layers: int) -> list[str]:
+def require_list(_fields: ConfigFields, _num_layers: int) -> list[str]:
     """Raise `InvalidArgument`, for families whose configs must list the kinds of the layers."""
     raise InvalidArgument(
         "layer_types is missing; the config must list which layers have attention (transformers.AutoConfig adds it)"
@@ -122,7 +122,7 @@ def no_windows(fields: ConfigFields, num_layers: int) -> list[str]:
     return [FULL] * num_layers
 
 
-def must_be(field: str, known: str) -> LayerRule:
+def full_if_equal(field: str, known: str) -> LayerRule:
     """Return a rule for families with full attention in all layers that requires `field` to be absent or `known`."""
 
     def rule(fields: ConfigFields, num_layers: int) -> list[str]:

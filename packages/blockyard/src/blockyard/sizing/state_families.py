@@ -83,7 +83,7 @@ STATE_FAMILIES = (
     row(
         "granitemoehybrid",
         gqa(32, 4096, 32, layer_types=None, layers_block_type=None, **_MAMBA_2),
-        rules.must_list,
+        rules.require_list,
         states.mamba2,
         harmless=_MAMBA_ONLY,
     ),
@@ -101,7 +101,7 @@ STATE_FAMILIES = (
             sliding_window=None,
             **{**_MAMBA_2, "mamba_d_state": 128, "mamba_d_head": 64, "mamba_n_groups": 8},
         ),
-        rules.must_list,
+        rules.require_list,
         states.mamba2,
         harmless=_MAMBA_ONLY + " mtp_hybrid_override_pattern mtp_layers_block_type",
         aliases={
@@ -124,7 +124,7 @@ STATE_FAMILIES = (
             layers_block_type=None,
             **{**_MAMBA_2, "mamba_d_state": 64, "mamba_n_heads": 8, "mamba_d_head": None},
         ),
-        rules.must_list,
+        rules.require_list,
         states.mamba2,
         aliases={
             "mamba_n_heads": "n_mamba_heads",

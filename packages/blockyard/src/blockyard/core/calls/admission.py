@@ -184,7 +184,7 @@ class AdmissionControl:
 
     def _num_share(self, tenant: i64) -> i64:
         """Return how many blocks a tenant can hold if all other blocks are free."""
-        return self.budget.most(tenant, i64(self.kv_pool.num_blocks) - 1, self.watermark)
+        return self.budget.max_blocks(tenant, i64(self.kv_pool.num_blocks) - 1, self.watermark)
 
     def _require_share(self, least: i64, tenant: i64) -> None:
         most = self._num_share(tenant)

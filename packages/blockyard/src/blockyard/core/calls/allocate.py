@@ -280,7 +280,7 @@ class AllocateCalls:
         return self.misses.explain(prompt, hit, hittable, num_tokens, resumed)
 
     def _keep_causes(self, row: i64, prompt: Prompt, hit: Hit, causes: list[int]) -> None:
-        self.misses.keep(row, causes)
+        self.misses.store_causes(row, causes)
         try:
             self.misses.note_first(prompt.words, prompt.num_tokens, hit.root, self.block_size)
         except MemoryError:  # a later miss is explained worse

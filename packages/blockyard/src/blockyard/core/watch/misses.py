@@ -48,7 +48,7 @@ class Misses(PoolObserver):
         """
         return []
 
-    def keep(self, row: i64, causes: list[int]) -> None:
+    def store_causes(self, row: i64, causes: list[int]) -> None:
         """Store the causes of the prompt in a row."""
 
     def note_first(self, words: vec[i64], num_tokens: i64, root: i64, block_size: i64) -> None:
@@ -212,7 +212,7 @@ class MissLog(Misses):
                 self._first_blocks.popitem(last=False)
             self._first_blocks[name] = root
 
-    def keep(self, row: i64, causes: list[int]) -> None:
+    def store_causes(self, row: i64, causes: list[int]) -> None:
         for position in range(NUM_CAUSES):
             self._of_rows[row * NUM_CAUSES + position] = causes[position]
 

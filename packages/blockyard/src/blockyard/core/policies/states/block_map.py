@@ -196,7 +196,7 @@ class BlockMap:
                     raise InvariantError(f"states: block {block} is listed at node {node}, and is not there")
         num_there = sum([1 for block in range(len(self.node_of)) if self.node_of[i64(block)] != ROOT])
         if num_linked != num_there:
-            raise InvariantError(f"states: {num_there} blocks are at nodes, {num_linked} are listed there")
+            raise InvariantError(f"states: {num_there} blocks have a node, but the nodes list {num_linked}")
         for block in range(len(self.output_of)):
             if self.output_of[i64(block)] != NONE and self.checkpoint_of[i64(block)] != NO_CHECKPOINT:
                 raise InvariantError(f"states: block {block} is a part of two checkpoints")

@@ -186,7 +186,10 @@ class LearnedOrder(CheckpointOrder):
             self._index[row + first] = self._best_ratio(row, first)
 
     def _best_ratio(self, row: i64, first: i64) -> float:
-        """Return the best ratio of hits to time over all ages to stop at. A hit comes halfway through its bucket."""
+        """Return the highest ratio of hits to time, over all ages until which the checkpoint could be kept.
+
+        A hit is counted halfway through its bucket.
+        """
         there = 1.0
         hits = 0.0
         time = 0.0
