@@ -1,4 +1,4 @@
-"""Arguments that act when they are read: every way in which reading a value runs Python code of its own."""
+"""Arguments that run Python code when they are read, in every possible way."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Number:
 
 
 class Integer(int):
-    """An int of a class of its own."""
+    """An int of a subclass."""
 
     act: Act = staticmethod(lambda: None)
 
@@ -87,7 +87,7 @@ class Integer(int):
 
 
 class Float(float):
-    """A float of a class of its own."""
+    """A float of a subclass."""
 
     act: Act = staticmethod(lambda: None)
 
@@ -101,7 +101,7 @@ class Float(float):
 
 
 class Text(str):
-    """A string of a class of its own."""
+    """A string of a subclass."""
 
     __slots__ = ("act",)
 
@@ -162,11 +162,11 @@ class _Acting:
 
 
 class List(_Acting, list):
-    """A list of a class of its own."""
+    """A list of a subclass."""
 
 
 class Tuple(_Acting, tuple):
-    """A tuple of a class of its own."""
+    """A tuple of a subclass."""
 
 
 def _made(kind: Any, act: Act, value: Any) -> Any:

@@ -32,7 +32,7 @@ MAX_FORMER = 100
 
 
 class Compared:
-    """A random world's cache, told over a wire: now and then it is compared with the mirror behind it."""
+    """The cache of a random world with a mirror that follows it over a wire; they are compared now and then."""
 
     cache: Any
     config: Any
@@ -100,7 +100,7 @@ class Compared:
 
 
 class WiredWorld(Compared, World):
-    """A random world whose events go over a wire; now and then it is compared with the mirror behind it."""
+    """A random world whose events are sent over a wire, and compared with the mirror now and then."""
 
     def __init__(self, seed: int, mirror: Mirror | None = None, name: str = "worker") -> None:
         super().__init__(blockyard, seed)

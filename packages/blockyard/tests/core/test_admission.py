@@ -60,7 +60,7 @@ def test_idle_hits_count_against_the_free_blocks() -> None:
     assert cache.can_allocate([*prompt(2, 4), *prompt(3, 9)]) is LATER
 
 
-def test_the_models_length_is_a_limit_of_its_own() -> None:
+def test_max_model_len_limits_prompts_even_in_a_large_pool() -> None:
     cache = Checked(max_model_len=10)
     assert [cache.can_allocate([1] * length) for length in (10, 11)] == [OK, NEVER]
     with pytest.raises(NeverFits, match=r"^token_ids has 11 tokens; max_model_len is 10$"):
@@ -88,7 +88,7 @@ def test_asking_changes_nothing() -> None:
     assert snapshot(cache.cache) == before
 
 
-def test_one_that_does_not_fit_stops_no_other() -> None:
+def test_prompt_that_does_not_fit_blocks_no_other() -> None:
     """Two blocks are free. The first wants three and gets none, the second gets its one; the third finds one left."""
     cache = Checked(num_blocks=6)
     seqs = [cache.prefilled(prompt(number, 4), [7]) for number in (1, 2, 3)]
@@ -118,7 +118,7 @@ def test_a_preempted_sequence_hits_its_own_blocks() -> None:
     assert cache.row(again)[:2] == [3, 4]
 
 
-def test_an_answer_in_an_if_is_true_for_ok_alone() -> None:
+def test_only_ok_is_truthy() -> None:
     assert [bool(answer) for answer in Admission] == [True, False, False]
     assert [bool(answer) for answer in Resize] == [True, False]
     cache = Checked(num_blocks=4)

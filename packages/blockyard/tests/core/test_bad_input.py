@@ -41,7 +41,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def test_a_snapshot_sees_what_a_call_changes(scene: Scene) -> None:
+def test_snapshot_shows_changes_of_a_call(scene: Scene) -> None:
     before = snapshot(scene.cache)
     scene.cache.commit([scene.decoding], 0)
     assert snapshot(scene.cache) != before
@@ -69,7 +69,7 @@ def test_idle_hits_count_as_needed(scene: Scene) -> None:
     scene.refused(OutOfBlocks, lambda: scene.cache.allocate(prompt), "token_ids", 7)
 
 
-def test_the_watermark_is_kept() -> None:
+def test_admission_leaves_the_watermark_free() -> None:
     cache = KVCacheManager(CacheConfig(11, 1, watermark=0.3))
     assert cache.can_allocate([1] * 7).name == "OK"
     with pytest.raises(NeverFits, match=r"token_ids needs 8 blocks; the pool has 10.* 3"):
@@ -136,7 +136,7 @@ def calls_with_handle(cache: KVCacheManager, handle: Any) -> list[Callable[[], o
 
 
 @pytest.mark.parametrize("call", range(10))
-def test_a_finished_sequence(scene: Scene, call: int) -> None:
+def test_handle_of_a_finished_sequence_is_unknown(scene: Scene, call: int) -> None:
     error = scene.refused(UnknownSequence, calls_with_handle(scene.cache, scene.dead)[call], scene.dead, "freed")
     assert isinstance(error, LogicError)
     assert "'decoding'" in str(error), "the error names who holds the row now"
@@ -144,7 +144,7 @@ def test_a_finished_sequence(scene: Scene, call: int) -> None:
 
 @pytest.mark.parametrize("handle", [0, 1, -1, -(2**20), 2**20 - 1, 7 << 20, 2**61, 2**62, 2**63, 2**70, -(2**70)])
 @pytest.mark.parametrize("call", range(10))
-def test_an_invented_handle(scene: Scene, call: int, handle: int) -> None:
+def test_invented_handle_is_unknown(scene: Scene, call: int, handle: int) -> None:
     before = snapshot(scene.cache)
     # Beyond 64 bits, numpy says no more of a list than that its items are objects.
     named = str(handle) if abs(handle) < 2**64 else "object|" + str(handle)
@@ -155,7 +155,7 @@ def test_an_invented_handle(scene: Scene, call: int, handle: int) -> None:
 
 @pytest.mark.parametrize("handle", [None, "1", 1.0, True, b"1", [1.5], {}, object(), np.array([[1]]), np.array([1.0])])
 @pytest.mark.parametrize("call", range(10))
-def test_no_handle_at_all(scene: Scene, call: int, handle: Any) -> None:
+def test_values_that_are_no_handles_are_refused(scene: Scene, call: int, handle: Any) -> None:
     scene.refused(InvalidArgument, calls_with_handle(scene.cache, handle)[call])
 
 
@@ -174,13 +174,13 @@ def test_a_batch_with_one_bad_handle_does_nothing(scene: Scene) -> None:
         scene.refused(UnknownSequence, lambda batch=batch: cache.commit(batch, 0), scene.dead)
 
 
-def test_one_handle_twice(scene: Scene) -> None:
+def test_handle_given_twice_is_refused(scene: Scene) -> None:
     cache, twice = scene.cache, [scene.decoding, scene.reserved, scene.decoding]
     for call in (lambda: cache.free(twice), lambda: cache.reserve(twice, 1), lambda: cache.commit(twice, 0)):
         scene.refused(InvalidArgument, call, "seqs", "2", scene.decoding)
 
 
-def test_another_managers_handle() -> None:
+def test_handle_of_another_manager_is_unknown() -> None:
     """Serials are not shared; a handle of another manager is refused unless both gave out the same number."""
     one, other = Scene(), Scene()
     for _ in range(3):
@@ -239,7 +239,7 @@ def test_next_tokens_after_none(scene: Scene) -> None:
     scene.refused(InvalidArgument, lambda: scene.cache.commit([scene.decoding], 0, [[-1, 5]]), "next_tokens[0]", -1)
 
 
-def test_more_next_tokens_than_fit(scene: Scene) -> None:
+def test_more_next_tokens_than_slots_are_refused(scene: Scene) -> None:
     """Six tokens in two blocks of four: two places, and one token may wait for its block."""
     cache = scene.cache
     scene.refused(
@@ -268,7 +268,7 @@ def test_speculated_tokens_must_be_named(scene: Scene) -> None:
     cache.commit([scene.decoding], 3, [[7, 8, 9]])
 
 
-def test_a_joiner_before_its_prefix(scene: Scene) -> None:
+def test_waiter_commits_only_after_its_prefix(scene: Scene) -> None:
     cache = scene.cache
     assert cache.reserve([scene.waiting], 1).status.tolist() == [2]
     assert cache.reserve([scene.reserved, scene.waiting], [9, 1]).all_fit
@@ -279,7 +279,7 @@ def test_a_joiner_before_its_prefix(scene: Scene) -> None:
     cache.commit([scene.waiting, scene.reserved], [1, 9])
 
 
-def test_a_plan_of_the_past(scene: Scene) -> None:
+def test_plan_is_stale_after_a_change(scene: Scene) -> None:
     plan = scene.cache.reserve([scene.decoding], 1)
     assert plan.block_tables.tolist() == [[1, 3]] or plan.block_tables.shape == (1, 2)
     scene.cache.commit([scene.decoding], 1)
@@ -301,7 +301,7 @@ def test_cuts_outside_their_limits(scene: Scene, length: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["reserved", "waiting"])
-def test_forks_and_cuts_before_their_time(scene: Scene, name: str) -> None:
+def test_uncomputed_sequences_cannot_be_forked_or_truncated(scene: Scene, name: str) -> None:
     seq = getattr(scene, name)
     scene.refused(SequenceNotReady, lambda: scene.cache.fork(seq), "fork", f"'{name}'")
     scene.refused(SequenceNotReady, lambda: scene.cache.truncate(seq, 1), "truncate", f"'{name}'")
@@ -311,14 +311,14 @@ def test_forks_and_cuts_before_their_time(scene: Scene, name: str) -> None:
 
 
 @pytest.mark.parametrize("holder", [None, 1, b"x", ["x"]])
-def test_holders(scene: Scene, holder: Any) -> None:
+def test_holders_must_be_strings(scene: Scene, holder: Any) -> None:
     scene.refused(InvalidArgument, lambda: scene.cache.allocate([1], holder=holder), "holder")
 
 
 @pytest.mark.parametrize(
     "keys", ["a", ("a",), None, 1, (1,), {"lora": "a"}, (LoRA("a"), LoRA("b")), (CacheSalt("a"), None), LoRA("a")]
 )
-def test_extra_keys(scene: Scene, keys: Any) -> None:
+def test_invalid_extra_keys_are_refused(scene: Scene, keys: Any) -> None:
     scene.refused(InvalidArgument, lambda: scene.cache.allocate([1], extra_keys=keys), "extra_keys")
     scene.refused(InvalidArgument, lambda: scene.cache.can_allocate([1], extra_keys=keys), "extra_keys")
 
@@ -332,7 +332,7 @@ def test_names_of_extra_keys(name: Any) -> None:
 
 
 @pytest.mark.parametrize("config", [None, 8, {"num_blocks": 8}])
-def test_a_manager_of_no_config(config: Any) -> None:
+def test_manager_needs_a_config(config: Any) -> None:
     with pytest.raises(InvalidArgument, match="config is"):
         KVCacheManager(config)
 

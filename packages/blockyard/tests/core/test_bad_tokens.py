@@ -87,7 +87,7 @@ HOSTILE_TOKENS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_TOKENS)
-def test_hostile_tokens(scene: Scene, name: str) -> None:
+def test_hostile_tokens_are_refused_without_a_change(scene: Scene, name: str) -> None:
     tokens = HOSTILE_TOKENS[name]
     scene.refused(InvalidArgument, lambda: scene.cache.allocate(tokens), "token_ids")
     scene.refused(InvalidArgument, lambda: scene.cache.can_allocate(tokens), "token_ids")
@@ -121,7 +121,7 @@ def test_what_foreign_code_raised_is_the_cause(scene: Scene) -> None:
         st.binary(max_size=3),
     ),
 )
-def test_one_bad_token_among_good_ones(tokens: list[Any], where: int, bad: Any) -> None:
+def test_one_bad_token_is_refused_by_its_position(tokens: list[Any], where: int, bad: Any) -> None:
     scene = Scene()
     tokens.insert(min(where, len(tokens)), bad)
     position = f"token_ids[{min(where, len(tokens) - 1)}]"
@@ -191,7 +191,7 @@ def test_all_good_forms_are_the_same_tokens(tokens: list[int], block_size: int) 
         cache.free(seq)
 
 
-def test_the_callers_array_stays_the_callers() -> None:
+def test_callers_array_is_never_written() -> None:
     tokens = np.arange(1, 9, dtype=np.int32)
     cache = KVCacheManager(CacheConfig(10, 4))
     seq = cache.allocate(tokens)
@@ -202,7 +202,7 @@ def test_the_callers_array_stays_the_callers() -> None:
 
 
 @pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
-def test_hostile_tensors(scene: Scene) -> None:
+def test_hostile_tensors_are_refused(scene: Scene) -> None:
     torch = pytest.importorskip("torch")
     for tokens in (
         torch.tensor([1.0]),
@@ -246,7 +246,7 @@ def test_accepted_drafts_may_differ_in_number(make: Any) -> None:
         ([[1, -1, 3], [2]], r"^next_tokens\[0\] has 3 after -1"),
     ],
 )
-def test_rows_that_are_no_tokens_are_refused_in_our_words(tokens: Any, message: str) -> None:
+def test_invalid_rows_of_tokens_are_refused_by_name(tokens: Any, message: str) -> None:
     cache = Checked(20)
     seqs = [cache.allocate(prompt(1, 5)), cache.allocate(prompt(2, 3))]
     cache.commit(seqs, cache.reserve(seqs).num_scheduled)
@@ -255,7 +255,7 @@ def test_rows_that_are_no_tokens_are_refused_in_our_words(tokens: Any, message: 
     assert [cache.num_tokens(seq) for seq in seqs] == [5, 3]
 
 
-def test_lists_of_different_lengths_are_refused_in_our_words_everywhere() -> None:
+def test_ragged_lists_are_refused_by_name_in_every_call() -> None:
     cache = Checked(20)
     seq = cache.allocate(prompt(1, 5))
     ragged: Any = [[1], [2, 3]]

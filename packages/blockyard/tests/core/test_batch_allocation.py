@@ -1,4 +1,4 @@
-"""Several prompts admitted at once: all or none, what they have in common once, and no promise that is not kept."""
+"""Several prompts admitted at once: all or none, and blocks of a common beginning are taken once."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_group_of_answers_is_preempted_and_readmitted_as_one(num_cpu_blocks: int
     assert num_waits
 
 
-def test_the_names_go_with_the_prompts() -> None:
+def test_holders_follow_the_order_of_prompts() -> None:
     cache = Checked()
     seqs = cache.allocate_batch([prompt(1, 3), prompt(2, 3)], holders=["a", "b"])
     assert cache.running() == dict(zip(seqs, ["a", "b"], strict=True))
@@ -77,7 +77,7 @@ def test_the_names_go_with_the_prompts() -> None:
     assert cache.running()[seqs[0]] == ""
 
 
-def test_extra_keys_hold_for_all_of_them() -> None:
+def test_extra_keys_apply_to_the_whole_batch() -> None:
     cache = Checked()
     cache.free(cache.prefilled(prompt(1, 8)))
     first, second = cache.allocate_batch([[*prompt(1, 8), 5], [*prompt(1, 8), 6]], extra_keys=(LoRA("x"),))
@@ -110,7 +110,7 @@ def test_all_or_none() -> None:
     "prompts",
     [None, [], (), "ab", {1: [1]}, 5, [[1], None], [[1], []], [[1], [-1]], [[1], [True]], [1, 2], [[1], [2**31]]],
 )
-def test_what_is_no_list_of_prompts(prompts: Any) -> None:
+def test_batch_must_be_a_list_of_prompts(prompts: Any) -> None:
     cache = Checked()
     before = snapshot(cache.cache)
     for call in (cache.allocate_batch, cache.can_allocate_batch):
@@ -120,7 +120,7 @@ def test_what_is_no_list_of_prompts(prompts: Any) -> None:
 
 
 @pytest.mark.parametrize("holders", [None, "ab", ["a"], ["a", "b", "c"], ["a", 5], {"a": 1, "b": 2}, [None, None], 5])
-def test_what_are_no_names(holders: Any) -> None:
+def test_holders_of_a_batch_must_be_names(holders: Any) -> None:
     cache = Checked()
     with refused(cache.cache, InvalidArgument, match="holders"):
         cache.allocate_batch([prompt(1, 3), prompt(2, 3)], holders=holders)

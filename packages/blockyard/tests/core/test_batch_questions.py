@@ -1,4 +1,4 @@
-"""Questions and reservations of a whole batch: what one handle is told, many are told at once."""
+"""Queries and reservations of a whole batch give the same results as those of single sequences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def made(**options: Any) -> KVCacheManager:
 
 
 @pytest.mark.parametrize("form", [list, tuple, np.array, lambda seqs: np.array(seqs, dtype=np.uint64)])
-def test_many_are_told_what_each_is_told(form: Any) -> None:
+def test_batch_query_equals_single_queries(form: Any) -> None:
     cache = made()
     seqs = [cache.allocate(list(range(start, start + length))) for start, length in ((0, 5), (100, 9), (200, 1))]
     cache.commit(seqs[1], cache.reserve(seqs[1], 7).num_scheduled)
@@ -27,7 +27,7 @@ def test_many_are_told_what_each_is_told(form: Any) -> None:
     assert cache.num_tokens([]).tolist() == []
 
 
-def test_one_is_told_an_int() -> None:
+def test_single_query_returns_an_int() -> None:
     cache = made()
     seq = cache.allocate([1, 2, 3])
     for handle in (seq, np.int64(seq), np.array(seq)):
@@ -37,7 +37,7 @@ def test_one_is_told_an_int() -> None:
 
 
 @pytest.mark.parametrize("seqs", ["x", b"x", None, 1.5, True, [True], [1.5], [[1]], {"a": 1}])
-def test_what_is_no_handle_is_refused(seqs: Any) -> None:
+def test_queries_refuse_values_that_are_no_handles(seqs: Any) -> None:
     cache = made()
     cache.allocate([1, 2, 3])
     for ask in (cache.num_tokens, cache.num_computed_tokens):
@@ -69,7 +69,7 @@ def test_a_reservation_without_counts_is_for_all_that_is_known_and_not_computed(
     cache.check()
 
 
-def test_it_is_the_step_that_the_same_counts_give() -> None:
+def test_reservation_without_counts_equals_one_with_them() -> None:
     caches = [made(groups=(LayerGroup(4), LayerGroup(4, sliding_window=6)), hash_seed=1) for _ in range(2)]
     plans = []
     for cache, counts in zip(caches, (None, [11, 6]), strict=True):
@@ -81,7 +81,7 @@ def test_it_is_the_step_that_the_same_counts_give() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"groups": (LayerGroup(4), LayerGroup(4, sliding_window=6))}])
-def test_a_lookup_that_holds_nothing(options: Any) -> None:
+def test_num_cached_tokens_holds_nothing(options: Any) -> None:
     cache = made(**options)
     prompt = list(range(12))
     assert cache.num_cached_tokens(prompt) == 0

@@ -1,4 +1,4 @@
-"""A pool's size in bytes: the blocks it is, what groups of unequal bytes leave empty, and what is refused."""
+"""A pool's size in bytes: its blocks, the padding of groups of unequal bytes, and refused sizes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_block_of_a_rank_has_its_part_of_the_tokens() -> None:
     assert config.block_bytes == 16 * 100
 
 
-def test_what_groups_leave_empty_is_told() -> None:
+def test_padding_of_groups_is_reported() -> None:
     config = CacheConfig(num_bytes=10**6, groups=(WIDE, NARROW, STATE), max_num_seqs=4)
     assert config.padding_bytes == (0, 1_600 - 960, 3 * 1_600 - 4_000)
     assert CacheConfig(100, groups=(WIDE, replace(NARROW, token_bytes=100))).padding_bytes == (0, 0)
@@ -120,7 +120,7 @@ def test_states_stand_beside_groups_of_unequal_bytes() -> None:
         ),
     ],
 )
-def test_budgets_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+def test_impossible_budgets_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         cache_config(**{"groups": (WIDE, NARROW), **fields})
 
@@ -136,7 +136,7 @@ def test_budgets_that_cannot_be(fields: dict[str, Any], message: str) -> None:
         ({"num_bytes": 16_000}, "tenants have guarantees .* of 20 blocks together; num_blocks is 10"),
     ],
 )
-def test_a_resize_that_cannot_be_changes_nothing(sizes: dict[str, Any], message: str) -> None:
+def test_refused_resize_changes_nothing(sizes: dict[str, Any], message: str) -> None:
     cache = KVCacheManager(CacheConfig(num_bytes=10**6, groups=(WIDE, NARROW), tenants=(Tenant("a", min_blocks=20),)))
     with refused(cache, InvalidArgument, match=message):
         cache.resize(**sizes)

@@ -15,7 +15,7 @@ GROUPS = (LayerGroup(4), LayerGroup(2, 5))
 CONFIGS: list[dict[str, Any]] = [{}, {"num_cpu_blocks": 5}, {"groups": (LayerGroup(4), LayerGroup(8, 5))}]
 
 
-def test_yes_exactly_while_the_blocks_last() -> None:
+def test_can_append_is_true_exactly_while_blocks_suffice() -> None:
     """Five blocks, two in use: twelve more tokens fit behind the six, and the two that fill the second block."""
     for settings in CONFIGS[:2]:
         cache = Checked(6, **settings)
@@ -41,8 +41,10 @@ def test_all_groups_need_their_blocks() -> None:
 
 @pytest.mark.parametrize("settings", CONFIGS[:2])
 def test_a_shared_last_block_counts_its_copy(settings: dict[str, Any]) -> None:
-    """Three blocks, two used: each fork of six tokens that writes needs a copy. The last writer owns the old block,
-    so asking for both is cautious by a block, as documented."""
+    """Three blocks, two used: each fork of six tokens that writes needs a copy.
+
+    The last writer owns the old block, so asking for both is cautious by a block, as documented.
+    """
     cache = Checked(4, **settings)
     first = cache.prefilled(prompt(1, 6))
     (second,) = cache.fork(first)
@@ -65,7 +67,7 @@ def test_append_is_refused_without_a_block_for_the_copy(settings: dict[str, Any]
     assert cache.reserve([first], 1).all_fit
 
 
-def test_no_while_blocks_it_joined_are_not_computed() -> None:
+def test_can_append_is_false_while_joined_blocks_are_uncomputed() -> None:
     cache = Checked()
     first = cache.allocate(prompt(1, 9))
     second = cache.allocate(prompt(1, 9))
@@ -96,7 +98,7 @@ def _slots(plan: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("settings", CONFIGS)
-def test_append_refuses_what_has_no_place(settings: dict[str, Any]) -> None:
+def test_append_refuses_tokens_without_a_slot(settings: dict[str, Any]) -> None:
     """Six tokens leave room for two; one more may wait in the row; a fourth has no place."""
     cache = Checked(**settings)
     seq = cache.prefilled(prompt(1, 6))

@@ -1,4 +1,4 @@
-"""The CPU pool as a second chance: what the pool evicts is saved there, found again, and loaded by the next step."""
+"""The CPU pool keeps evicted blocks: they are saved there, hit again, and loaded by the next step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def push_out(cache: Checked) -> None:
     assert cache.num_cached_blocks == 0
 
 
-def test_evicted_saved_hit_and_loaded() -> None:
+def test_evicted_blocks_are_saved_hit_and_loaded() -> None:
     cache = tiered()
     assert run(cache, prompt(1, 8)) == [1, 2]
     # The pool has four blocks: the newcomer takes 3 and 4, then evicts 2, a suffix, before 1.
@@ -56,7 +56,7 @@ def test_evicted_saved_hit_and_loaded() -> None:
     assert cache.reserve([again], 0).swap_ins.tolist() == []  # loaded once
 
 
-def test_what_was_loaded_is_hit_in_the_pool() -> None:
+def test_loaded_blocks_are_hit_in_the_pool() -> None:
     cache = tiered(num_blocks=9)
     run(cache, prompt(1, 8))
     push_out(cache)
@@ -71,8 +71,8 @@ def test_what_was_loaded_is_hit_in_the_pool() -> None:
     assert cache.reserve([late], 1).swap_ins.tolist() == []
 
 
-def test_a_save_is_told_before_what_takes_its_place() -> None:
-    """Whatever plan comes next tells of all evictions since the last one, even a plan of no sequences."""
+def test_plan_saves_a_block_before_it_is_overwritten() -> None:
+    """The next plan has all evictions since the last one, even if it is a plan without sequences."""
     cache = tiered()
     run(cache, prompt(1, 16))
     push_out(cache)
@@ -81,7 +81,7 @@ def test_a_save_is_told_before_what_takes_its_place() -> None:
     assert cache.reserve([], 0).swap_outs.tolist() == []
 
 
-def test_swap_plans_tell_of_saves_too() -> None:
+def test_swap_plans_include_saves() -> None:
     cache = tiered(num_blocks=6)
     run(cache, prompt(1, 8))
     seq = cache.allocate(prompt(2, 3))
@@ -98,7 +98,7 @@ def test_swap_plans_tell_of_saves_too() -> None:
 
 
 def test_a_duplicate_in_the_pool_is_not_saved() -> None:
-    """Of two blocks with equal contents the first to be evicted is no loss; the last one is saved."""
+    """If two blocks have equal contents, only the last one to be evicted is saved."""
     cache = tiered()
     first, second = cache.allocate(prompt(1, 5)), cache.allocate(prompt(1, 5))
     cache.compute(first)
@@ -113,7 +113,7 @@ def test_a_duplicate_in_the_pool_is_not_saved() -> None:
     assert cache.reserve([], 0).swap_outs.tolist() == [[block, 1]]
 
 
-def test_what_the_cpu_has_is_not_saved_again() -> None:
+def test_content_in_the_cpu_pool_is_not_saved_again() -> None:
     cache = tiered()
     run(cache, prompt(1, 4))
     push_out(cache)
@@ -179,7 +179,7 @@ def test_nothing_is_saved_over_a_save_of_the_same_plan() -> None:
     assert [cache.row(seq)[1] for seq in seqs] == [first, second]
 
 
-def test_the_oldest_goes_when_the_cpu_is_full() -> None:
+def test_full_cpu_pool_evicts_its_oldest_block() -> None:
     cache = tiered(num_cpu_blocks=3)
     for number in (1, 2, 3):
         run(cache, prompt(number, 4))
@@ -193,7 +193,7 @@ def test_the_oldest_goes_when_the_cpu_is_full() -> None:
     assert hits == [4, 4, 0]
 
 
-def test_a_cache_that_keeps_nothing_evicted() -> None:
+def test_without_keep_evicted_nothing_is_saved() -> None:
     cache = tiered(keep_evicted=False)
     run(cache, prompt(1, 8))
     push_out(cache)
@@ -217,7 +217,7 @@ def test_a_loading_sequence_can_be_freed_and_nothing_stays() -> None:
 
 
 def test_a_group_finds_its_own_blocks_only() -> None:
-    """Both groups' blocks are saved; a hit loads to each group what was computed for it."""
+    """The blocks of both groups are saved; a hit loads to each group the blocks that were computed for it."""
     cache = tiered(num_blocks=9, num_cpu_blocks=20, groups=(LayerGroup(4), LayerGroup(8)))
     run(cache, prompt(1, 16))
     push_out(cache)

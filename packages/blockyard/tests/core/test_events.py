@@ -21,12 +21,12 @@ def compute(cache: KVCacheManager, tokens: list[int], keys: tuple[object, ...] =
     return seq
 
 
-def test_they_are_off_unless_asked_for() -> None:
+def test_events_are_off_by_default() -> None:
     with pytest.raises(InvalidArgument, match="enable_kv_cache_events is False"):
         KVCacheManager(CacheConfig(num_blocks=4)).take_events()
 
 
-def test_a_prompt_comes_when_it_is_computed_parents_first() -> None:
+def test_computed_prompt_is_published_parents_first() -> None:
     cache = make_cache()
     seq = cache.allocate([1, 2, 3, 4, 5])
     events = cache.take_events()
@@ -43,13 +43,13 @@ def test_a_prompt_comes_when_it_is_computed_parents_first() -> None:
     assert cache.take_events().is_empty
 
 
-def test_a_prompt_that_is_never_computed_is_never_told_of() -> None:
+def test_uncomputed_prompt_is_never_published() -> None:
     cache = make_cache()
     cache.free(cache.allocate([1, 2, 3, 4, 5]))
     assert cache.take_events().contents.tolist() == []
 
 
-def test_a_content_of_three_blocks_goes_with_the_last_of_them() -> None:
+def test_content_is_removed_with_its_last_block() -> None:
     cache = make_cache(num_blocks=7)
     seqs = [cache.allocate([token]) for token in (1, 1, 1)]
     for _ in range(2):  # each computes the same two tokens in a block of its own
@@ -66,14 +66,14 @@ def test_a_content_of_three_blocks_goes_with_the_last_of_them() -> None:
     cache.check()
 
 
-def test_what_comes_and_goes_between_two_readings_leaves_nothing() -> None:
+def test_content_added_and_removed_between_readings_has_no_event() -> None:
     cache = make_cache(num_blocks=5)
     cache.free(compute(cache, [1, 2, 3, 4]))
     cache.allocate([5] * 8)
     assert cache.take_events().contents.tolist() == []
 
 
-def test_a_reset_is_told_before_what_comes_after_it() -> None:
+def test_reset_is_published_before_later_contents() -> None:
     cache = make_cache()
     told = Told()
     cache.free(compute(cache, [1, 2, 3, 4]))
@@ -96,7 +96,7 @@ def test_other_keys_have_another_root() -> None:
     assert events.parents.tolist() == [root for root, _ in events.new_roots]
 
 
-def test_a_root_that_is_forgotten_is_told() -> None:
+def test_forgotten_root_is_published() -> None:
     cache = make_cache(num_blocks=4)
     told = Told()
     for tenant in range(8):
@@ -119,7 +119,7 @@ def test_a_pool_that_changes_its_size_loses_no_event(num_blocks: int) -> None:
     cache.check()
 
 
-def test_the_cpu_pool_and_layer_groups_are_told_apart() -> None:
+def test_events_distinguish_the_cpu_pool_and_layer_groups() -> None:
     cache = make_cache(groups=(LayerGroup(2, name="full"), LayerGroup(2, sliding_window=4)), num_cpu_blocks=10)
     told = Told()
     cache.free(compute(cache, [1, 2, 3, 4, 5, 6, 7]))
@@ -136,7 +136,7 @@ def test_the_cpu_pool_and_layer_groups_are_told_apart() -> None:
     assert told.differences(cache) == []
 
 
-def test_a_log_that_lost_a_mark_is_seen() -> None:
+def test_check_finds_a_log_without_a_mark() -> None:
     cache = make_cache()
     seq = compute(cache, [1, 2, 3, 4])
     cache._parts.token_blocks.index.log.marks[int(cache.block_ids(seq)[0])] = 0
@@ -144,7 +144,7 @@ def test_a_log_that_lost_a_mark_is_seen() -> None:
         cache.check()
 
 
-def test_never_read_it_stays_bounded() -> None:
+def test_log_that_is_never_read_stays_bounded() -> None:
     cache = make_cache(num_blocks=6)
     log = cache._parts.token_blocks.index.log
     for token in range(500):

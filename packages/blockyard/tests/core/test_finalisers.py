@@ -74,7 +74,7 @@ def test_check_with_a_finaliser_that_frees_finds_nothing(threshold: int) -> None
     cache.check()
 
 
-def test_leases_that_die_during_calls_are_given_back() -> None:
+def test_leases_finalised_during_calls_are_freed() -> None:
     cache = make_cache()
     pool = cache.pool
     seq = cache.allocate(prompt(1, 9))

@@ -27,7 +27,7 @@ def test_a_fork_shares_all_blocks() -> None:
     assert cache.num_used_blocks == 2
 
 
-def test_the_first_to_write_gets_the_copy_and_the_last_writes_in_place() -> None:
+def test_first_writer_gets_a_copy_and_the_last_writes_in_place() -> None:
     """Three share block 2. Two copies are enough: who is left alone with the block keeps it."""
     cache = Checked()
     parent = cache.prefilled(prompt(1, 6), [7])
@@ -44,7 +44,7 @@ def test_the_first_to_write_gets_the_copy_and_the_last_writes_in_place() -> None
     assert cache.reserve([second, parent, third], 1).copies.tolist() == []
 
 
-def test_who_outlives_the_others_writes_in_place() -> None:
+def test_last_holder_writes_in_place() -> None:
     cache = Checked()
     parent = cache.prefilled(prompt(1, 6), [7])
     child = cache.fork(parent)[0]
@@ -55,7 +55,7 @@ def test_who_outlives_the_others_writes_in_place() -> None:
 
 
 def test_copies_hold_the_tokens_too() -> None:
-    """The index knows what a copied block holds: once full, both are hit by their own tokens."""
+    """The index knows the tokens of a copied block: once both blocks are full, each is hit by its tokens."""
     cache = Checked()
     parent = cache.prefilled(prompt(1, 6), [7])
     child = cache.fork(parent)[0]
@@ -128,8 +128,8 @@ def test_one_token_can_wait_while_the_block_is_shared() -> None:
     assert (cache.tokens(parent), cache.tokens(child)) == (prompt(1, 5), [*prompt(1, 5), 8, 9])
 
 
-def test_a_copy_that_does_not_fit_is_told_apart() -> None:
-    """One block is free: the first writer gets it, and the second needs none any more."""
+def test_missing_block_for_a_copy_is_reported_separately() -> None:
+    """One block is free: the first writer gets it, and the second no longer needs one."""
     cache = Checked(num_blocks=4)
     parent = cache.prefilled(prompt(1, 6), [7])
     child = cache.fork(parent)[0]
@@ -144,7 +144,7 @@ def test_a_copy_that_does_not_fit_is_told_apart() -> None:
     assert plan.copies.tolist() == [[2, 3]]
 
 
-def test_forks_have_names_of_their_own() -> None:
+def test_forks_have_separate_holders() -> None:
     cache = KVCacheManager(CacheConfig(num_blocks=20, block_size=4, max_model_len=64, max_num_seqs=8))
     first = cache.allocate([1, 2, 3], holder="chat")
     cache.commit([first], cache.reserve([first], [3]).num_scheduled)
@@ -194,7 +194,7 @@ def test_a_child_is_named_after_its_parent() -> None:
     assert cache.running() == dict.fromkeys([parent, *children], "request 5")
 
 
-def test_who_cannot_be_forked_yet() -> None:
+def test_uncomputed_sequence_cannot_be_forked() -> None:
     cache = Checked()
     seq = cache.allocate(prompt(1, 9))
     for reserved, computed, message in (
@@ -226,8 +226,8 @@ def test_more_children_than_rows() -> None:
 # ---------------------------------------------------------------- truncate
 
 
-def test_a_cut_gives_back_whole_blocks_behind_it() -> None:
-    """Blocks 4 and 3 are behind token 7: 4 is not cached and goes to the front, 3 is cached and goes to the tail."""
+def test_truncation_frees_whole_blocks_after_the_cut() -> None:
+    """Blocks 3 and 4 are after token 7: 4 is not cached and is put at the head, 3 is cached and is put at the tail."""
     cache = Checked(num_blocks=8)
     seq = cache.prefilled(prompt(1, 14))
     cache.truncate(seq, 7)
@@ -249,7 +249,7 @@ def test_a_cut_keeps_the_block_of_its_last_token(length: int, row: list[int]) ->
     assert cache.tokens(seq) == prompt(1, length)
 
 
-def test_a_cut_that_keeps_all_tokens_gives_back_the_drafts_blocks() -> None:
+def test_truncation_to_all_tokens_frees_the_drafts_blocks() -> None:
     cache = Checked()
     seq = cache.prefilled(prompt(1, 4), [7])
     cache.reserve([seq], 9)
@@ -260,7 +260,7 @@ def test_a_cut_that_keeps_all_tokens_gives_back_the_drafts_blocks() -> None:
     assert cache.tokens(seq) == [*prompt(1, 4), 7, 8]
 
 
-def test_a_cut_forgets_the_token_that_waits() -> None:
+def test_truncation_drops_the_pending_token() -> None:
     cache = Checked()
     seq = cache.prefilled(prompt(1, 4), [7])
     cache.truncate(seq, 5)
@@ -290,8 +290,8 @@ def test_writing_after_a_cut_inside_a_shared_block_copies_it() -> None:
     assert list(cache.hold_cached([*prompt(1, 6), 7, 8])) == [1, 3]
 
 
-def test_writing_after_a_cut_inside_a_cached_block_of_its_own_takes_it_out_of_the_index() -> None:
-    """Nobody else holds block 2, so it is written in place. From then on it is not what it was cached as."""
+def test_writing_after_a_cut_inside_a_cached_block_uncaches_it() -> None:
+    """Nobody else holds block 2, so it is written in place and no longer has the cached content."""
     cache = Checked()
     seq = cache.prefilled(prompt(1, 10))
     cache.truncate(seq, 6)
@@ -346,7 +346,7 @@ def test_after_a_cut_the_same_tokens_can_be_computed_again() -> None:
     assert cache.ref_counts(second) == [3, 2, 1]
 
 
-def test_who_cannot_be_cut() -> None:
+def test_unready_sequence_cannot_be_truncated() -> None:
     cache = Checked()
     seq = cache.allocate(prompt(1, 9))
     cache.reserve([seq], 5)

@@ -1,4 +1,4 @@
-"""After `reset_prefix_cache` nothing older hits, wherever it is; what runs goes on, and publishes nothing."""
+"""After `reset_prefix_cache` nothing cached earlier is hit; running sequences continue and cache nothing more."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_running_sequence_goes_on_and_publishes_nothing(settings: dict[str, An
 
 
 @pytest.mark.parametrize("settings", CONFIGS)
-def test_the_new_generation_is_cached_as_ever(settings: dict[str, Any]) -> None:
+def test_contents_after_a_reset_are_cached_normally(settings: dict[str, Any]) -> None:
     cache = Checked(**settings)
     old = cache.prefilled(prompt(1, 16), [5])
     cache.reset_prefix_cache()
@@ -70,7 +70,7 @@ def test_a_prompt_begun_before_the_reset_and_computed_after_it(settings: dict[st
 
 
 @pytest.mark.parametrize("settings", CPU)
-def test_a_sequence_that_sleeps_over_the_reset(settings: dict[str, Any]) -> None:
+def test_sequence_swapped_out_during_a_reset_caches_nothing(settings: dict[str, Any]) -> None:
     """On the CPU when the weights change: it comes back whole, and brings nothing back that could be hit."""
     cache = Checked(**settings)
     seq = cache.prefilled(prompt(1, 16), [5])
@@ -111,7 +111,7 @@ def test_a_hit_on_the_cpu_that_is_loaded_after_the_reset(settings: dict[str, Any
 
 
 @pytest.mark.parametrize("settings", CPU)
-def test_a_save_on_its_way_over_the_reset(settings: dict[str, Any]) -> None:
+def test_save_pending_during_a_reset_is_not_hit(settings: dict[str, Any]) -> None:
     """Evicted before the reset, told of after it: the move is harmless, and no key leads to it."""
     cache = Checked(**settings)
     cache.free(cache.prefilled(prompt(1, 16)))
@@ -141,7 +141,7 @@ def test_many_resets_between_steps() -> None:
 
 
 @pytest.mark.parametrize("is_reset", [True, False])
-def test_what_a_freed_sequence_has_not_cached_is_taken_first(is_reset: bool) -> None:
+def test_uncached_blocks_of_a_freed_sequence_are_taken_first(is_reset: bool) -> None:
     cache = Checked(num_blocks=20)
     seq = cache.allocate(prompt(1, 16))
     cache.compute_some(seq, 8)

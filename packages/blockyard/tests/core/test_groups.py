@@ -54,7 +54,7 @@ def test_the_window_leaves_null_blocks_behind_it_after_each_commit() -> None:
         assert places.index(held) == max(number - 5, 0) // 4
 
 
-def test_check_sees_a_window_that_is_looked_at_too_late_and_a_wrong_last_block() -> None:
+def test_check_finds_a_late_window_and_a_wrong_last_block() -> None:
     cache = grouped(FULL, LayerGroup(4, 6))
     seq = cache.prefilled(prompt(1, 11))
     store = cache.cache._parts.grouped
@@ -85,9 +85,12 @@ def laid_out(cache: Checked, layout: str, choose: random.Random) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("groups", [(FULL, LayerGroup(4, 6)), (FULL, LayerGroup(8, 20), LayerGroup(8))])
-def test_runs_of_blocks_are_found_as_each_of_them_is(layout: str, groups: tuple[LayerGroup, ...]) -> None:
-    """Neighbours are compared before anything is hashed. Equal prompts that are computed together leave duplicates, of
-    which the oldest is to be found; some lose their content, some are evicted."""
+def test_runs_of_blocks_are_found_like_single_blocks(layout: str, groups: tuple[LayerGroup, ...]) -> None:
+    """Neighbours are compared before anything is hashed.
+
+    Equal prompts that are computed together leave duplicates, of which the oldest is to be found; some lose their
+    content, some are evicted.
+    """
     choose = random.Random(f"{run_seed()} {layout} {len(groups)}")
     found = beside = 0
     for _ in range(draws(45, 3)):
@@ -165,7 +168,7 @@ def test_the_smallest_pool_a_window_runs_in(block_size: int, window: int) -> Non
 
 @pytest.mark.parametrize("window", range(1, 10))
 def test_a_pool_full_of_its_own_hits_still_admits(window: int) -> None:
-    """With nothing running all is idle, so LATER would wait forever: a hit asks for no more than no hit does."""
+    """With nothing running all blocks are idle, so LATER would wait forever: a hit needs no more blocks than a miss."""
     group = LayerGroup(4, window)
     most = max(group.num_blocks(computed + 1, computed) for computed in range(40))
     for length in range(1, 30):
@@ -193,7 +196,7 @@ def test_a_cut_must_leave_the_window() -> None:
 
 
 def test_a_hit_needs_only_the_window() -> None:
-    """The blocks behind the window are evicted, the window is not: the hit is as long as it was."""
+    """The blocks before the window are evicted, but not those in it: the hit keeps its length."""
     cache = grouped(LayerGroup(4, 4), num_blocks=7)
     seq = cache.allocate(prompt(1, 17))
     for count in (4, 4, 4, 4, 1):
@@ -208,7 +211,7 @@ def test_a_hit_needs_only_the_window() -> None:
     assert row(cache, other, 0) == [0, 0, 0, window]
 
 
-def test_a_hit_without_its_whole_window_is_none() -> None:
+def test_hit_needs_its_whole_window() -> None:
     """Window 8 needs two blocks before the end of a hit. Only block 2 is left, so neither 16 nor 12 nor 8 is a hit."""
     cache = grouped(LayerGroup(4, 8), num_blocks=7)
     seq = cache.prefilled(prompt(1, 16))
@@ -239,7 +242,7 @@ def test_a_hit_ends_where_blocks_of_all_groups_end(sizes: tuple[int, ...]) -> No
             cache.free(seq)
 
 
-def test_one_group_of_full_attention_is_no_mapping() -> None:
+def test_single_group_of_full_attention_is_not_mapped() -> None:
     """MLA has one latent vector a token for all heads: one group, one block size, the same tables as without groups."""
     mla = Checked(20, groups=(LayerGroup(8, name="mla"),))
     plain = Checked(20, 8)
@@ -253,9 +256,12 @@ def test_one_group_of_full_attention_is_no_mapping() -> None:
     assert mla.block_size == 8
 
 
-def test_no_group_takes_what_another_group_is_about_to_hit() -> None:
-    """Six blocks: two of each group idle and hit, then one of each, younger. The first group's new block is not the
-    second group's oldest hit, because all hits are held before anything new is taken."""
+def test_groups_do_not_evict_each_others_hits() -> None:
+    """Six blocks: two of each group idle and hit, then one of each, younger.
+
+    The first group's new block is not the second group's oldest hit, because all hits are held before anything new is
+    taken.
+    """
     cache = grouped(FULL, FULL, num_blocks=7)
     old = cache.prefilled(prompt(1, 8))
     rows = [row(cache, old, group) for group in range(2)]
@@ -270,7 +276,7 @@ def test_no_group_takes_what_another_group_is_about_to_hit() -> None:
 
 
 def test_groups_never_share_a_block() -> None:
-    """Equal windows and sizes, equal tokens: still each group has blocks of its own, which hold its own layers."""
+    """Even with equal windows, sizes and tokens each group has separate blocks, because they hold other layers."""
     cache = grouped(FULL, FULL, LayerGroup(4, 100))
     first = cache.prefilled(prompt(1, 12))
     second = cache.allocate([*prompt(1, 12), 5])
@@ -280,8 +286,10 @@ def test_groups_never_share_a_block() -> None:
 
 
 def test_each_group_copies_what_forks_share() -> None:
-    """Six tokens: the second block of 4 is shared and partial, the blocks of 2 and 3 are full. One fork copies it; the
-    other owns the old one then. A group says which layers' blocks are meant."""
+    """Six tokens: the second block of 4 is shared and partial, the blocks of 2 and 3 are full.
+
+    One fork copies it; the other owns the old one then. A group says which layers' blocks are meant.
+    """
     cache = grouped(LayerGroup(2), LayerGroup(4), LayerGroup(3))
     first = cache.prefilled(prompt(1, 6))
     (second,) = cache.fork(first)
@@ -388,13 +396,13 @@ def test_the_longest_common_hit_against_brute_force() -> None:
 # ---------------------------------------------------------------- limits
 
 
-def test_a_config_says_what_it_does_not_take() -> None:
+def test_unsupported_configs_are_refused() -> None:
     for groups in ([FULL], (FULL, 4), FULL, (FULL,) * 65, None):
         with pytest.raises(blockyard.InvalidArgument, match="groups"):
             CacheConfig(10, groups=groups)  # type: ignore[arg-type]
 
 
-def test_a_group_that_is_not_there() -> None:
+def test_unknown_group_is_refused() -> None:
     cache = grouped(FULL, LayerGroup(4, 6))
     seq = cache.allocate([1])
     for number in (2, -1, True, 0.0, "0", None, 2**70):

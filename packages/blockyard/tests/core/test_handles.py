@@ -10,7 +10,7 @@ from blockyard.core.sequences.table import ROW_MASK
 from ..support.checked import Checked, prompt
 
 
-def test_a_stale_handle_is_known_though_its_row_has_a_new_tenant() -> None:
+def test_stale_handle_is_detected_after_its_row_is_reused() -> None:
     cache = Checked()
     old = cache.allocate([1], holder="old")
     cache.free(old)
@@ -28,7 +28,7 @@ def test_a_stale_handle_is_known_though_its_row_has_a_new_tenant() -> None:
 
 
 @pytest.mark.parametrize("handle", [0, 1, 7, 8, 9, 2**20 - 1, 2**20, 2**20 + 8, 2**21])
-def test_an_invented_handle_names_nobody_even_where_a_row_is_empty(handle: int) -> None:
+def test_invented_handle_is_unknown_even_for_an_empty_row(handle: int) -> None:
     """An empty row is marked 0, which must not make 0 a handle; and row 8 is one beyond the table."""
     cache = Checked()
     for call in (cache.num_tokens, cache.free, lambda seq: cache.free([seq]), lambda seq: cache.reserve([seq], 1)):
@@ -36,7 +36,7 @@ def test_an_invented_handle_names_nobody_even_where_a_row_is_empty(handle: int) 
             call(handle)
 
 
-def test_rows_are_given_out_in_order_and_the_last_freed_first() -> None:
+def test_rows_are_allocated_in_order_and_the_last_freed_first() -> None:
     """So a batch that comes and goes keeps to few adjacent rows, and its block table is a view."""
     cache = Checked()
     seqs = [cache.allocate([number]) for number in range(4)]

@@ -22,7 +22,7 @@ SYSTEM = prompt(1, 16)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_held_is_hit_after_any_number_of_other_prompts(kind: str) -> None:
+def test_held_blocks_are_hit_after_any_number_of_prompts(kind: str) -> None:
     cache = Checked(num_blocks=24, **KINDS[kind])
     cache.free(cache.prefilled(SYSTEM))
     lease = cache.hold_cached(SYSTEM, holder="system prompt")
@@ -67,7 +67,7 @@ def test_bad_arguments_change_nothing() -> None:
         assert snapshot(cache) == before
 
 
-def test_print_shows_the_figures() -> None:
+def test_repr_shows_the_counts() -> None:
     cache = KVCacheManager(CacheConfig(num_blocks=9, block_size=4, cpu=CPUPoolConfig(num_blocks=4)))
     seq = cache.allocate(prompt(1, 6))
     plan = cache.reserve([seq])

@@ -36,7 +36,7 @@ def compute(pair: Pair, seq: ModelSequence, num: int, new: list[int] | None = No
     pair.commit([seq], [num], [new or []])
 
 
-def test_a_joiner_goes_with_its_owner_in_one_step_and_not_before() -> None:
+def test_waiter_runs_with_its_producer_or_later() -> None:
     pair = crowd()
     owner = given(pair, [1, 2, 3])
     joiner = given(pair, [1, 2, 3, 4])
@@ -71,8 +71,8 @@ def test_a_failed_step_leaves_nothing_to_hit() -> None:
     assert given(pair, [1, 2, 3, 4]).num_computed == 0
 
 
-def test_the_heir_takes_over() -> None:
-    """Of three joiners the one with most blocks computes on; the others wait for it; the rest is withdrawn."""
+def test_waiter_takes_over_from_a_freed_producer() -> None:
+    """Of three waiters, the one with most shared blocks computes on, and the others wait for it."""
     pair = crowd()
     owner = given(pair, [1, 2, 3, 4, 5])
     short, longest, equal = given(pair, [1, 2, 9]), given(pair, [1, 2, 3, 9]), given(pair, [1, 2, 3, 8])
@@ -86,7 +86,7 @@ def test_the_heir_takes_over() -> None:
 
 
 def test_freed_owner_ends_the_reservations_of_its_joiners_and_of_nobody_else() -> None:
-    """All four had slots in one step; the owner is aborted; what the joiners would compute stands on nothing."""
+    """All four had slots in one step when the producer was aborted: its waiters would follow uncomputed tokens."""
     pair = crowd()
     owner, heir, other = given(pair, [1, 2, 3]), given(pair, [1, 2, 3, 4]), given(pair, [1, 2, 5])
     stranger = given(pair, [8, 9])
@@ -142,7 +142,7 @@ def test_commit_returns_whose_reservation_ended_and_errors_name_the_cause() -> N
     cache.check()
 
 
-def test_an_heir_inherits_what_its_owner_waited_for() -> None:
+def test_heir_inherits_the_wait_of_its_producer() -> None:
     """C waits on B, B on A. B goes: C must wait on A, and then for the tokens that B needed."""
     pair = crowd()
     a, b = given(pair, [1, 2]), given(pair, [1, 2, 3, 4])
@@ -155,8 +155,8 @@ def test_an_heir_inherits_what_its_owner_waited_for() -> None:
     assert c.num_computed == 5
 
 
-def test_a_prefix_that_came_has_come_for_ever() -> None:
-    """The owner computes what the joiner needs, and is cut behind it before the joiner is served."""
+def test_computed_prefix_stays_computed() -> None:
+    """The producer computes the shared blocks, and is truncated before the waiter is served."""
     pair = crowd(block_size=2)
     owner, joiner = given(pair, [1, 2, 3, 4, 5]), given(pair, [1, 2, 3, 4, 6])
     compute(pair, owner, 5)
@@ -177,7 +177,7 @@ def test_a_joiner_may_be_cut_below_what_it_joined() -> None:
     compute(pair, joiner, 1, [7])
 
 
-def test_a_row_given_to_another_is_not_waited_for() -> None:
+def test_reused_row_is_not_waited_for() -> None:
     pair = crowd()
     owner, joiner = given(pair, [1, 2]), given(pair, [1, 2, 3])
     compute(pair, owner, 2)
@@ -215,7 +215,7 @@ def test_after_a_reset_an_owner_still_has_an_heir() -> None:
 
 
 def test_a_joiner_cannot_be_forked_or_cut_while_it_waits() -> None:
-    """All its blocks are another's and none its own to publish; its children would forget what they wait for."""
+    """All its blocks are another sequence's, and its children would not know that they wait."""
     pair = crowd(block_size=2)
     owner, joiner = given(pair, [1, 2, 3]), given(pair, [1, 2, 4])
     assert pair.fork(joiner, 1) == []
@@ -234,7 +234,7 @@ def pending_then_computed(pair: Pair) -> tuple[ModelSequence, ModelSequence]:
     return a, x
 
 
-def test_computed_blocks_behind_a_pending_one_are_not_joined() -> None:
+def test_computed_blocks_after_a_pending_one_are_not_shared() -> None:
     """The joiner, left alone, would have to write into them (I7)."""
     pair = crowd()
     pending_then_computed(pair)
@@ -275,7 +275,7 @@ def test_a_joiner_takes_only_what_one_owner_holds() -> None:
 
 
 def test_a_token_waits_for_its_block_through_a_smaller_step() -> None:
-    """A token was appended behind the row's blocks; a chunk that ends before it must not lose it."""
+    """A token was appended past the row's blocks; a chunk that ends before it must not lose it."""
     pair = Pair(8, 1, max_num_seqs=2, max_model_len=5)
     seq = given(pair, [1])
     pair.commit([seq], [0], [[2]])
@@ -286,7 +286,7 @@ def test_a_token_waits_for_its_block_through_a_smaller_step() -> None:
 
 @pytest.mark.parametrize("policy", ["arc", "lfu", "density"])
 def test_a_sequence_that_waits_for_one_behind_it_in_the_step_hides_no_eviction(policy: str) -> None:
-    """It gets nothing, so what the one behind it takes must not be counted on its account."""
+    """It gets nothing, so the blocks that a later sequence takes must not be attributed to it."""
     cache = KVCacheManager(CacheConfig(12, 1, max_model_len=26, watermark=0.0, eviction_policy=policy))
     idle = cache.allocate([50, 51])
     cache.reserve([idle])

@@ -1,4 +1,4 @@
-"""Blocks that lie side by side lead to one another: in pools of any layout lookups find what a dictionary says."""
+"""Neighbouring blocks lead to one another: in pools of any layout, lookups agree with a dictionary."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Content:
 
 
 class Held:
-    """A lease, what each of its blocks caches, and what comes before them, at which depth."""
+    """A lease, the contents that its blocks cache, and the content before them with its depth."""
 
     def __init__(self, lease: blockyard.BlockLease, contents: list[Content], before: Content, depth: int) -> None:
         self.lease = lease
@@ -50,7 +50,7 @@ class Held:
 
 
 class Shelf:
-    """A pool whose free blocks were brought into a layout first, beside a dictionary of what is cached."""
+    """A pool whose free blocks were brought into a layout, and a dictionary of its cached contents."""
 
     def __init__(self, layout: str, seed: int) -> None:
         self.random = random.Random(seed)
@@ -201,7 +201,7 @@ class Shelf:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_lookups_find_what_is_cached_in_any_layout(layout: str) -> None:
+def test_lookups_find_cached_blocks_in_any_layout(layout: str) -> None:
     num_followed = num_gone_on = 0
     for number in range(NUM_POOLS):
         shelf = Shelf(layout, run_seed() + number)
@@ -264,7 +264,7 @@ def test_a_duplicate_gives_the_block_that_follows_a_slot(runs: Runs) -> None:
     assert runs.find([A, B, C]) == [15, 16, 17]
 
 
-def test_what_follows_a_block_gets_a_slot_where_a_duplicate_takes_its_place(runs: Runs) -> None:
+def test_follower_gets_a_slot_when_a_duplicate_takes_over(runs: Runs) -> None:
     runs.publish([A, B], [5, 6])
     runs.publish([A], [9])
     assert runs.listed() == [5]
@@ -273,8 +273,8 @@ def test_what_follows_a_block_gets_a_slot_where_a_duplicate_takes_its_place(runs
     assert runs.find([A, B]) == [9, 6]
 
 
-def test_what_follows_a_content_that_is_gone_needs_no_slot(runs: Runs) -> None:
-    """Nobody finds it any more, whatever takes the place beside it: contents are numbers never used twice."""
+def test_follower_of_a_removed_content_needs_no_slot(runs: Runs) -> None:
+    """It cannot be found any longer, because content ids are never reused."""
     runs.publish([A, B, C], [5, 6, 7])
     runs.remove(5)
     assert runs.listed() == []
@@ -298,7 +298,7 @@ def test_a_block_may_have_children_on_both_sides(runs: Runs) -> None:
     assert runs.find([A, B]) == [6, 5]
 
 
-def test_what_is_published_behind_a_follower_meets_its_equal(runs: Runs) -> None:
+def test_block_published_after_a_follower_finds_its_equal(runs: Runs) -> None:
     """The block before may be a duplicate itself: the one that stands for it has the neighbours."""
     runs.publish([A, B, C, D], [5, 6, 7, 8])
     runs.publish([A, B, C], [20])
@@ -345,7 +345,7 @@ def test_check_finds_a_block_that_two_ways_lead_to(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("parts", [False, True])
-def test_a_lease_without_the_block_before_goes_on_behind_one_that_follows(parts: bool) -> None:
+def test_lease_continues_after_a_following_block_it_does_not_hold(parts: bool) -> None:
     """It knows the content before by its number and hash alone. What follows that content is found all the same."""
     pool = BlockPool(40, 2)
     tokens = list(range(1, 9))
@@ -365,7 +365,7 @@ def test_a_lease_without_the_block_before_goes_on_behind_one_that_follows(parts:
 
 
 @pytest.mark.parametrize("parts", [False, True])
-def test_two_leases_that_go_on_behind_a_content_that_is_gone_meet(parts: bool) -> None:
+def test_leases_that_continue_a_removed_content_share_blocks(parts: bool) -> None:
     """Both know it by its number and hash alone, and what followed it side by side has one content with its equal."""
     pool = BlockPool(40, 2, enable_kv_cache_events=True)
     tokens = list(range(1, 9))
@@ -388,7 +388,7 @@ def test_two_leases_that_go_on_behind_a_content_that_is_gone_meet(parts: bool) -
     assert len(pool.take_events().contents) == 0
 
 
-def test_what_stands_under_a_span_is_not_what_follows_without_it() -> None:
+def test_span_separates_equal_tokens() -> None:
     pool = BlockPool(40, 2)
     tokens = [1, 2, 3, 4, 5, 6]
     plain = pool.get_new_blocks(3)
@@ -404,7 +404,7 @@ def test_what_stands_under_a_span_is_not_what_follows_without_it() -> None:
 
 
 @pytest.mark.parametrize("tokens_a_step", [1, 9])
-def test_what_is_sampled_meets_what_follows(tokens_a_step: int) -> None:
+def test_sampled_block_finds_a_following_block(tokens_a_step: int) -> None:
     """Blocks of a sequence fill one by one, or several in a step, and equal those of an earlier prompt."""
     cache = KVCacheManager(CacheConfig(40, block_size=4, max_num_seqs=2, max_model_len=64))
     tokens = list(range(1, 24))

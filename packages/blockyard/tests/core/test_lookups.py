@@ -22,7 +22,7 @@ def lookups(cache: Checked) -> int:
 
 
 @pytest.mark.parametrize("settings", CONFIGS.values(), ids=CONFIGS)
-def test_one_lookup_an_allocation(settings: dict[str, object]) -> None:
+def test_allocation_does_one_lookup(settings: dict[str, object]) -> None:
     cache = Checked(40, **settings)
     cache.free(cache.prefilled(prompt(1, 13)))
     before = lookups(cache)
@@ -34,7 +34,7 @@ def test_one_lookup_an_allocation(settings: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("settings", CONFIGS.values(), ids=CONFIGS)
-def test_try_allocate_answers_a_handle_or_why_not(settings: dict[str, object]) -> None:
+def test_try_allocate_returns_a_handle_or_the_reason(settings: dict[str, object]) -> None:
     cache = Checked(12, max_num_seqs=2, **settings)
     first = cache.try_allocate(prompt(1, 17), holder="first")
     assert isinstance(first, int)

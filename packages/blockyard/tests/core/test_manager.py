@@ -33,7 +33,7 @@ SCHEDULED, WAITS = SeqStatus.SCHEDULED, SeqStatus.WAITS_FOR_PREFIX
 # ---------------------------------------------------------------- a life
 
 
-def test_a_life_from_prompt_to_end() -> None:
+def test_sequence_runs_from_prompt_to_free() -> None:
     cache = Checked()
     seq = cache.allocate(prompt(1, 6), holder="request 1")
     assert cache.row(seq) == [1, 2]
@@ -57,7 +57,7 @@ def test_a_life_from_prompt_to_end() -> None:
     assert cache.free_order() == [3, *range(4, 20), 2, 1]
 
 
-def test_generated_tokens_are_hit_as_a_prompt_is() -> None:
+def test_generated_tokens_are_hit_like_prompts() -> None:
     """The next turn of a chat sends question and answer back: all of their full blocks are there."""
     cache = Checked()
     seq = cache.prefilled(prompt(1, 6), [7])
@@ -96,7 +96,7 @@ def test_less_is_computed_than_was_reserved() -> None:
     assert cache.reserve([seq], 5).slot_mapping.tolist() == [9, 10, 11, 12, 13]
 
 
-def test_a_sequence_that_decodes_needs_no_second_look() -> None:
+def test_decoding_sequence_needs_no_recheck() -> None:
     """The fast path: once the token that waited has its block, nothing about the sequence is out of the ordinary."""
     cache = Checked()
     seq = cache.prefilled(prompt(1, 4), [7])
@@ -189,7 +189,7 @@ def test_one_handle_may_stand_for_a_batch() -> None:
 
 @pytest.mark.parametrize(("num_tokens", "hit"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (12, 8), (13, 12), (16, 12)])
 def test_the_last_token_is_never_hit(num_tokens: int, hit: int) -> None:
-    """Its logits are what the step is for, so at least one token is left to compute."""
+    """A step computes its logits, so at least one token must be left to compute."""
     cache = Checked()
     cache.free(cache.prefilled(prompt(1, 16)))
     assert cache.state(cache.allocate(prompt(1, 16)[:num_tokens])) == (num_tokens, hit)
@@ -311,8 +311,8 @@ def test_a_joiner_waits_until_its_prefix_is_computed() -> None:
     assert cache.state(joiner) == (10, 10)
 
 
-def test_who_asks_the_pool_is_shown_computed_blocks_only() -> None:
-    """A lease has no step to wait for: what is still being computed does not exist for it."""
+def test_pool_lookup_returns_computed_blocks_only() -> None:
+    """A lease cannot wait for a step, so blocks that are still being computed do not count."""
     cache = Checked()
     seq = cache.allocate(prompt(1, 12))
     assert cache.num_cached_blocks == 3
@@ -326,8 +326,8 @@ def test_who_asks_the_pool_is_shown_computed_blocks_only() -> None:
     cache.pool.free_blocks(lease)
 
 
-def test_a_joiner_takes_over_when_its_owner_goes() -> None:
-    """The owner is freed after one of two shared blocks: the joiner falls back to what is computed, and goes on."""
+def test_waiter_takes_over_when_its_producer_is_freed() -> None:
+    """The producer is freed after one of two shared blocks: the waiter continues after the computed one."""
     cache = Checked()
     owner, joiner = cache.allocate(prompt(1, 10)), cache.allocate(prompt(1, 10))
     cache.reserve([owner], 5)
@@ -434,7 +434,7 @@ def test_tokens_can_be_appended_without_a_step() -> None:
 
 
 def test_a_reset_while_sequences_run() -> None:
-    """New weights: from now on nothing old is hit, and what runs on with old keys publishes nothing more."""
+    """After new weights nothing old is hit, and sequences with old keys publish nothing more."""
     cache = Checked()
     old = cache.prefilled(prompt(1, 8), [7])
     idle = cache.prefilled(prompt(2, 8))
@@ -477,7 +477,7 @@ def test_a_reset_in_the_middle_of_a_prompt() -> None:
     assert cache.free_order() == list(range(1, 20))
 
 
-def test_the_counters() -> None:
+def test_counters_count_hits_copies_and_evictions() -> None:
     cache = Checked(num_blocks=8)
     assert cache.stats() == CacheStats(0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0)
     assert cache.stats().hit_rate == 0.0
@@ -502,7 +502,7 @@ def test_the_counters() -> None:
     assert cache.usage == 1.0
 
 
-def test_refused_prompts_count_nowhere() -> None:
+def test_refused_prompts_are_not_counted() -> None:
     cache = Checked(num_blocks=3)
     cache.allocate(prompt(1, 5))
     before = cache.stats()
@@ -512,7 +512,7 @@ def test_refused_prompts_count_nowhere() -> None:
     assert cache.stats() == before
 
 
-def test_without_prefix_caching() -> None:
+def test_nothing_is_cached_without_prefix_caching() -> None:
     """Nothing is indexed, hit or joined; blocks are reused as soon as they are free; the rest is the same."""
     cache = Checked(num_blocks=8, enable_prefix_caching=False)
     first, second = cache.allocate(prompt(1, 9)), cache.allocate(prompt(1, 9))
@@ -548,7 +548,7 @@ def test_without_prefix_caching() -> None:
         ("handle", 0, "I8: block 1 has ref_cnt 1, but 0 holders"),
     ],
 )
-def test_check_holds_sequences_against_the_pool(array: str, value: int, message: str) -> None:
+def test_check_compares_sequences_with_the_pool(array: str, value: int, message: str) -> None:
     """A sequence in row 0 holds blocks 1 and 2 for six computed tokens; one number of it is changed by hand."""
     cache = Checked()
     seq = cache.prefilled(prompt(1, 6))

@@ -125,7 +125,7 @@ def said_by_a_child(act: Callable[[], None], number: int) -> int:
 @pytest.mark.skipif(not blockyard.compiled(), reason="of interpreted code each line may fail in the middle")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="each allocation fails in a fork of the process")
 @pytest.mark.parametrize("make", [one_more_node, blocks_at_a_new_node, an_output_of_one_more_block])
-def test_what_is_known_of_states_grows_later_where_it_could_not(make: Callable[[], Callable[[], None]]) -> None:
+def test_records_of_states_grow_after_a_failed_allocation(make: Callable[[], Callable[[], None]]) -> None:
     """Of two arrays one had grown: from then on the sequence could not be freed."""
     act = make()
     said = [said_by_a_child(act, number) for number in range(1, 30)]

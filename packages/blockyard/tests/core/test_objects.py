@@ -1,4 +1,4 @@
-"""The core's objects as Python objects: what cannot be copied says so, what is read-only is, weak references work."""
+"""The core's objects as Python objects: copies are refused, attributes are read-only, weak references work."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_the_table_has_every_public_call() -> None:
 
 @pytest.mark.parametrize("call", OF_THE_MANAGER, ids=lambda call: call.name)
 @pytest.mark.parametrize("kind", ["plain", "cpu", "observed"])
-def test_from_inside_a_call_every_other_one_is_refused(kind: str, call: Call) -> None:
+def test_every_call_during_a_call_is_refused(kind: str, call: Call) -> None:
     """In the middle of `can_append`, which itself changes nothing: neither may the refused call."""
     site, outcomes = Site(kind), []
     inner = call.make(site)
@@ -95,7 +95,7 @@ def test_from_inside_a_call_every_other_one_is_refused(kind: str, call: Call) ->
 
 
 @pytest.mark.parametrize("call", LONE_POOL_CALLS, ids=lambda call: call.name)
-def test_from_inside_a_call_of_a_pool_every_other_one_is_refused(call: Call) -> None:
+def test_every_call_during_a_call_of_a_pool_is_refused(call: Call) -> None:
     site, outcomes = Site("plain"), []
     inner = call.make(site)
     before = snapshot(site.alone)
@@ -151,7 +151,7 @@ def test_another_thread_is_refused_while_a_call_is_held(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_questions_of_one_number_are_answered_at_any_time(kind: str) -> None:
+def test_single_counters_are_readable_during_a_call(kind: str) -> None:
     site = Site(kind)
     before = {name: question(site) for name, question in QUESTIONS.items()}
     held = Held(site)
@@ -179,8 +179,8 @@ def test_frees_that_arrive_in_a_call_are_carried_out_when_it_ends(kind: str) -> 
         site.pool.free_blocks(site.lease)
 
 
-def test_a_free_that_waits_is_not_taken_twice() -> None:
-    """Nor is anything else wrong taken: what is refused is refused at once, whole, and the rest waits."""
+def test_queued_free_is_not_carried_out_twice() -> None:
+    """A second free is refused at once and as a whole; the first one stays queued."""
     site, other = Site("plain"), Site("plain")
     held = Held(site)
     site.cache.free(site.done)
@@ -215,7 +215,7 @@ def test_a_free_that_waits_for_a_sequence_that_the_call_forks() -> None:
     site.check()
 
 
-def test_a_call_that_raises_carries_out_the_frees_as_well() -> None:
+def test_failing_call_carries_out_queued_frees() -> None:
     site = Site("plain")
 
     def free_and_raise() -> None:
@@ -301,7 +301,7 @@ def test_calls_one_after_another_are_not_refused(call: Call) -> None:
     site.check()
 
 
-def test_two_managers_do_not_stand_in_each_others_way() -> None:
+def test_managers_do_not_block_each_other() -> None:
     one, other = Site("plain"), Site("own policy")
     found: list[Any] = []
     one.cache.allocate(prompt(tried(lambda: other.cache.allocate(tokens(9, 5)), found)))

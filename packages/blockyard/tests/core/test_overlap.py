@@ -20,7 +20,7 @@ from ..support.checked import Checked, prompt
 
 
 def test_two_steps_of_other_sequences_may_be_in_flight() -> None:
-    """Whichever ends first; what a plan has given out before the next call stays true."""
+    """They may end in any order, and arrays read from a plan before the next call stay valid."""
     for order in ((0, 1), (1, 0)):
         cache = Checked()
         seqs = [cache.allocate(prompt(number, 6)) for number in (1, 2)]
@@ -158,7 +158,7 @@ class LateWorld(World):
             self.queue.popleft()()
 
 
-def test_a_data_plane_that_is_behind_reads_what_was_written() -> None:
+def test_late_data_plane_reads_the_written_bytes() -> None:
     """Frees, evictions, hits, forks, swaps and cuts in between: in order, no block's reuse is ever too early."""
     seed, num_worlds = run_seed(), draws(150, 15)
     totals: dict[str, int] = {}
@@ -171,7 +171,7 @@ def test_a_data_plane_that_is_behind_reads_what_was_written() -> None:
         assert totals[name] > num_worlds, name
 
 
-def test_out_of_order_is_seen() -> None:
+def test_check_finds_steps_out_of_order() -> None:
     """The program itself can fail: the same with a data plane that takes its work in any order."""
 
     class Shuffled(LateWorld):

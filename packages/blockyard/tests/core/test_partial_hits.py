@@ -78,13 +78,13 @@ def test_the_last_token_is_left_to_compute() -> None:
     assert hit(cache, [1]) == (0, [])
 
 
-def test_a_block_of_one_token_has_no_inside() -> None:
+def test_hits_never_end_inside_blocks_of_one_token() -> None:
     cache = partial(block_size=1)
     cache.free(cache.prefilled([1, 2, 3]))
     assert hit(cache, [1, 2, 3]) == (2, [])
 
 
-def test_only_full_blocks_are_begun_with() -> None:
+def test_partial_hits_only_use_full_blocks() -> None:
     """A block of three tokens of four is nowhere in the index."""
     cache = partial()
     cache.free(cache.prefilled([1, 2, 3]))
@@ -109,7 +109,7 @@ def test_the_two_halves_of_a_packed_word_are_compared_apart() -> None:
         assert hit(cache, tokens)[0] == place
 
 
-def test_what_was_completed_from_a_beginning_is_cached_like_any_block() -> None:
+def test_block_completed_after_a_partial_hit_is_cached() -> None:
     cache = partial()
     cache.free(cache.prefilled([1, 2, 3, 4]))
     assert hit(cache, [1, 2, 3, 5, 6])[0] == 3
@@ -177,8 +177,8 @@ def test_a_block_that_is_still_to_be_computed_is_no_source() -> None:
     assert hit(cache, [1, 2, 3, 4, 5, 6, 7, 0])[0] == 7
 
 
-def test_behind_a_joined_block_nothing_is_begun() -> None:
-    """The joiner waits for a block that somebody computes; a beginning behind it would be copied too early."""
+def test_no_partial_hit_follows_a_shared_pending_block() -> None:
+    """The waiter's shared block is not computed yet, so a copy after it would be too early."""
     cache = partial()
     cache.free(cache.prefilled([1, 2, 3, 4, 5, 6, 7, 8]))
     cache.reset_prefix_cache()
@@ -190,7 +190,7 @@ def test_behind_a_joined_block_nothing_is_begun() -> None:
     assert plan.copies.tolist() == []
 
 
-def test_an_idle_source_is_given_up_where_the_prompt_needs_its_place() -> None:
+def test_idle_source_is_dropped_if_the_prompt_needs_its_block() -> None:
     """Four blocks are free and the prompt takes all of them, the source included: no reason to refuse it."""
     cache = partial(num_blocks=5)
     cache.free(cache.prefilled([1, 2, 3, 4]))
@@ -201,7 +201,7 @@ def test_an_idle_source_is_given_up_where_the_prompt_needs_its_place() -> None:
     cache.free(seq)
 
 
-def test_a_held_source_costs_no_place() -> None:
+def test_held_source_needs_no_free_block() -> None:
     cache = partial(num_blocks=5)
     cache.prefilled([1, 2, 3, 4])
     seq = cache.allocate([1, 2, 3, 9, *range(50, 58)])
@@ -223,7 +223,7 @@ def test_a_batch_takes_held_sources_and_leaves_idle_ones() -> None:
 
 
 @pytest.mark.parametrize("key", [LoRA("a"), CacheSalt("a")])
-def test_what_was_computed_under_other_keys_is_no_beginning(key: Any) -> None:
+def test_partial_hits_respect_extra_keys(key: Any) -> None:
     cache = partial()
     assert hit(cache, [1, 2, 3, 4])[0] == 0
     assert hit(cache, [1, 2, 3, 4], (key,))[0] == 0
@@ -233,7 +233,7 @@ def test_what_was_computed_under_other_keys_is_no_beginning(key: Any) -> None:
 
 
 def test_a_block_with_an_image_is_neither_begun_nor_a_beginning() -> None:
-    """Of such a block nothing is known but as a whole; the text behind it is text again."""
+    """Such a block is known only as a whole; the text after it is ordinary text again."""
     cache = partial()
     image, other = Span("cat", 6, 2), Span("dog", 6, 2)
     tokens = [1, 2, 3, 4, 5, 6, 0, 0, 7, 8, 9, 9]
@@ -246,7 +246,7 @@ def test_a_block_with_an_image_is_neither_begun_nor_a_beginning() -> None:
     assert hit(cache, [*tokens[:10], 0], (other,))[0] == 8
 
 
-def test_a_reset_leaves_no_beginning() -> None:
+def test_reset_leaves_no_partial_hits() -> None:
     cache = partial()
     assert hit(cache, [1, 2, 3, 4])[0] == 0
     cache.reset_prefix_cache()
@@ -258,7 +258,7 @@ def test_a_reset_leaves_no_beginning() -> None:
 
 
 @pytest.mark.parametrize("call", ["free", "reset and free"])
-def test_freed_before_its_first_step_it_lets_go_of_the_source(call: str) -> None:
+def test_sequence_freed_before_its_first_step_releases_the_source(call: str) -> None:
     cache = partial()
     cache.free(cache.prefilled([1, 2, 3, 4]))
     seq = cache.allocate([1, 2, 3, 9])
@@ -270,7 +270,7 @@ def test_freed_before_its_first_step_it_lets_go_of_the_source(call: str) -> None
 
 
 @pytest.mark.parametrize("is_mapped", [False, True])
-def test_before_the_copy_it_cannot_branch_or_be_cut(is_mapped: bool) -> None:
+def test_sequence_cannot_be_forked_or_truncated_before_the_copy(is_mapped: bool) -> None:
     """All but the last token count as computed, but the block does not hold them yet."""
     cache = partial(num_cpu_blocks=8 if is_mapped else 0)
     cache.free(cache.prefilled([1, 2, 3, 4]))
@@ -294,7 +294,7 @@ def test_before_the_copy_it_cannot_branch_or_be_cut(is_mapped: bool) -> None:
     cache.truncate(seq, 2)
 
 
-def test_swap_out_before_the_copy_gives_up_what_was_to_be_copied() -> None:
+def test_swap_out_before_the_copy_drops_the_partial_hit() -> None:
     cache = partial(num_cpu_blocks=8)
     cache.free(cache.prefilled([1, 2, 3, 4, 5, 6, 7, 8]))
     seq = cache.allocate([1, 2, 3, 4, 5, 6, 9])
@@ -326,7 +326,7 @@ def test_the_copy_waits_for_the_step_that_serves_it() -> None:
     assert cache.reserve([seq], 6).copies.tolist() == []
 
 
-def test_it_shows_who_holds_the_source() -> None:
+def test_source_lists_the_sequence_as_holder() -> None:
     cache = partial()
     cache.free(cache.prefilled([1, 2, 3, 4]))
     seq = cache.allocate([1, 2, 3, 9], holder="copying")
@@ -355,7 +355,7 @@ def test_each_group_copies_its_own_block() -> None:
     assert plan.copy_groups.tolist() == [0, 1]
 
 
-def test_a_source_that_one_group_has_lost_is_none() -> None:
+def test_source_must_exist_in_every_group() -> None:
     """Seven blocks: the window's first block goes when a lease takes the least recently used of the idle ones."""
     cache = partial(num_blocks=8, groups=(LayerGroup(4), LayerGroup(4, 4)))
     cache.free(cache.prefilled([1, 2, 3, 4]))
@@ -366,8 +366,8 @@ def test_a_source_that_one_group_has_lost_is_none() -> None:
     assert hit(cache, [1, 2, 3, 9]) == (0, [])
 
 
-def test_a_window_that_slides_past_what_was_to_be_loaded_lets_go_of_it() -> None:
-    """A hit is loaded up to the beginning of a block that follows it; behind that, the window has moved on."""
+def test_window_that_slides_past_a_load_releases_its_block() -> None:
+    """The hit is loaded up to the block in which it ends; after that block, the window has moved on."""
     groups = (LayerGroup(4), LayerGroup(4, sliding_window=2))
     cache = partial(num_blocks=8, groups=groups, num_cpu_blocks=10)
     cache.free(cache.prefilled(list(range(12))))
@@ -476,7 +476,7 @@ def test_with_groups_the_contexts_stay_right_and_beginnings_are_taken() -> None:
     assert inside > 10
 
 
-def test_at_most_32_blocks_that_begin_alike_are_compared_the_latest_first() -> None:
+def test_at_most_32_candidates_are_compared_latest_first() -> None:
     """So a popular first token cannot make lookups slow; the price is a shorter beginning, never a wrong one."""
     cache = partial(num_blocks=60, block_size=4)
     cache.free(cache.prefilled([1, 2, 3, 4]))

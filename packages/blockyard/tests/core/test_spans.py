@@ -70,7 +70,7 @@ def test_anything_else_misses_from_the_first_block_it_differs_in(cache: Checked,
 
 
 def test_text_before_an_image_is_shared_and_text_behind_it_is_not(cache: Checked) -> None:
-    """What stands behind an image attends to it: with another image those blocks are others, whatever their tokens."""
+    """Text after an image attends to it, so blocks after another image differ even if their tokens are equal."""
     cat = run(cache, SAME, Span("cat", 8, 4))
     dog = run(cache, SAME, Span("dog", 8, 4))
     rows = [(cache.row(seq)[:4]) for seq in (cat, dog)]
@@ -172,7 +172,7 @@ def test_what_follows_a_cut_inside_an_image_is_text(cut: int) -> None:
 
 
 def test_a_cut_before_or_behind_an_image_leaves_it_alone() -> None:
-    """Behind it: what is decoded next stands under the whole image. Before it: the sequence is text again."""
+    """After the image, decoded tokens follow the whole image. Before it, the sequence is plain text again."""
     cache = Checked(30)
     image = Span("cat", 5, 2)
     seq = run(cache, SAME, image)

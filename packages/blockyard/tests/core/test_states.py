@@ -1,4 +1,4 @@
-"""States of hybrid models: what is hit, what plans say, what is refused."""
+"""States of hybrid models: hits, plans, and refused arguments."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_step_is_never_refused_for_a_save() -> None:
 
 @pytest.mark.parametrize("has_tenants", [False, True])
 def test_a_state_that_there_is_no_room_for_evicts_nothing(has_tenants: bool) -> None:
-    """Nine blocks are free, or twelve of which three are another tenant's; a state takes ten."""
+    """Nine blocks are free, or twelve including three of another tenant's guarantee; a state takes ten."""
     tenants = (Tenant("kept", min_blocks=3),) if has_tenants else ()
     num_blocks = 23 if has_tenants else 20
     cache = hybrid(num_blocks, 10, watermark=0.0, state_checkpoints=("last",), state_order="lru", tenants=tenants)

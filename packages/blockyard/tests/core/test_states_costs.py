@@ -1,4 +1,4 @@
-"""Which state goes first is found without a look at the others: against a scan of all, and by counted lines."""
+"""The state to evict is found without scanning the others: compared with a scan, and by counted lines."""
 
 from __future__ import annotations
 
@@ -118,6 +118,6 @@ def lines_of_turns(module: ModuleType, order: str, num_states: int) -> int:
 
 
 @pytest.mark.parametrize("order", ["index", "lru"])
-def test_eight_times_the_states_cost_less_than_twice_the_lines(interpreted: ModuleType, order: str) -> None:
+def test_eight_times_the_states_run_less_than_twice_the_lines(interpreted: ModuleType, order: str) -> None:
     few, many = (lines_of_turns(interpreted, order, number) for number in (400, 3200))
     assert many < 2 * few, (few, many)

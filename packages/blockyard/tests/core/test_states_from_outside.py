@@ -1,4 +1,4 @@
-"""States that leave the cache, and those that come from outside: where they lie, what is hit without one."""
+"""States that leave the cache or come from outside: their blocks, and hits without a state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several steps in flight: reservations behind reservations, and blocks that wait for the last step that uses them."""
+"""Several steps in flight: consecutive reservations, and blocks that wait for the last step that uses them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_known_tokens_of_a_later_step_are_in_its_plan() -> None:
 
 
 def test_rejected_drafts_end_the_reservations_behind_them() -> None:
-    """They begin behind tokens that are not there; the next reservation begins where the sequence is."""
+    """They follow tokens that do not exist; the next reservation begins at the end of the sequence."""
     cache = flying()
     seq = cache.allocate(prompt(1, 5))
     steps = [cache.reserve([seq], count).step for count in (8, 1, 1)]
@@ -124,7 +124,7 @@ def test_a_failed_step_ends_the_later_ones_of_its_sequences_alone() -> None:
 
 
 def test_a_step_is_committed_in_parts_and_others_out_of_order() -> None:
-    """Of disjoint sequences whichever comes first; of one sequence in the order of its steps."""
+    """Disjoint sequences may be committed in any order, the steps of one sequence only in theirs."""
     cache = flying()
     a, b, c = (cache.allocate(prompt(number, 8)) for number in (1, 2, 3))
     cache.reserve([a, b], 4)
@@ -242,7 +242,7 @@ def test_what_waits_can_be_hit() -> None:
     assert cache.ref_counts(again) == [1, 1, 1]
 
 
-def test_they_are_given_back_as_they_would_have_been() -> None:
+def test_deferred_frees_keep_their_order() -> None:
     """Empty blocks to the front, cached ones to the tail, the last block of a sequence first."""
     orders = []
     for depth in (1, 2):
@@ -307,7 +307,7 @@ def test_a_pool_grows_and_shrinks_while_blocks_wait() -> None:
     assert (cache.num_free_blocks, cache.num_used_blocks) == (1, 0)
 
 
-def test_a_block_that_is_given_back_again_waits_for_the_later_step() -> None:
+def test_block_released_again_waits_for_the_later_step() -> None:
     cache = flying(num_blocks=6)
     first = cache.allocate(prompt(1, 5))
     cache.reserve([first])

@@ -79,7 +79,7 @@ def test_what_came_back_is_cached_again() -> None:
 
 
 def test_a_shared_block_moves_once() -> None:
-    """Two forks that go together share on the CPU what they shared in the pool, and share it again when back."""
+    """Two forks that are swapped together share blocks on the CPU as in the pool, and share them again when back."""
     cache = swapping()
     first = cache.prefilled(prompt(1, 10))
     (second,) = cache.fork(first)
@@ -92,8 +92,11 @@ def test_a_shared_block_moves_once() -> None:
 
 
 def test_a_fork_that_stays_keeps_the_blocks() -> None:
-    """What one fork leaves behind the other still holds. Full blocks are found by content when it comes back; the
-    partial one, which nothing names, comes back as a block of its own."""
+    """The other fork still holds the blocks.
+
+    When the swapped one returns, full blocks are found by content; the partial block, which has no content id, gets a
+    new block.
+    """
     cache = swapping()
     first = cache.prefilled(prompt(1, 10))
     (second,) = cache.fork(first)
@@ -176,7 +179,7 @@ def ins_of(plan: SwapPlan) -> list[list[int]]:
 
 
 def test_tokens_not_computed_are_not_moved() -> None:
-    """Of a prompt of four blocks with five tokens computed two blocks go; the others are taken anew later."""
+    """With five tokens of a four-block prompt computed, two blocks are moved; the others are allocated again later."""
     cache = swapping()
     seq = cache.allocate(prompt(1, 16))
     cache.compute_some(seq, 5)
@@ -360,7 +363,8 @@ def test_without_a_cpu_pool() -> None:
 
 
 def test_blocks_to_load_stay_on_the_cpu() -> None:
-    """A sequence that hit the CPU pool and is swapped out before its first step leaves there what it never loaded."""
+    """If a sequence hit the CPU pool and is swapped out before its first step, the blocks it did not load stay "
+    "there."""
     cache = swapping(num_blocks=5)
     seq = cache.prefilled(prompt(1, 8))
     cache.swap_out(seq)

@@ -115,7 +115,7 @@ def test_a_message_from_after_the_clock_went_back_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("epochs", [(None, None), (7, 8)])
-def test_a_replay_of_an_earlier_life_than_was_heard_is_not_trusted(epochs: tuple[int | None, int | None]) -> None:
+def test_replay_from_before_the_restart_is_not_trusted(epochs: tuple[int | None, int | None]) -> None:
     """It was on its way when the publisher started again."""
     mirror = Mirror(hash_seed=1)
     earlier, later = epochs

@@ -266,7 +266,7 @@ def test_unencodable_keys_do_not_end_the_publisher(publishing: Publishing) -> No
     assert publisher.stats().is_running
 
 
-def test_a_message_that_cannot_be_made_is_a_gap(publishing: Publishing) -> None:
+def test_failed_message_shows_as_a_gap(publishing: Publishing) -> None:
     cache = make_cache()
     publisher = publishing(cache, heartbeat=3600)
     mirror = Mirror()

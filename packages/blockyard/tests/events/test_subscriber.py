@@ -24,7 +24,7 @@ def test_a_bad_timeout_is_refused(timeout: Any) -> None:
         subscriber.poll(timeout)
 
 
-def test_a_publisher_whose_snapshot_cannot_be_read_is_asked_less_and_less() -> None:
+def test_requests_to_a_publisher_with_unreadable_snapshots_become_rarer() -> None:
     context = zmq.Context()
     live, replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
     ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in (live, replay)]

@@ -38,10 +38,26 @@ from blockyard_testing.seeds import run_seed
 
 #: As vLLM 0.32 encodes it: two blocks of four tokens stored, one removed, all cleared.
 GOLDEN = bytes.fromhex(
-    "93cb3ff8000000000000938aa474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657392cf84b146b151d55111cfd43b57df56"
-    "b58fb1b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f696473980102030405060708aa626c6f636b5f73697a6504a76c6f7261"
-    "5f6964c0a66d656469756da3475055a96c6f72615f6e616d65c0a967726f75705f69647800b26b765f63616368655f737065635f6b696e64ae66"
-    "756c6c5f617474656e74696f6e84a474797065ac426c6f636b52656d6f766564ac626c6f636b5f68617368657391cfd43b57df56b58fb1a66d65"
+    "9"
+    "3"
+    "c"
+    "b"
+    "3ff8000000000000938aa474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657392cf84b146b151d55111cfd43b57df56"
+    "b"
+    "5"
+    "8"
+    "f"
+    "b1b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f696473980102030405060708aa626c6f636b5f73697a6504a76c6f7261"
+    "5"
+    "f"
+    "6"
+    "9"
+    "64c0a66d656469756da3475055a96c6f72615f6e616d65c0a967726f75705f69647800b26b765f63616368655f737065635f6b696e64ae66"
+    "7"
+    "5"
+    "6"
+    "c"
+    "6c5f617474656e74696f6e84a474797065ac426c6f636b52656d6f766564ac626c6f636b5f68617368657391cfd43b57df56b58fb1a66d65"
     "6469756da3475055a967726f75705f6964780081a474797065b0416c6c426c6f636b73436c656172656400"
 )
 FIRST, SECOND = 9561501211280363793, 15292913576410714033
@@ -95,7 +111,7 @@ def test_lists_of_numbers_are_written_and_read_as_msgpack_does() -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 5, 16])
-def test_tokens_are_written_and_read_as_msgpack_does(block_size: int) -> None:
+def test_tokens_are_encoded_and_decoded_like_msgpack(block_size: int) -> None:
     draw = np.random.default_rng(run_seed())
     writer = NumberWriter()
     for limit in (100, 2**31, 256, 65536, 65537, 2**31, 65536, 70_000):
@@ -448,7 +464,7 @@ def again(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("token_ids", [None, "x", 5, [[1]], [1.5], [-1]])
-def test_a_prompt_of_other_things_is_refused(token_ids: Any) -> None:
+def test_prompt_with_other_values_is_refused(token_ids: Any) -> None:
     mirror = Mirror(hash_seed=1)
     mirror.receive_replayed("worker", 5, stored())
     mirror.end_replay("worker")

@@ -310,7 +310,7 @@ def test_an_unchanged_copy_is_not_written_again(tmp_path: Path) -> None:
     assert c_file.read_text() == C_CODE
 
 
-def test_an_index_in_range_is_expected() -> None:
+def test_range_checks_are_marked_likely() -> None:
     asked = "cpy_r_r5 = (uint64_t)cpy_r_at < (uint64_t)cpy_r_r4;\n{}if ({}) goto CPyL3;\nif (cpy_r_r5) goto CPyL4;"
     assert with_expected_ranges(asked.format("  ", "cpy_r_r5")) == asked.format("  ", "likely(cpy_r_r5)")
     with pytest.raises(LookupError, match="no range check"):

@@ -217,7 +217,7 @@ def test_slow_objects_in_loops_are_seen() -> None:
     assert [line for line, _ in source_rules.slow_objects_in_loops(tree, slow)] == [7, 9, 10]
 
 
-def test_narrowing_is_seen() -> None:
+def test_unchecked_narrowing_is_found() -> None:
     tree = ast.parse("a = i32(block)\nb = u8(x + 1)\nc = i32(0)\nd = i64(block)")
     assert source_rules.narrowed(tree) == [(1, "block"), (2, "x + 1")]
 

@@ -1,4 +1,4 @@
-"""The pool under layer groups: contents whose hashes collide are told apart, and a long life takes no more memory."""
+"""The pool below layer groups: contents with colliding hashes are distinguished, and memory stays bounded."""
 
 from __future__ import annotations
 

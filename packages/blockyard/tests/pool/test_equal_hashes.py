@@ -1,4 +1,4 @@
-"""Worlds in which every block of a depth has one hash: the index finds what a tree of tokens says, and no more."""
+"""Worlds in which all blocks of a depth have the same hash: the index agrees with a tree of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking up without holding, and holding what was found, if it is still there."""
+"""Lookups that hold nothing, and holding the found blocks if they are still cached."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_popping_none_changes_nothing() -> None:
 
 @pytest.mark.parametrize("at_the_front", [True, False])
 def test_an_emptied_queue_is_filled_again(at_the_front: bool) -> None:
-    """The null block serves as both ends, so the empty list needs no case of its own."""
+    """The null block is both ends of the list, so an empty list is no special case."""
     queue = FreeQueue(4)
     popleft_n(queue, 3)
     assert order(queue) == backwards(queue) == []
@@ -222,7 +222,7 @@ def test_check_finds_a_link_that_leaves_the_pool(name: str, value: int) -> None:
 
 
 def test_a_block_appended_twice_is_found() -> None:
-    """The bug that hands one block to two owners (I8): a second free without a check at the door."""
+    """Such a bug would give one block to two owners (I8)."""
     queue = FreeQueue(6)
     popleft_n(queue, 2)
     queue.append(1)

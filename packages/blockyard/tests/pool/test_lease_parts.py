@@ -1,4 +1,4 @@
-"""Leases that are parted, that release what fell behind a window, and that are freed to the end of the queue."""
+"""Leases that are split, that release blocks before a window, and that are freed to the tail of the queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def found(pool: BlockPool, tokens: Any) -> list[int]:
 # ---------------------------------------------------------------- release
 
 
-def test_the_null_block_stays_in_the_place_of_what_was_given_back() -> None:
+def test_null_block_replaces_released_blocks() -> None:
     pool = BlockPool(10, SIZE)
     lease = pool.get_new_blocks(5)
     assert pool.release(lease, 0, 2) == 2
@@ -44,7 +44,7 @@ def test_the_null_block_stays_in_the_place_of_what_was_given_back() -> None:
 
 
 def test_a_window_moves_along_a_long_sequence() -> None:
-    """Blocks behind the window serve other prompts; what is cached goes on by what was cached last."""
+    """Blocks before the window serve other prompts; caching continues after the last cached block."""
     pool = BlockPool(9, SIZE)
     lease = pool.get_new_blocks(0)
     for number in range(30):
@@ -60,7 +60,7 @@ def test_a_window_moves_along_a_long_sequence() -> None:
     assert pool.num_used_blocks == 0
 
 
-def test_what_is_cached_next_comes_behind_a_block_that_was_given_back() -> None:
+def test_caching_continues_after_a_released_block() -> None:
     pool = BlockPool(10, SIZE)
     lease = cached(pool, TOKENS[:12])
     pool.extend(lease, 1)
@@ -69,7 +69,7 @@ def test_what_is_cached_next_comes_behind_a_block_that_was_given_back() -> None:
     assert found(pool, TOKENS) == [1, 2, 3, 4], "the blocks before it are idle, and hit as long as they are there"
 
 
-def test_a_place_that_was_given_back_cannot_be_cached() -> None:
+def test_released_position_cannot_be_cached() -> None:
     pool = BlockPool(10, SIZE)
     lease = cached(pool, TOKENS[:4])
     pool.extend(lease, 2)
@@ -84,7 +84,7 @@ def test_a_place_that_was_given_back_cannot_be_cached() -> None:
     assert snapshot(pool) == before
 
 
-def test_a_part_with_places_given_back_is_shared_and_freed() -> None:
+def test_part_with_released_positions_is_shared_and_freed() -> None:
     pool = BlockPool(10, SIZE)
     lease = pool.get_new_blocks(4)
     pool.release(lease, 1, 2)
@@ -198,7 +198,7 @@ def test_bad_arguments_change_nothing(name: str, arguments: dict[str, Any], text
 # ---------------------------------------------------------------- to the end of the queue
 
 
-def test_uncached_blocks_are_freed_to_the_end_on_demand() -> None:
+def test_uncached_blocks_are_freed_to_the_tail_on_request() -> None:
     pool = BlockPool(8, SIZE)
     lease = cached(pool, TOKENS[:8])
     pool.extend(lease, 2)

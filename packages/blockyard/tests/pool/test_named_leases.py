@@ -1,4 +1,4 @@
-"""What a pool known by names does with leases, its size and its records, as every pool does."""
+"""Leases, size and records of a `NamedPool` work as in every pool."""
 
 from __future__ import annotations
 

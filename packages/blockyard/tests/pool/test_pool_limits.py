@@ -122,7 +122,7 @@ def test_out_of_blocks_carries_its_numbers_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 5, 7, 16, 4096])
-def test_every_block_size(block_size: int) -> None:
+def test_pools_accept_every_block_size(block_size: int) -> None:
     """Odd sizes end in half a word, 1 is all halves, 4096 is the limit: full blocks hit, one token less does not."""
     pool = BlockPool(6, block_size)
     tokens = prompt(1, 3 * block_size + block_size // 2)
@@ -167,7 +167,7 @@ def test_the_null_block_is_never_given() -> None:
     assert 0 not in order(pool)
 
 
-def test_a_block_as_people_see_it() -> None:
+def test_snapshot_shows_a_blocks_state() -> None:
     pool = BlockPool(5, 4)
     lease = pool.get_new_blocks(2, holder="me")
     private = pool.block(1)
@@ -187,7 +187,7 @@ def test_a_block_as_people_see_it() -> None:
     assert repr(pool.block(2)) == "<KVCacheBlock 2 free>"
 
 
-def test_views_are_live_and_copies_are_not() -> None:
+def test_views_show_later_changes_and_copies_do_not() -> None:
     pool = BlockPool(5, 4)
     counts, mask, free = pool.ref_counts(), pool.cached_mask(), pool.free_block_ids()
     cached(pool, prompt(1, 4))

@@ -26,7 +26,7 @@ def walk(seed: int, num_calls: int) -> PoolWalk:
     return walked
 
 
-def test_the_pool_does_what_the_model_does() -> None:
+def test_pool_matches_the_model() -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(run_seed(), run_seed() + 40):
         outcomes.update(walk(seed, 150).outcomes)

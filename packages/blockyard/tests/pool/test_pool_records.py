@@ -1,4 +1,4 @@
-"""What a pool alone remembers, tells and keeps: policies, retention, residency, history, events, who is told."""
+"""Policies, retention, residency, history, events and listeners of a standalone pool."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_retention_within_a_budget_and_until_its_time() -> None:
         BlockPool(8, SIZE).retain([1])
 
 
-def test_history_and_residency_go_by_the_time_that_is_told() -> None:
+def test_history_and_residency_use_the_callers_time() -> None:
     pool = BlockPool(4, SIZE, history_size=10, residency_sample=1)
     lease = pool.get_new_blocks(1, holder="a")
     pool.advance_time(2.0)
@@ -84,7 +84,7 @@ def test_bad_options_are_refused(name: str, value: Any) -> None:
 # ---------------------------------------------------------------- version, reset, events
 
 
-def test_the_version_grows_when_what_can_be_found_changes_and_then_alone() -> None:
+def test_version_grows_exactly_when_findable_contents_change() -> None:
     pool = BlockPool(6, SIZE)
     seen = [pool.version]
 
@@ -153,7 +153,7 @@ class Listening:
 
 
 @pytest.mark.parametrize("policy", ["lru", MRU])
-def test_a_listener_is_told_once_after_each_call(policy: Any) -> None:
+def test_listener_is_called_once_after_each_call(policy: Any) -> None:
     site = Listening(eviction_policy=policy)
     taken = site.pool.get_new_blocks(2)
     assert [sorted(told) for told in site.told] == [sorted([*taken])]
@@ -169,7 +169,7 @@ def test_a_listener_is_told_once_after_each_call(policy: Any) -> None:
     assert site.pool.on_evict is None
 
 
-def test_a_listener_is_told_of_what_is_written_over_and_not_of_a_reset() -> None:
+def test_listener_receives_overwritten_blocks_but_no_reset() -> None:
     site = Listening()
     lease = site.pool.get_cached_blocks(prompt(1, 8))
     site.pool.copy_on_write(lease, 1)
@@ -179,7 +179,7 @@ def test_a_listener_is_told_of_what_is_written_over_and_not_of_a_reset() -> None
 
 
 def test_a_listener_may_call_the_pool() -> None:
-    """It is told when the call is over: nothing is refused, and what it evicts is told next."""
+    """It is called when the call is over, so nothing is refused; blocks that it evicts are reported next."""
     site = Listening()
     pool = site.pool
 
@@ -197,7 +197,7 @@ def test_a_listener_may_call_the_pool() -> None:
     assert order(pool) == [4, 3, 2, 1]
 
 
-def test_what_a_listener_raises_is_a_warning_and_the_call_is_done() -> None:
+def test_error_of_a_listener_becomes_a_warning() -> None:
     site = Listening()
 
     def broken(block_ids: np.ndarray) -> None:
@@ -246,7 +246,7 @@ def test_a_listener_that_frees_is_not_in_the_middle_of_a_call() -> None:
     site.pool.check()
 
 
-def test_what_is_no_callable_is_refused() -> None:
+def test_listener_must_be_callable() -> None:
     pool = BlockPool(4)
     with pytest.raises(InvalidArgument, match="on_evict is 3; it must be a callable"):
         pool.on_evict = 3  # type: ignore[assignment]
@@ -265,7 +265,7 @@ def test_a_listener_cannot_be_set_in_the_middle_of_a_call() -> None:
     assert len(pool.get_new_blocks(Sets())) == 1
 
 
-def test_the_pool_of_a_manager_tells_too() -> None:
+def test_managers_pool_notifies_listeners() -> None:
     told: list[int] = []
     cache = KVCacheManager(CacheConfig(6, SIZE, watermark=0.0))
     cache.pool.on_evict = lambda ids: told.extend(ids.tolist())
@@ -278,7 +278,7 @@ def test_the_pool_of_a_manager_tells_too() -> None:
     cache.check()
 
 
-def test_what_one_listener_does_is_told_to_another_before_the_call_returns() -> None:
+def test_listeners_are_notified_of_each_others_changes() -> None:
     """The pools of a manager share a gate: the second's listener makes the first lose a block."""
     gate = Gate()
     first, second = LossNotifier(gate), LossNotifier(gate)

@@ -51,7 +51,7 @@ def test_no_twin_works_under_every_seed(seed: int) -> None:
     check_index(chains.index)
 
 
-def test_one_run_of_fifty_equal_hashes() -> None:
+def test_fifty_equal_hashes_are_all_found() -> None:
     """All have one home, so they fill fifty slots in a row; each is found, and each removal closes the gap."""
     draw, chains = random.Random(2), Chains()
     first = random_block(draw)

@@ -23,7 +23,7 @@ from ..support.hash_chains import Chains, random_block, random_blocks, twin_of
 
 
 def test_equal_tokens_under_different_parents() -> None:
-    """The same without any collision: half of the prompt being equal is no hit."""
+    """Even without collisions: equal second halves of two prompts are no hit."""
     draw, chains = random.Random(4), Chains()
     p, q, c = random_blocks(draw, 3)
     p_id, q_id = chains.add([p]), chains.add([q])
@@ -106,7 +106,7 @@ def test_duplicates_share_an_identity_and_one_slot() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 0, 3, 2), (2, 0, 1, 3)])
 def test_the_oldest_duplicate_left_is_hit(order: tuple[int, ...]) -> None:
-    """Whichever goes first; what hangs under the content stays reachable until the last one goes."""
+    """Whichever is removed first, contents after it stay reachable until the last duplicate is removed."""
     draw, chains = random.Random(14), Chains()
     a, c = random_blocks(draw, 2)
     ids = [chains.add([a]) for _ in range(4)]
@@ -122,7 +122,7 @@ def test_the_oldest_duplicate_left_is_hit(order: tuple[int, ...]) -> None:
     assert chains.index.num_indexed == 1
 
 
-def test_a_newcomer_is_the_youngest_duplicate() -> None:
+def test_new_block_is_the_newest_duplicate() -> None:
     draw, chains = random.Random(15), Chains()
     a = random_block(draw)
     ids = [chains.add([a]) for _ in range(3)]
@@ -193,8 +193,10 @@ def test_keys_are_a_set_in_any_order_and_form() -> None:
 
 
 def test_the_least_recently_used_root_is_forgotten() -> None:
-    """A pool of four blocks remembers five roots. The first is forgotten by the sixth; its block, still held, is never
-    hit again, and its tenant starts anew."""
+    """A pool of four blocks remembers five roots.
+
+    The first is forgotten by the sixth; its block, still held, is never hit again, and its tenant starts anew.
+    """
     pool = BlockPool(4, 1)
     salts = [(CacheSalt(str(number)),) for number in range(6)]
     held = cached(pool, [7], salts[0])
@@ -222,7 +224,7 @@ def test_publishing_under_a_root_keeps_it() -> None:
     pool.free_blocks(held)
 
 
-def test_asking_makes_no_root() -> None:
+def test_lookup_makes_no_root() -> None:
     """Otherwise anybody could push the other tenants' roots out by asking under a thousand salts."""
     pool = BlockPool(4, 1)
     cached(pool, [7])
@@ -293,7 +295,7 @@ CORRUPTIONS = {
     "a hash changed": (set_item("chain_hash", 5, 1), "I5: a lookup of block 5's tokens does not find block"),
     "a slot emptied": (empty_slot_of(5), "index: the blocks that the table, neighbours and rings lead to"),
     "a slot moved": (move_slot_of(4), "I5: a lookup of block 4's tokens does not find block"),
-    "a slot for a block that is not cached": (set_item("identity", 2 * 5, 0), "index: 4 blocks have a content"),
+    "a slot for a block that is not cached": (set_item("identity", 2 * 5, 0), "index: 4 blocks have content"),
     "a count too high": (count_one_more("num_indexed"), "index: 5 blocks have content, but num_indexed is 6"),
     "a content without a slot": (set_item("identity", 2 * 9, 2), "index: 6 blocks have content, but num_indexed is 5"),
     "a content id from the future": (
@@ -350,7 +352,7 @@ def test_check_finds_a_broken_index(what: str) -> None:
 # ---------------------------------------------------------------- a pool and a dict of prefixes
 
 
-def test_a_pool_under_chance_agrees_with_a_dict_of_prefixes() -> None:
+def test_random_pool_agrees_with_a_dict_of_prefixes() -> None:
     """Prompts over three tokens, blocks of two, twelve of them: everything is shared, revived and evicted all the time.
 
     The dict maps (keys, all tokens up to the end of a block) to the blocks that hold it, oldest first.

@@ -84,7 +84,7 @@ def test_shrinking_over_idle_blocks_is_applied_and_evicts_what_they_cache() -> N
     assert cache.num_computed_tokens(cache.allocate(prompt(2, 8))) == 4
 
 
-def test_shrinking_over_held_blocks_is_deferred_until_they_are_given_back() -> None:
+def test_shrinking_over_held_blocks_is_deferred_until_they_are_freed() -> None:
     cache = Checked(num_blocks=10, block_size=4)
     low, high = cache.prefilled(prompt(1, 12)), cache.prefilled(prompt(2, 16))
     assert cache.row(high) == [4, 5, 6, 7]
@@ -201,7 +201,7 @@ def test_the_peak_counts_blocks_that_retire() -> None:
     assert (cache.num_used_blocks, cache.stats().peak_used_blocks) == (5, 5)
 
 
-def test_a_prompt_that_only_fits_with_blocks_about_to_go_never_fits() -> None:
+def test_prompt_that_needs_retiring_blocks_never_fits() -> None:
     """Five blocks are there while one retires, but only four will be given out: waiting for a fifth is in vain."""
     cache = Checked(num_blocks=6, block_size=4)
     seq = cache.prefilled(prompt(1, 20))
@@ -252,7 +252,7 @@ def test_a_pool_alone_shrinks_around_its_leases() -> None:
     pool.check()
 
 
-def test_a_duplicate_within_the_end_takes_over_from_the_one_that_goes() -> None:
+def test_duplicate_within_the_pool_takes_over_from_a_removed_block() -> None:
     pool = BlockPool(8, 4)
     keep = pool.get_new_blocks(2)
     first = cached(pool, prompt(1, 4))
@@ -268,7 +268,7 @@ def test_a_duplicate_within_the_end_takes_over_from_the_one_that_goes() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_is_told_what_goes_and_what_comes(policy: str) -> None:
+def test_policies_are_notified_of_removed_and_added_blocks(policy: str) -> None:
     """`check` compares what the policy knows with what is idle after every call."""
     cache = Checked(num_blocks=12, block_size=4, eviction_policy=policy)
     cache.free([cache.prefilled(prompt(number, 12)) for number in (1, 2, 3)])
@@ -287,7 +287,7 @@ def test_every_policy_is_told_what_goes_and_what_comes(policy: str) -> None:
     assert cache.num_cached_blocks == 26
 
 
-def test_what_goes_is_retained_no_longer() -> None:
+def test_removed_blocks_are_no_longer_retained() -> None:
     """The budget of retained blocks is released, by idle blocks at once and by held ones when they retire."""
     cache = Checked(num_blocks=9, block_size=4, retention_blocks=4)
     cache.free(cache.prefilled(prompt(1, 16)))

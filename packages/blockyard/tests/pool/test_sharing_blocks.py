@@ -175,7 +175,7 @@ def test_a_pool_alone_has_a_history_a_picture_and_a_leak_report() -> None:
     ]
 
 
-def test_what_is_neither_a_pool_nor_a_manager_is_refused() -> None:
+def test_reports_refuse_values_that_are_no_cache() -> None:
     for ask in (draw_pool, describe_leaks, describe_history, describe_blocks):
         with pytest.raises(InvalidArgument, match="cache is 'pool'; it must be a KVCacheManager or a pool"):
             ask("pool")  # type: ignore[arg-type]

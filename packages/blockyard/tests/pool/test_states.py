@@ -1,4 +1,4 @@
-"""`states()` says of each block what the ledger's table says, in all that pools and caches go through."""
+"""`states()` agrees with the table of block states in the ledger, in all situations of pools and caches."""
 
 from __future__ import annotations
 

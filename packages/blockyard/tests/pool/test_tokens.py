@@ -171,7 +171,7 @@ def test_every_form_becomes_the_same_tokens(form: Any) -> None:
 
 
 @pytest.mark.parametrize("tokens", [[True], [1, False], [True, 2**31], (True, False), [np.True_]])
-def test_truth_is_no_token(tokens: Any) -> None:
+def test_bools_are_no_tokens(tokens: Any) -> None:
     """A list of bools is a mask that went astray; it is refused as an array of bools is."""
     with pytest.raises(InvalidArgument, match="token_ids"):
         token_array(tokens)
@@ -221,7 +221,7 @@ def test_int64_items_keep_their_values_at_both_ends() -> None:
         int64_items("n", np.array([2**63], dtype=np.uint64))
 
 
-def test_the_other_byte_order_is_read_as_what_it_says() -> None:
+def test_big_endian_arrays_keep_their_values() -> None:
     assert integer_array("n", np.array([1, 2], dtype=">i8")).tolist() == [1, 2]
     assert list(int64_items("n", np.array([1, 2], dtype=">i4"))) == [1, 2]
 

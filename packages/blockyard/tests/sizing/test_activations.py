@@ -1,4 +1,4 @@
-"""What a step takes, by hand; and GPUs by name."""
+"""Memory of a step, computed by hand, and GPUs by name."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_experts_keep_a_workspace() -> None:
     assert halved.workspace_bytes == 1000 * 2 * (2 * (100 + 40) + 100)  # now the hidden state is the wider
 
 
-def test_wider_types() -> None:
+def test_wider_types_take_more_memory() -> None:
     wide = ModelShape(hidden_size=100, mlp_size=400, vocab_size=1000, dtype="float32")
     memory = step_memory(wide, max_num_batched_tokens=10, max_num_seqs=10)
     assert memory.forward_bytes == 10 * 4 * (3 * 400 + 425)
@@ -123,7 +123,7 @@ def test_bad_shapes_are_named() -> None:
         ModelShape.from_config({"vocab_size": 9})
 
 
-def test_gpus_by_name() -> None:
+def test_gpus_are_found_by_name() -> None:
     assert known_gpu("H100").memory_gib == 79.19
     assert known_gpu("RTX 4090") == known_gpu("rtx-4090")
     for name in gpu_names():

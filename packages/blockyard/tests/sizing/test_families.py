@@ -180,7 +180,7 @@ MISTRAL_PARAMS = {"dim": 5120, "n_layers": 40, "n_heads": 32, "n_kv_heads": 8, "
           "kv_lora_rank": 512, "qk_rope_head_dim": 64}, 2 * 28 * 1_152),
     ],
 )  # fmt: skip
-def test_bytes_of_a_token(config: dict[str, Any], token_bytes: int) -> None:
+def test_each_config_has_the_expected_bytes_per_token(config: dict[str, Any], token_bytes: int) -> None:
     assert KVCacheSpec.from_config(config).bytes_per_token == token_bytes
 
 
@@ -193,7 +193,7 @@ def test_bytes_of_a_token(config: dict[str, Any], token_bytes: int) -> None:
         (RING_LINEAR, 28 * 32 * 128 * 128 * 4),
     ],
 )
-def test_bytes_of_a_state(config: dict[str, Any], num_bytes: int) -> None:
+def test_each_config_has_the_expected_bytes_per_state(config: dict[str, Any], num_bytes: int) -> None:
     assert KVCacheSpec.from_config(config).state_bytes_per_sequence == num_bytes
 
 

@@ -129,7 +129,7 @@ def of_all(bits: int, scales: int = 0, fixed: int = 0, group: int = 0, column_by
          of_all(4, scales=1, group=32)),
     ],
 )  # fmt: skip
-def test_kinds_of_quantization(quantization: dict[str, Any], expected: int) -> None:
+def test_each_quantization_method_is_read(quantization: dict[str, Any], expected: int) -> None:
     assert linear_bytes(quantization) == expected
 
 

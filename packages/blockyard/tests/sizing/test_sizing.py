@@ -1,4 +1,4 @@
-"""What models keep: bytes of tokens and blocks, worked out by hand from published configs; groups; sequences."""
+"""Bytes of tokens and blocks, computed by hand from published configs; groups and sequences."""
 
 from __future__ import annotations
 
@@ -146,8 +146,11 @@ def test_layers_per_group_can_be_chosen() -> None:
     ("heads", "block_size", "used"), [(1, 64, 1_024), (2, 32, 1_024), (3, 16, 768), (4, 16, 1_024)]
 )
 def test_smaller_tokens_get_larger_blocks(heads: int, block_size: int, used: int) -> None:
-    """A full layer of 4 heads: 4 * 8 * 2 bytes = 64 a token, 1,024 a block of 16. A sliding one of 1 head has 16 a
-    token, so its block holds 64; of 3 heads 48, where 32 tokens would not fit: 16 tokens, 768 bytes and padding."""
+    """A full layer of 4 heads: 4 * 8 * 2 bytes = 64 a token, 1,024 a block of 16.
+
+    A sliding one of 1 head has 16 a token, so its block holds 64; of 3 heads 48, where 32 tokens would not fit: 16
+    tokens, 768 bytes and padding.
+    """
     layers = (AttentionLayer(0, 4, 4, 4), AttentionLayer(1, heads, 4, 4, sliding_window=8))
     spec = KVCacheSpec(layers, block_size=16)
     assert spec.bytes_per_block == 1_024

@@ -1,4 +1,4 @@
-"""Configs as they come: dicts, files, transformers' objects; rules that stand for layer lists; what is refused."""
+"""Forms of configs: dicts, files, transformers' objects; rules in place of layer lists; refused configs."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ JAMBA = KVCacheSpec.from_config(JAMBA_V0_1)
 # ---------------------------------------------------------------- numbers of blocks
 
 
-def test_gpu_blocks() -> None:
+def test_gpu_blocks_follow_vllms_rule() -> None:
     # 80 GiB * 0.92 - 20 GiB = 53.6 GiB; / 2 MiB = 27,443.2.
     assert num_gpu_blocks(80 * GIB, 20 * GIB, spec=LLAMA) == 27_443
     # 80 GiB * 0.5 - 20 GiB = 20 GiB; / 2 MiB = 10,240; one byte less is one block less.
@@ -46,7 +46,7 @@ def test_blocks_are_never_negative() -> None:
     assert num_cpu_blocks(0, spec=LLAMA) == 0
 
 
-def test_cpu_blocks() -> None:
+def test_cpu_blocks_fill_the_swap_space() -> None:
     # 4 GiB, the default, / 2 MiB.
     assert num_cpu_blocks(spec=LLAMA) == num_cpu_blocks(4 * GIB, spec=LLAMA) == 2_048
 
@@ -80,7 +80,7 @@ def test_a_bad_measurement_is_refused(returned: object) -> None:
 
 
 @pytest.mark.parametrize("share", [0, -0.1, 1.1, True, "0.9", float("nan")])
-def test_a_bad_share_is_refused(share: float) -> None:
+def test_bad_utilization_is_refused(share: float) -> None:
     with pytest.raises(InvalidArgument, match="gpu_memory_utilization is"):
         num_gpu_blocks(GIB, 0, share, spec=LLAMA)
 
@@ -116,7 +116,7 @@ def test_bad_amounts_are_refused() -> None:
         (10**6, 128),
     ],
 )
-def test_block_sizes(mean: int, block_size: int) -> None:
+def test_block_size_advice_follows_the_mean_length(mean: int, block_size: int) -> None:
     assert advise_block_size(mean).block_size == block_size
 
 

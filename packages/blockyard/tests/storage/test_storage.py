@@ -1,4 +1,4 @@
-"""The KV tensors: addresses, layouts, copies, and what a whole manager makes of them, in real bytes."""
+"""The KV tensors: addresses, layouts, copies, and the bytes after calls of a whole manager."""
 
 from __future__ import annotations
 

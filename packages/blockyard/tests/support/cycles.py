@@ -1,4 +1,4 @@
-"""Garbage cycles with finalisers: what an engine's request objects are when they free in `__del__`."""
+"""Garbage cycles with finalisers, like an engine's request objects that free in `__del__`."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ GROUPS = ((0, 10), (10, 12), (12, 20))
 
 @dataclass
 class Fate:
-    """What is known of one content since it was last let go, as number `serial` of all that were followed."""
+    """The last release of a content, as number `serial` of all releases that were followed."""
 
     time: int
     kind: int

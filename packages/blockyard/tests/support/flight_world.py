@@ -19,7 +19,7 @@ from blockyard_testing.world_memory import NOTHING, Seq
 
 
 class Item:
-    """What one step does for one sequence."""
+    """The part of a step that computes one sequence."""
 
     def __init__(self, seq: Seq, start: int, count: int, names: list[int], is_doomed: bool) -> None:
         self.seq = seq
@@ -314,7 +314,7 @@ class FlightWorld(World):
 
 
 class HastyWorld(FlightWorld):
-    """The same, but for a cache that is told of a step's end as soon as it is committed, while it still runs."""
+    """A world whose cache is notified of a step's end as soon as it is committed, while it still runs."""
 
     def go_on(self) -> Any:
         for flight in self.flights:

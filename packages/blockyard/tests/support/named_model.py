@@ -14,7 +14,7 @@ NUM_NAMES = 12
 
 
 class SlowPool:
-    """What `NamedPool` does with the policy "lru", obvious and O(everything)."""
+    """The behaviour of `NamedPool` with the policy "lru", simple and O(everything)."""
 
     def __init__(self, num_blocks: int) -> None:
         self.order = list(range(1, num_blocks))

@@ -144,7 +144,7 @@ class Site:
 
 
 def _manager_calls() -> list[Call]:
-    """Of `KVCacheManager`."""
+    """Return the calls of `KVCacheManager`."""
     rows: list[tuple[str, Callable[[Site], Arguments]]] = [
         ("can_allocate", lambda s: {"token_ids": tokens(1, 14), "extra_keys": s.keys, "num_seqs": 2}),
         ("hold_cached", lambda s: {"token_ids": tokens(1, 14), "extra_keys": s.keys, "holder": "new"}),
@@ -233,7 +233,7 @@ def _manager_calls() -> list[Call]:
 
 
 def _pool_calls() -> list[Call]:
-    """Of the manager's pool."""
+    """Return the calls of the manager's pool."""
     rows: list[tuple[str, Callable[[Site], Arguments]]] = [
         ("free_block_ids", lambda _: {}),
         ("block", lambda _: {"block_id": 2}),
@@ -255,7 +255,7 @@ def _pool_calls() -> list[Call]:
 
 
 def _lone_pool_calls() -> list[Call]:
-    """Of a pool without a manager."""
+    """Return the calls of a pool without a manager."""
     rows: list[tuple[str, Callable[[Site], Arguments]]] = [
         ("get_cached_blocks", lambda _: {"token_ids": tokens(2, 14), "extra_keys": (), "holder": "new"}),
         ("get_cached_blocks", lambda _: {"token_ids": tokens(1, 14), "extra_keys": (), "holder": "h"}),

@@ -49,7 +49,7 @@ class Model:
 
 
 class FIFOModel(Model):
-    """The content that was idle first, ever, goes first."""
+    """Evicts the content that first became idle the longest ago."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
@@ -125,7 +125,7 @@ class ScoreModel(Model):
 
 
 class Memory:
-    """The keys of what was evicted, the latest `size` of them."""
+    """The keys of the latest `size` evicted contents."""
 
     def __init__(self) -> None:
         self.keys: list[Key] = []
@@ -140,7 +140,7 @@ class Memory:
 
 
 class S3FIFOModel(Model):
-    """Two queues as lists of blocks; what is in use is in neither and remembers its queue and its hits."""
+    """Two queues as lists of blocks. Blocks in use are in neither, and their queue and hits are remembered."""
 
     def __init__(self, num_blocks: int, small_percent: int = 30) -> None:
         super().__init__(num_blocks)
@@ -237,7 +237,7 @@ class ARCModel(Model):
 
 
 class RetentionModel(Model):
-    """Wishes by block: (content, priority, expiry). Those without one are the inner model's."""
+    """Retention requests by block: (content, priority, expiry). Blocks without one belong to the inner model."""
 
     def __init__(self, num_blocks: int, inner: Model) -> None:
         super().__init__(num_blocks)

@@ -1,4 +1,4 @@
-"""What the tests of the pool share: an order that is checked as it is read, and blocks with known tokens."""
+"""Shared by tests of pools: the eviction order, checked as it is read, and blocks with known tokens."""
 
 from __future__ import annotations
 

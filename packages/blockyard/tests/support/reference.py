@@ -64,7 +64,7 @@ class Sequence:
 
 @dataclass
 class Step:
-    """What a reservation must say, sequence by sequence."""
+    """The expected plan of a reservation, sequence by sequence."""
 
     status: list[str] = field(default_factory=list)
     num_scheduled: list[int] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Step:
 
 
 class ReferenceManager:
-    """The same calls as `KVCacheManager`, over rows where that one has handles."""
+    """The calls of `KVCacheManager`, with rows in place of handles."""
 
     def __init__(
         self,

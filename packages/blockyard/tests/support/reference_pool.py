@@ -17,7 +17,7 @@ class Refused(Exception):
 
 
 class Node:
-    """A content: a block's tokens, and what stands over them, after another content. Node() is a root."""
+    """A content: the tokens and spans of a block after another content. Node() is a root."""
 
     def __init__(self, parent: Node | None = None, page: Any = None) -> None:
         self.parent, self.page = parent, page

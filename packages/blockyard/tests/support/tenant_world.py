@@ -45,7 +45,7 @@ class Watched(EvictionPolicy):  # type: ignore[misc, unused-ignore]
 
 
 class TenantWorld(World):
-    """A world whose prompts are of tenants with drawn shares; what the cache counts is what the blocks say."""
+    """A world whose prompts belong to tenants with drawn limits; the cache's counts must match the blocks."""
 
     def __init__(self, package: ModuleType, seed: int) -> None:
         super().__init__(package, seed)
