@@ -180,7 +180,11 @@ class FlightWorld(World):
         self.read_again(flight)
 
     def spoil_earlier(self, flight: Flight) -> None:
-        """A step that fails may write over what an earlier one wrote for nothing, and has read by then."""
+        """A step that fails may write over what an earlier one wrote for nothing, and has read by then.
+
+        It may also be that of a joiner whose owner was freed: it computes the prefix again, in blocks that a step of
+        the owner still reads for nobody.
+        """
         spoilt = {
             (group, slot)
             for group, runs in enumerate(flight.slots)
@@ -189,9 +193,12 @@ class FlightWorld(World):
             for slot in slots.tolist()
         }
         earlier = self.flights[: self.flights.index(flight)] if spoilt else []
-        for other in (other for other in earlier if flight.comes_after(other)):
+        for other in earlier:
+            is_read = not flight.comes_after(other)
             for group, size in enumerate(self.sizes):
                 for item, table in zip(other.items, other.tables[group].tolist(), strict=True):
+                    if is_read and self.is_live(item):
+                        continue
                     places = range(min(item.num_valid, len(table) * size))
                     hit = (place for place in places if (group, table[place // size] * size + place % size) in spoilt)
                     item.num_valid = next(hit, item.num_valid)
