@@ -61,7 +61,11 @@ def decode_steps(cache: KVCacheManager) -> Callable[[], float]:
     lengths = NUM_TOKENS - np.arange(NUM_SEQS) % BLOCK_SIZE
     seqs = np.array([cache.allocate(rng.integers(0, 128_000, length, dtype=np.int32)) for length in lengths])
     sampled, ones = rng.integers(0, 128_000, NUM_SEQS), np.ones(NUM_SEQS, np.int64)
-    buffers = StepBuffers(np.zeros(NUM_SEQS, np.int64), np.zeros((NUM_SEQS, MAX_MODEL_LEN // BLOCK_SIZE), np.int32))
+    # One each: a set of buffers rewrites its whole table when another group fills it.
+    buffers = [
+        StepBuffers(np.zeros(NUM_SEQS, np.int64), np.zeros((NUM_SEQS, MAX_MODEL_LEN // BLOCK_SIZE), np.int32))
+        for _ in range(2)
+    ]
     while not _is_computed(cache, seqs, lengths):
         plan = cache.reserve(seqs)
         ends = np.where(plan.num_computed + plan.num_scheduled == lengths, sampled, -1)
@@ -71,8 +75,8 @@ def decode_steps(cache: KVCacheManager) -> Callable[[], float]:
         start = time.process_time_ns()
         for _ in range(NUM_STEPS):
             plan = cache.reserve(seqs, ones)
-            for group in plan.groups:
-                group.fill(buffers)
+            for number, group in enumerate(plan.groups):
+                group.fill(buffers[number])
             cache.commit(seqs, ones, sampled)
         return (time.process_time_ns() - start) / NUM_STEPS / 1000
 
