@@ -149,7 +149,10 @@ def _first_block(first_block: object, parent: object, keys: tuple[ExtraKey, ...]
     if parent is None and first > 0:
         raise InvalidArgument(f"first_block is {first}; without a parent it must be 0")
     if parent is not None and first == 0 and spans_of(keys):
-        raise InvalidArgument("first_block is 0; with a parent and spans it must be these blocks' number, 1 or more")
+        raise InvalidArgument(
+            "first_block is 0; with a parent and spans it must be the position of the first block in the prompt, 1 "
+            "or more"
+        )
     return first
 
 

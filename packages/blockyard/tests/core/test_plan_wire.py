@@ -290,7 +290,7 @@ def test_a_random_world_with_states_runs_on_what_a_rank_has_read() -> None:
     [
         (0, [3], r"states of \[3\] blocks; this rank has 2"),
         (1, [0, 4], "among copies of states"),
-        (1, [0], "1 numbers of copies of states; each has 2"),
+        (1, [0], "1 numbers of copies of states; it must be a multiple of 2"),
         (2, [-1], "among clears of states"),
         (3, [0, 5, 0], "among loads of states"),
         (3, [0, 5, 40], "among loads of states"),

@@ -314,7 +314,7 @@ def _as_int32(token_ids: Any) -> NDArray[np.int32]:
 
 
 def links_of(tokens: NDArray[np.int32], keys: Any = ()) -> Links:
-    """Return a key for each `LINK_TOKENS` tokens, of all tokens up to there and the request's extra keys. O(tokens)."""
+    """Return a link for each `LINK_TOKENS` tokens: a key of all tokens up to its end and the extra keys. O(tokens)."""
     data, size = tokens.tobytes(), 4 * LINK_TOKENS
     link, links = hash(repr(keys)) if keys else 0, []
     for start in range(0, len(data) - size + 1, size):

@@ -323,7 +323,7 @@ def _other_setting(other: object, name: str, default: int) -> int:
 
 
 def _differs_when_full(fields: FamilyFields) -> bool:
-    """Return whether Gemma 4's full layers have their own sizes, not given per layer."""
+    """Return whether Gemma 4's full layers have sizes that differ and are not given per layer."""
     own = fields.read_names & {"attention_k_eq_v"} and not fields.has_layer_configs
     return bool(own) and fields.flag("attention_k_eq_v")
 

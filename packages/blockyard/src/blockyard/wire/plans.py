@@ -322,7 +322,7 @@ class PlanReceiver(_PlanEnd):
         lows = np.array([0] * len(limits) + [1] * num_blocks)
         highs = np.array(limits + [self._num_blocks] * num_blocks)
         if len(items) % len(lows):
-            raise InvalidArgument(f"message has {len(items)} numbers of {name}; each has {len(lows)}")
+            raise InvalidArgument(f"message has {len(items)} numbers of {name}; it must be a multiple of {len(lows)}")
         rows = items.reshape(-1, len(lows))
         wrong = ((rows < lows) | (rows >= highs)).any(axis=1)
         if wrong.any():
