@@ -21,11 +21,12 @@ from blockyard_lab.traces import (
     FORMATS,
     SHIPPED,
     SHIPPED_FROM,
+    block_ids,
     make_trace,
     open_trace,
     write_trace,
 )
-from blockyard_lab.traces.block_ids import REMEMBERED_CHATS, BailianParser, chain_ids
+from blockyard_lab.traces.block_ids import BailianParser, chain_ids
 from blockyard_lab.traces.lines import split_lines
 
 MOONCAKE = [
@@ -120,17 +121,19 @@ def test_chained_ids_identify_prefixes() -> None:
     assert len(set(names.values())) == len(names) > 3000
 
 
-def test_chats_are_remembered_in_bounded_memory() -> None:
+def test_chats_are_remembered_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 50
+    monkeypatch.setattr(block_ids, "REMEMBERED_CHATS", most)
     parser = BailianParser()
 
     def session(chat: int, parent: int) -> str:
         fields = {"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1]}
         return parser.row(json.dumps({"chat_id": chat, "parent_chat_id": parent, **fields}).encode()).session
 
-    for chat in range(REMEMBERED_CHATS + 10):
+    for chat in range(most + 10):
         assert session(chat, -1) == str(chat)
-    assert len(parser._roots) == REMEMBERED_CHATS
-    assert session(REMEMBERED_CHATS + 10, 3) == "3", "its root is forgotten, so its parent counts as the root"
+    assert len(parser._roots) == most
+    assert session(most + 10, 3) == "3", "its root is forgotten, so its parent counts as the root"
 
 
 def test_azure_traces_have_lengths_only(tmp_path: Path) -> None:
