@@ -13,7 +13,7 @@ from .transfers import Transfers
 
 
 class RefusedCheckpoints:
-    """Asks the order of states whether a checkpoint is worth saving, and remembers those that are not.
+    """Checkpoints of each row that are not worth saving, because the order of states would drop them first.
 
     The lists of a row hold pairs (position, kind); they are replaced, never changed.
 
@@ -41,7 +41,7 @@ class RefusedCheckpoints:
         self._all = [self._nothing] * rows
 
     def open(self, row: i64) -> None:
-        """Forget those of a row."""
+        """Forget the refused checkpoints of a row."""
         self.total -= self.num_pending[row]
         self.num_pending[row] = 0
         self._pending[row] = self._nothing
@@ -79,7 +79,7 @@ class RefusedCheckpoints:
         self._all[row] = [*before, pair]
 
     def list_until(self, row: i64, end: i64, transfers: Transfers) -> None:
-        """Let the plan list the pending ones up to `end` tokens."""
+        """List the pending checkpoints of a row up to `end` tokens in the plan."""
         if self.num_pending[row] == 0:
             return
         for position, _ in self._pending[row]:

@@ -11,10 +11,10 @@ from .transfers import Numbers
 
 
 class StepDecisions:
-    """Decides for each row of a step which of its wanted positions are saved, and which are refused.
+    """The decisions of one step: which wanted positions of each row it saves, and which it refuses.
 
-    All its arrays are overwritten by the next step, so a step that fails leaves nothing to undo. `record` keeps the
-    decisions about a row.
+    The next step overwrites them, so a step that fails leaves nothing to undo. `record` keeps the decisions about a
+    row that is served.
     """
 
     def __init__(self, positions: CheckpointPositions, refused: RefusedCheckpoints, num_rows: int) -> None:
