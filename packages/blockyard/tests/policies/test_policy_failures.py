@@ -263,10 +263,10 @@ def goes_on(scene: Broken) -> None:
     scene.cache.check()
     scene.call()
     scene.cache.check()
-    give_back(scene)
+    release_all(scene)
 
 
-def give_back(scene: Broken) -> None:
+def release_all(scene: Broken) -> None:
     """Nothing leaked."""
     scene.cache.free(list(scene.cache.running()))
     for lease in scene.pool.leases():
@@ -380,7 +380,7 @@ def test_a_failure_at_clear(make: type[Broken]) -> None:
         serve_until_blocks_are_evicted(scene)
     scene.cache.check()
     scene.cache.set_eviction_policy("lru")
-    give_back(scene)
+    release_all(scene)
     scene.cache.allocate(prompt(80, 16))
     scene.cache.check()
 

@@ -146,7 +146,7 @@ class ReferenceManager:
             else:
                 self.queue.insert(0, block)
 
-    def give_back(self, seq: Sequence, block: int) -> None:
+    def release_block(self, seq: Sequence, block: int) -> None:
         """`drop`, but not before the last step of the sequence has ended; a block is kept once."""
         step = seq.last_step
         if step <= self.num_ended or block in self.until:
@@ -342,7 +342,7 @@ class ReferenceManager:
         index = start // self.block_size
         old, new = seq.blocks[index], self.pop_block()
         seq.blocks[index] = new
-        self.give_back(seq, old)
+        self.release_block(seq, old)
         if start % self.block_size:
             step.copies.append((old, new))
             self.num_copied_blocks += 1
@@ -484,14 +484,14 @@ class ReferenceManager:
         seq.num_computed = min(seq.num_computed, num_tokens)
         seq.num_published = min(seq.num_published, num_tokens // self.block_size)
         while len(seq.blocks) > self.pages(num_tokens):
-            self.give_back(seq, seq.blocks.pop())
+            self.release_block(seq, seq.blocks.pop())
 
     def free(self, seqs: list[Sequence]) -> None:
         for seq in seqs:
             self.hand_over(seq)
             del self.running[seq.row]
             for block in reversed(seq.blocks):
-                self.give_back(seq, block)
+                self.release_block(seq, block)
             self.free_rows.append(seq.row)
 
     def end_with_owner(self, seq: Sequence) -> None:
