@@ -15,7 +15,7 @@ from blockyard.errors import InvalidArgument, MissingExtra
 
 from .header import PAGE_BYTES, BadObject
 from .index import ObjectIndex
-from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_name, require_names
 from .worker import ActiveTransfer, BackendError, WorkingTier
 
 try:
@@ -133,6 +133,7 @@ class ObjectTier(WorkingTier):
         return sizes
 
     def remove(self, names: Sequence[bytes]) -> None:
+        require_names("names", names)
         with self._errors():
             for name in names:
                 with suppress(NotFoundError, FileNotFoundError):
@@ -147,9 +148,11 @@ class ObjectTier(WorkingTier):
                         yield name
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
+        require_name("name", name)
         return bytes(self._get(name, num_bytes))
 
     def put(self, name: bytes, data: bytes) -> None:
+        require_name("name", name)
         with self._errors():
             obstore.put(self._store, name.hex(), data, use_multipart=False)
 

@@ -31,7 +31,7 @@ from blockyard.errors import InvalidArgument
 from .file_io import read_into, write_all
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
-from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_name, require_names
 from .worker import ActiveTransfer, BackendError, WorkingTier
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -187,6 +187,7 @@ class FileTier(WorkingTier):
         return len(names), []
 
     def remove(self, names: Sequence[bytes]) -> None:
+        require_names("names", names)
         with self._errors(), self._folders() as folders:
             for key in (name.hex() for name in names):
                 with suppress(FileNotFoundError, IsADirectoryError):
@@ -275,6 +276,7 @@ class FileTier(WorkingTier):
         return [name for _, name in sorted(found)]
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
+        require_name("name", name)
         with self._folders() as folders:
             return self._read_file(folders, name, num_bytes)
 
@@ -294,6 +296,7 @@ class FileTier(WorkingTier):
                     yield name, partial(self._read_file, folders, name)
 
     def put(self, name: bytes, data: bytes) -> None:
+        require_name("name", name)
         with self._errors(), self._folders() as folders:
             temporary, file = _new_file(folders, [data])
             try:

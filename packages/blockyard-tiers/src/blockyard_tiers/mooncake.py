@@ -22,7 +22,7 @@ from blockyard.errors import MissingExtra
 from .addresses import LAST_PORT, host_and_port
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
-from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_name, require_names
 from .worker import ActiveTransfer, BackendError, WorkingTier
 
 try:
@@ -162,6 +162,7 @@ class MooncakeTier(WorkingTier):
         return sizes
 
     def remove(self, names: Sequence[bytes]) -> None:
+        require_names("names", names)
         if names:
             codes = self._connected().batch_remove([_key(name) for name in names], True)
             _require_done(min((code for code in codes if code not in _ABSENT), default=0))
@@ -184,6 +185,7 @@ class MooncakeTier(WorkingTier):
                     yield name
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
+        require_name("name", name)
         client, key = self._connected(), _key(name)
         size = _require_present(client.get_size(key))
         count = min(size, PAGE_BYTES + MAX_OBJECT_BYTES + 1 if num_bytes is None else num_bytes)
@@ -199,6 +201,7 @@ class MooncakeTier(WorkingTier):
         return data[: _require_present(count)].tobytes()
 
     def put(self, name: bytes, data: bytes) -> None:
+        require_name("name", name)
         array = np.frombuffer(data, np.uint8)
         _require_done(self._connected().upsert_from(_key(name), array.ctypes.data, len(array)))
 

@@ -30,7 +30,7 @@ from blockyard.wire import ConnectionLost, Message, SocketConnection, pack
 from .addresses import host_and_port
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
-from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_name, require_names
 from .worker import ActiveTransfer, BackendError, WorkingTier
 
 #: Largest bytes of a request or an answer, of a whole object, and of all names.
@@ -240,6 +240,7 @@ class PeerTier(WorkingTier):
         return position, sizes
 
     def remove(self, names: Sequence[bytes]) -> None:
+        require_names("names", names)
         for first in range(0, len(names), _NAMES_PER_MESSAGE):
             self._ask("remove", names=[name.hex() for name in names[first : first + _NAMES_PER_MESSAGE]])
 
@@ -253,11 +254,13 @@ class PeerTier(WorkingTier):
         yield from (data[first : first + NAME_BYTES] for first in range(0, len(data) - NAME_BYTES + 1, NAME_BYTES))
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
+        require_name("name", name)
         most = MAX_WHOLE_BYTES if num_bytes is None else num_bytes
         return bytes(self._ask("get", lambda each: self._receive(each, most), name=name.hex(), most=most)[1])
 
     def put(self, name: bytes, data: bytes) -> None:
         """Send the peer a whole object, which it verifies. Raises `BackendError`."""
+        require_name("name", name)
         self._put_pieces(name, [data])
 
     def _put_pieces(self, name: bytes, pieces: Sequence[bytes | memoryview]) -> None:

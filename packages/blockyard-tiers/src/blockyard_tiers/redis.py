@@ -14,7 +14,7 @@ from blockyard.errors import InvalidArgument, MissingExtra
 
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
-from .tier import NAME_BYTES, Cause
+from .tier import NAME_BYTES, Cause, require_name, require_names
 from .worker import ActiveTransfer, BackendError, WorkingTier
 
 try:
@@ -142,6 +142,7 @@ class RedisTier(WorkingTier):
         return [0 if isinstance(answer, Exception) else max(answer - PAGE_BYTES, 0) for answer in answers]
 
     def remove(self, names: Sequence[bytes]) -> None:
+        require_names("names", names)
         with self._errors():
             for first in range(0, len(names), _KEYS_PER_COMMAND):
                 self._client.unlink(*map(_key, names[first : first + _KEYS_PER_COMMAND]))
@@ -153,6 +154,7 @@ class RedisTier(WorkingTier):
                     yield key[len(_PREFIX) :]
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
+        require_name("name", name)
         with self._errors():
             try:
                 key, last = _key(name), -1 if num_bytes is None else num_bytes - 1
@@ -166,6 +168,7 @@ class RedisTier(WorkingTier):
         return value
 
     def put(self, name: bytes, data: bytes) -> None:
+        require_name("name", name)
         self._put_pieces(name, [data])
 
 

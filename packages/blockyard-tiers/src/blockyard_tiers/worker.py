@@ -220,7 +220,10 @@ class WorkingTier:
         raise NotImplementedError
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
-        """Read a whole object, page and payload, or its first bytes, unverified. Raises `BadObject`, `BackendError`."""
+        """Read a whole object, page and payload, or its first bytes, unverified.
+
+        Raises `InvalidArgument`, `BadObject` or `BackendError`.
+        """
         raise NotImplementedError
 
     def objects(self) -> Iterator[tuple[bytes, Callable[[int | None], bytes]]]:
@@ -232,11 +235,11 @@ class WorkingTier:
             yield name, partial(self.get, name)
 
     def put(self, name: bytes, data: bytes) -> None:
-        """Write a whole object. Raises `BackendError`."""
+        """Write a whole object. Raises `InvalidArgument` or `BackendError`."""
         raise NotImplementedError
 
     def remove(self, names: Sequence[bytes]) -> None:
-        """Delete these objects; absent ones are ignored. Raises `BackendError`."""
+        """Delete these objects; absent ones are ignored. Raises `InvalidArgument` or `BackendError`."""
         raise NotImplementedError
 
     def remove_bad(self, names: Sequence[bytes]) -> None:
