@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from blockyard._build import build_name
+from blockyard_testing import public_calls
 from blockyard_testing.interrupter import Findings, Injection
 from blockyard_testing.public_calls import Call
 
@@ -27,7 +28,7 @@ from .support.snapshot import snapshot
 #: Every call on every kind of manager.
 EVERY_CALL = [(kind, call) for kind in KINDS for call in ALL_CALLS]
 #: Frames of the calls' table are the caller's.
-OUTSIDE = (own_calls.__file__, __file__)
+OUTSIDE = (public_calls.__file__, own_calls.__file__, __file__)
 #: What these return nobody could find again.
 GIVE_HANDLES = ("allocate", "allocate_batch", "fork", "regroup", "get_new_blocks", "touch", "get_cached_blocks")
 #: An interrupted callback leaves a policy that has failed, and says so (`PolicyError`).
