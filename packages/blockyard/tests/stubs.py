@@ -16,6 +16,8 @@ from blockyard_testing.source_only import PACKAGE_DIR
 STUBBED = (
     "core/manager.py",
     "core/states.py",
+    "core/waiting/queue.py",
+    "core/waiting/rule.py",
     *(f"core/pools/{pool}_pool.py" for pool in ("block", "lease", "named", "standalone")),
 )
 
@@ -69,6 +71,13 @@ ARGUMENTS = {
     "session": "str | None",
     "over": "bool",
     "states": "StateHints | None",
+    **dict.fromkeys(["ticket", "count", "max_new_tokens"], "Integer"),
+    "arrived": "Number",
+    "is_over": "bool",
+    "queue": "WaitingQueue",
+    "order": "str",
+    "seconds": "float | Callable[[int, int], float]",
+    "k": "float | None",
 }
 #: Arguments of one call that another one takes otherwise.
 OF_THE_CALL = {
@@ -79,6 +88,7 @@ OF_THE_CALL = {
     "end_step": {"step": "Integer"},
     "hint": {"target": "Integer | str"},
     "hold": {"num_blocks": "Integer | None"},
+    "finished": {"blocks": "BlockLease | Integer | Integers | None"},
 }
 #: What calls that take one handle or many return for each. Arrays come first: they are SupportsIndex too.
 BY_SHAPE = {
@@ -89,6 +99,7 @@ BY_SHAPE = {
 TYPES = {
     "argument_types": {"Integer", "Integers", "OneOrMore", "NextTokens", "ExtraKeys", "Policy", "Number"},
     "state_hints": {"StateHints"},
+    "core.blocks.lease": {"BlockLease"},
 }
 
 
@@ -108,9 +119,13 @@ def stub(source: Path) -> str:
                 module = f"from {level}{node.module or ''} " if isinstance(node, ast.ImportFrom) else ""
                 imports.append(f"{module}import {names}")
     depth = "." * len(source.relative_to(PACKAGE_DIR).parts)
+    imported = {node.name for node in ast.walk(ast.parse("\n".join(imports))) if isinstance(node, ast.alias)}
+    if "Callable" in used - imported:
+        imports.insert(0, "from collections.abc import Callable")
     for module, names in TYPES.items():
-        if used & names:
-            imports.append(f"from {depth}{module} import {', '.join(sorted(used & names))}")
+        missing = used & names - imported
+        if missing:
+            imports.append(f"from {depth}{module} import {', '.join(sorted(missing))}")
     head = f'"""For type checkers, who read it instead of {source.name}. Written by `python -m tests.stubs`."""'
     return "\n".join([head, "", *imports, "", *classes]) + "\n"
 

@@ -22,6 +22,8 @@ BARE = {
     "free_block_ids",
     "take_events",
     "publish_events",
+    "waiting",
+    "oldest",
 }
 
 

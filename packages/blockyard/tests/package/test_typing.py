@@ -27,6 +27,7 @@ NOT_IN_STUBS = r""".*\.__mypyc_attrs__
 .*\.__(deep)?copy__
 blockyard\.core\.manager\.KVCacheManager
 blockyard\.core\.pools\.\w+\.(Block|Lease|Named|Standalone)Pool
+blockyard\.core\.waiting\.(queue\.WaitingQueue|rule\.AdmissionRule)
 blockyard\.core\.pools\.named_pool\.NamedPool\.find_prefix
 blockyard\.core\.[a-z_.]+\.[A-Z_]+
 """

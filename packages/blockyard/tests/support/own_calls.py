@@ -10,6 +10,7 @@ from typing import Any
 
 import blockyard
 from blockyard import BlockPool, CacheSalt, KVCacheManager, LayerGroup, LoRA, Span, StateHints, StateSpec
+from blockyard.admission import AdmissionRule
 from blockyard.config import cache_config
 from blockyard.tenants import Tenant, TenantGroup
 from blockyard_testing.own_policies import MRU
@@ -71,6 +72,8 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "everything with an own policy": {**EVERYTHING, "eviction_policy": MRU, "num_blocks": 36},
 }
+#: More arguments of a waiting request.
+ADDED: dict[str, Any] = {"session": "idle", "max_new_tokens": 9, "arrived": 2.5}
 KEYS = (LoRA("adapter"), CacheSalt("tenant"), Span("image", 1, 3))
 
 
@@ -102,6 +105,9 @@ class Site:
         self.alone.cache_next_blocks(self.alone_idle, tokens(2, 8), 0)
         self.alone.free_blocks(self.alone_idle)
         self.alone_found = self.alone.find_cached_blocks(tokens(2, 8))
+        self.alone_queue = self.alone.waiting()
+        self.alone_queue.add(tokens(1, 14))
+        self.alone_ticket = self.alone_queue.add(tokens(2, 14))
 
     @property
     def has_sessions(self) -> bool:
@@ -126,6 +132,12 @@ class Site:
             cache.hint("idle", over=True)
         self.lease = self.pool.get_new_blocks(2, holder="a lease")
         self.hit = self.cache.hold_cached(tokens(3, 6), extra_keys=self.keys, holder="a hit")
+        self.queue = cache.waiting()
+        self.rule = AdmissionRule(self.queue, "room", seconds=0.01)
+        self.admitted = self.queue.add(tokens(3, 6), extra_keys=self.keys, session="idle")
+        self.queue.admitted(self.admitted, 1.0)
+        for prompt in (tokens(1, 14), tokens(4, 22), [*tokens(1, 6), 5, 5], tokens(11, 9)):
+            self.ticket = self.queue.add(prompt, extra_keys=self.keys)
 
     def computed(self, prompt: list[int], holder: str, next_tokens: list[int] | None = None, ends: bool = True) -> int:
         seq = self.cache.allocate(
@@ -302,9 +314,43 @@ def _lone_pool_calls() -> list[Call]:
     return [Call("alone", *row) for row in rows]
 
 
-MANAGER_CALLS = _manager_calls()
+def _queue_calls() -> list[Call]:
+    """Of the manager's waiting requests."""
+    rows: list[tuple[str, Callable[[Site], Arguments]]] = [
+        ("add", lambda s: {"token_ids": tokens(1, 20), "extra_keys": s.keys, "num_seqs": 2, **ADDED}),
+        ("add", lambda s: {"token_ids": tokens(12, 20), "extra_keys": s.keys}),
+        ("remove", lambda s: {"ticket": s.ticket}),
+        ("admitted", lambda s: {"ticket": s.ticket, "now": 2.0}),
+        ("finished", lambda s: {"ticket": s.admitted, "now": 2.0, "blocks": s.decoding, "is_over": False}),
+        ("missing", lambda s: {"ticket": s.ticket - 1}),
+        ("joining", lambda s: {"ticket": s.ticket - 2}),
+        ("first", lambda _: {"count": 3}),
+        ("oldest", lambda _: {}),
+        ("check", lambda _: {}),
+    ]
+    of_the_rule: list[tuple[str, Callable[[Site], Arguments]]] = [
+        ("next", lambda _: {"now": 3.0}),
+        ("order", lambda _: {"now": 3.0, "count": 2}),
+        ("wake_at", lambda _: {"now": 3.0}),
+        ("lane_bound", lambda s: {"ticket": s.ticket, "now": 3.0}),
+    ]
+    calls = [Call("queue", *row) for row in rows] + [Call("rule", *row) for row in of_the_rule]
+    return [Call("cache", "waiting"), *calls]
+
+
+def _lone_queue_calls() -> list[Call]:
+    """Of the waiting requests of the pool without a manager."""
+    return [
+        Call("alone", "waiting"),
+        Call("alone_queue", "add", lambda _: {"token_ids": tokens(2, 20), "extra_keys": (), **ADDED}),
+        Call("alone_queue", "remove", lambda s: {"ticket": s.alone_ticket}),
+        Call("alone_queue", "missing", lambda s: {"ticket": s.alone_ticket}),
+    ]
+
+
+MANAGER_CALLS = _manager_calls() + _queue_calls()
 POOL_CALLS = _pool_calls()
-LONE_POOL_CALLS = _lone_pool_calls()
+LONE_POOL_CALLS = _lone_pool_calls() + _lone_queue_calls()
 ALL_CALLS = MANAGER_CALLS + POOL_CALLS + LONE_POOL_CALLS
 FREES = ("free", "free_blocks")
 

@@ -56,6 +56,8 @@ SCRATCH = {
     "_marks",
     "_num_marks",
     "_decisions",
+    # Of the waiting requests.
+    *("_hash", "_num_runs", "num_steps"),
 }
 #: Packages whose objects are looked into: ours, and eviction policies of the tests.
 WALKED = ("blockyard", "blockyard_testing", "tests")

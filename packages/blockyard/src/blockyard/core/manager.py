@@ -44,6 +44,7 @@ from .calls.in_flight import NO_STEP, InFlight, steps_of
 from .calls.reserve import ReserveCalls
 from .calls.swap import SwapCalls, swap_calls
 from .calls.truncate import TruncateCalls
+from .calls.waiting import ManagerLookups
 from .face import read_bool, read_int, read_str, refuse_copy, refuse_pickle, refuse_subclass
 from .index.contents import CachedContents
 from .index.prompt import Prompt, make_prompt
@@ -63,6 +64,8 @@ from .sequences.block_table import BlockTable
 from .sequences.table import is_batch, read_handle, read_handles
 from .states import CacheStates
 from .tokens import int64_items, int64_vector, token_table
+from .waiting.queue import WaitingQueue
+from .waiting.requests import WaitingRequests
 
 
 class KVCacheManager:
@@ -134,6 +137,7 @@ class KVCacheManager:
         self._resize = ResizeCalls(self._parts, self._allocate.admission)
         self._contents = CachedContents(self._parts.token_blocks.index, self._parts.config.hash_block_size)
         self._inspection = Inspection(self._parts, self._allocate, self._evict, self._hints)
+        self._waiting: WaitingQueue | None = None
 
     # Admission.
 
@@ -323,6 +327,21 @@ class KVCacheManager:
         try:
             count = read_int("num_seqs", num_seqs, 1, self._sequences.max_num_seqs)
             return int(self._allocate.num_cached_tokens(self._prompt(token_ids, extra_keys), count))
+        finally:
+            self._gate.leave()
+
+    def waiting(self) -> WaitingQueue:
+        """Return the index of waiting requests, made at the first call. It costs nothing before that. O(1).
+
+        Raises:
+            NotEnoughMemory: if the system has no memory for it.
+        """
+        self._gate.enter("waiting")
+        try:
+            if self._waiting is None:
+                lookups = ManagerLookups(self._parts, self._allocate)
+                self._waiting = WaitingQueue(WaitingRequests(self._gate, lookups))
+            return self._waiting
         finally:
             self._gate.leave()
 

@@ -55,9 +55,14 @@ class AllocateCalls:
 
     def num_cached_tokens(self, prompt: Prompt, num_seqs: i64) -> i64:
         """Return how many leading tokens of a prompt, allocated for `num_seqs` sequences, would hit."""
+        hit = self.find_hit(prompt, num_seqs)
+        return hit.num_usable * self.block_size + hit.num_alike
+
+    def find_hit(self, prompt: Prompt, num_seqs: i64) -> Hit:
+        """Return the hit of a prompt for `num_seqs` sequences, tokens inside a block included."""
         hit = self.admission.look_up_for(prompt, num_seqs)
         self.partial_hits.find(prompt, hit, True)
-        return hit.num_usable * self.block_size + hit.num_alike
+        return hit
 
     # Admission.
 

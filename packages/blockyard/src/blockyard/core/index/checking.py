@@ -35,6 +35,8 @@ def check_index(index: PrefixIndex) -> None:
         raise InvariantError(f"index: block {block} has no content, but is linked in a ring")
     if index.log is not None:
         _check_log(index, index.log, standing)
+    if index.observer is not None:
+        index.observer.check()
     blocks = {int(index.content_of(i64(block))): block for block in standing}
     for block in standing:
         before = blocks.get(int(index.parent_of(i64(block))), 0)

@@ -16,6 +16,8 @@ from ..tokens import words_per_block
 from .content_log import ContentLog
 from .continuations import Continuations
 from .hashing import WORDS_OF_16_TOKENS, hash_keys, hash_rows, root_hash
+from .observer import IndexObserver
+from .prefetch import load_parents, load_slots
 from .prompt import Prompt
 from .room import ID_BITS, ID_MASK, ID_SPAN, TAG_BITS, IndexRoom, bits_for
 from .roots import Roots
@@ -91,6 +93,8 @@ class PrefixIndex:
         self.continuations: Continuations | None = None
         #: Added and removed contents, for KV events; None if they are off.
         self.log: ContentLog | None = None
+        #: The index of waiting requests; None if nobody asked for it.
+        self.observer: IndexObserver | None = None
 
     def _make_table(self, min_slots: int) -> None:
         bits = bits_for(min_slots)
@@ -127,6 +131,10 @@ class PrefixIndex:
                 self.log.log_root(found, extra_keys)
                 if forgotten != NO_CONTENT:
                     self.log.log_lost_root(forgotten)
+            if self.observer is not None:
+                self.observer.root_made(found, extra_keys)
+                if forgotten != NO_CONTENT:
+                    self.observer.root_lost(forgotten)
         return found
 
     def ensure_root(self, extra_keys: tuple[object, ...], known: i64) -> i64:
@@ -439,7 +447,7 @@ class PrefixIndex:
         (`hash_run`). The work is done in three short passes, like a lookup.
         """
         self.rows.store(words, first, last, blocks, start)
-        self._load_slots(blocks, start, first, last)
+        load_slots(self.hashes, self._slots, self._home_shift, blocks, start, first, last)
         self._link_run(blocks, start, first, last, parent, before, owner)
         self.num_indexed += last - first
         self.version += 1
@@ -453,20 +461,8 @@ class PrefixIndex:
         elif self.log is not None:
             for position in range(start + first, start + last):
                 self.log.log_computed(i64(blocks[position]), self.rings)
-
-    def _load_slots(self, blocks: vec[i32], start: i64, first: i64, last: i64) -> i64:
-        """Prefetch the home slots of the blocks to be listed. The returned sum only keeps the reads."""
-        hashes = self.hashes
-        slots = self._slots
-        shift = self._home_shift
-        total: i64 = 0
-        before = i64(blocks[start + first])
-        for position in range(first, last):
-            block = i64(blocks[start + position])
-            if block - before != 1 and before - block != 1:
-                total ^= slots[(hashes[position] >> ID_BITS) >> shift]
-            before = block
-        return total
+        if self.observer is not None:
+            self.observer.indexed(blocks, start + first, start + last)
 
     def _link_run(
         self, blocks: vec[i32], start: i64, first: i64, last: i64, parent: i64, before: i64, owner: i64
@@ -599,6 +595,8 @@ class PrefixIndex:
             self.continuations.add(block, parent, self.rows.words[self.rows.start_of(block)])
         if self.log is not None:
             self.log.log_computed(block, self.rings)
+        if self.observer is not None:
+            self.observer.indexed_one(block)
 
     def insert_scattered(self, blocks: vec[i64], parents: vec[i64], count: i64) -> None:
         """Index `count` computed blocks of different chains, whose tokens are stored. O(words) each.
@@ -607,7 +605,7 @@ class PrefixIndex:
         passes, like a lookup.
         """
         self.make_room(count)
-        self._load_parents(parents, count)
+        load_parents(self.hashes, self.chain_hash, self.identity, self.rings.next_equal, parents, count)
         hashes = self.hashes
         for position in range(count):
             row = self.rows.start_of(blocks[position])
@@ -631,25 +629,6 @@ class PrefixIndex:
             return before
         return before if 2 * before + 3 < i64(len(identity)) and identity[2 * before + 3] == content else 0
 
-    def _load_parents(self, parents: vec[i64], count: i64) -> i64:
-        """Copy the hashes of the parents to `hashes`, and prefetch the memory that linking reads.
-
-        The returned sum only keeps the compiler from dropping the reads.
-        """
-        hashes = self.hashes
-        chain_hash = self.chain_hash
-        identity = self.identity
-        next_equal = self.rings.next_equal
-        total: i64 = 0
-        for position in range(count):
-            before = parents[position]
-            if before > 0:
-                hashes[position] = chain_hash[before]
-                total ^= identity[2 * before] ^ i64(next_equal[before])
-            else:
-                hashes[position] = root_hash(-before)
-        return total
-
     def load_homes(self, first: i64, last: i64) -> i64:
         """Prefetch the home slots of these `hashes`. The returned sum only keeps the reads."""
         hashes = self.hashes
@@ -671,6 +650,8 @@ class PrefixIndex:
                 num_computed += 1
                 if self.log is not None:
                     self.log.log_computed(block, self.rings)
+                if self.observer is not None:
+                    self.observer.changed(block)
         self.num_pending -= num_computed
         self.version += num_computed
 
@@ -706,6 +687,8 @@ class PrefixIndex:
                 self.remove(block)
             else:
                 next_equal[block] = 0
+                if self.observer is not None:
+                    self.observer.removed(identity[2 * block])
                 identity[2 * block] = NO_CONTENT
                 num_following += 1
         self.num_indexed -= num_following
@@ -739,6 +722,11 @@ class PrefixIndex:
             self.num_pending -= 1
         elif self.log is not None:
             self.log.log_removed(block, self.content_of(block), heir, self.rings, self.owner)
+        if self.observer is not None:
+            if heir == 0:
+                self.observer.removed(self.identity[2 * block])
+            else:
+                self.observer.changed(heir)
         self.identity[2 * block] = NO_CONTENT
         self.num_indexed -= 1
         self.version += 1
@@ -785,6 +773,8 @@ class PrefixIndex:
             self.continuations.clear()
         if self.log is not None:
             self.log.clear()
+        if self.observer is not None:
+            self.observer.cleared()
 
     def make_room_for(self, num_blocks: int) -> IndexRoom:
         """Return larger arrays for `num_blocks` blocks with the present contents, for `move_into`. O(num_blocks)."""

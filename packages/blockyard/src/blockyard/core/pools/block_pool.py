@@ -28,6 +28,9 @@ from ..face import read_bool, read_int, read_str
 from ..index.prompt import Prompt, has_tokens, make_chunk
 from ..store.event_reader import EventReader
 from ..tokens import int64_items
+from ..waiting.lookups import Lookups
+from ..waiting.queue import WaitingQueue
+from ..waiting.requests import WaitingRequests
 from .standalone_pool import StandalonePool
 
 
@@ -89,6 +92,7 @@ class BlockPool(StandalonePool):
             ledger = BlockLedger(blocks, size, size, caching, seed)
             super().__init__(ledger, retained, events, sample)
             self._events = EventReader(ledger, [], 1) if is_told else None
+            self._waiting: WaitingQueue | None = None
         except MemoryError as error:
             raise not_enough_memory(f"num_blocks is {blocks}; the system has no memory for its arrays", error)
         self._order.install(resolve_policy(eviction_policy, self._ledger))
@@ -168,6 +172,20 @@ class BlockPool(StandalonePool):
             self._gate.leave_with_result()
 
     # The prefix cache.
+
+    def waiting(self) -> WaitingQueue:
+        """Return the index of waiting requests, made at the first call. It costs nothing before that. O(1).
+
+        A request lacks the tokens that `find_cached_blocks` does not find, and always its last token.
+        """
+        self._gate.enter("waiting")
+        try:
+            if self._waiting is None:
+                lookups = Lookups(self._ledger.index, self._ledger, self.block_size)
+                self._waiting = WaitingQueue(WaitingRequests(self._gate, lookups))
+            return self._waiting
+        finally:
+            self._gate.leave()
 
     def cache_full_blocks(
         self, lease: object, token_ids: object, *, num_cached_blocks: object = 0, extra_keys: object = ()
