@@ -174,6 +174,47 @@ def test_bounds_are_those_of_compute_of_memory_and_of_the_sessions() -> None:
     assert tiny.bound_aged <= tiny.bound_known < crowded.bound_known
 
 
+# ---------------------------------------------------------------- orders of admission
+
+
+def deep() -> SessionLoad:
+    """Sessions of twelve turns that add 16 tokens each to a long context."""
+    rows = []
+    for session in range(6):
+        own = list(range(100 * session, 100 * session + 43))
+        for turn in range(12):
+            rows.append(request(481 + 16 * turn, own[: 31 + turn], f"s{session}", 5.0, num_output_tokens=10))
+    return load_of(rows)
+
+
+#: Ten of them overflow the pool 1.8 times.
+CROWDED = LoopOptions(200, device=ServiceModel(0.01, 0.01, 0.0, 0.0), hours=0.1, warm_up=0.05)
+
+
+def test_room_serves_twice_the_turns_of_arrival_if_sessions_overflow_the_pool() -> None:
+    arrival, fewest, room = (
+        run_closed([(deep(), 10)], replace(CROWDED, admission=name)) for name in ("arrival", "fewest", "room")
+    )
+    assert room.all.turns_per_hour > 2 * arrival.all.turns_per_hour
+    assert arrival.hit_rate < fewest.hit_rate < room.hit_rate
+    assert room.all.turns_per_hour < room.bound_aged < room.bound_known
+
+
+@pytest.mark.parametrize("admission", ["fewest:2", "room", "room:8"])
+def test_no_request_waits_beyond_the_lanes_bound(admission: str) -> None:
+    found = run_closed([(deep(), 12)], replace(CROWDED, admission=admission))
+    assert found.counters.num_admissions > 100
+    assert found.all.waiting["max"] > 50
+    assert (found.counters.num_beyond_lane, found.counters.most_beyond_lane) == (0, 0.0)
+
+
+def test_all_orders_serve_every_request_of_a_trace() -> None:
+    rows = [request(33, [n // 2, n, n + 1], arrival=float(n), num_output_tokens=50) for n in range(30)]
+    for admission in ("arrival", "fewest", "room"):
+        found = run_open(load_of(rows), LoopOptions(40, admission, device=STEPS))
+        assert (found.counters.num_admissions, len(found.groups)) == (30, 0)
+
+
 # ---------------------------------------------------------------- results
 
 
@@ -219,6 +260,9 @@ def test_unserved_turns_count_with_their_age() -> None:
     [
         ({"num_blocks": 3}, "num_blocks is 3"),
         ({"admission": "last"}, "admission is 'last'"),
+        ({"admission": "room:0.5"}, "admission is 'room:0.5'"),
+        ({"admission": "room:nan"}, "admission is 'room:nan'"),
+        ({"admission": "arrival:2"}, "admission is 'arrival:2'"),
         ({"hours": 0.0}, r"hours is 0\.0"),
         ({"warm_up": -1.0}, r"warm_up is -1\.0"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),

@@ -13,8 +13,8 @@ from blockyard.errors import InvalidArgument
 from blockyard.progress import WorkBar
 
 from ..closed import LoopOptions, LoopResult, SessionLoad, loops_as_text, read_sessions, run_closed, run_open
-from ..closed.admission_order import parse_admission
 from ..closed.loop import MAX_SESSIONS
+from ..closed.simulated_engine import parse_admission
 from ..policy_names import OPTIMUM, parse_policies, parse_sizes
 from ..replay.timed import DEVICES, ServiceModel
 from ..sweep import run_all

@@ -18,9 +18,8 @@ from blockyard.errors import InvalidArgument
 
 from ..policy_names import PolicyName
 from ..replay.timed import ServiceModel
-from .admission_order import parse_admission
 from .loop_result import LoopResult, Served, summarise
-from .simulated_engine import Request, SimulatedEngine
+from .simulated_engine import Request, SimulatedEngine, parse_admission
 from .throughput_bounds import alone_seconds, closed_bounds, warm_seconds
 from .turns import SessionLoad, Turn
 

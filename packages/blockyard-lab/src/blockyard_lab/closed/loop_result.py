@@ -220,7 +220,9 @@ def _row(runs: Sequence[LoopResult], base: Sequence[LoopResult]) -> dict[str, st
     known, aged = mean(run.bound_known for run in runs), mean(run.bound_aged for run in runs)
     by_seed = {run.seed: run.all.turns_per_hour for run in base}
     times = [run.all.turns_per_hour / by_seed[run.seed] for run in runs if by_seed.get(run.seed)]
-    beyond = sum(run.counters.num_beyond_lane for run in runs)
+    beyond, admitted = (
+        sum(getattr(run.counters, name) for run in runs) for name in ("num_beyond_lane", "num_admissions")
+    )
     return {
         "sessions": f"{first.all.num_sessions or '-'}",
         "pools": f"{first.pools:.1f}" if first.pools else "-",
@@ -234,7 +236,7 @@ def _row(runs: Sequence[LoopResult], base: Sequence[LoopResult]) -> dict[str, st
         "wait 50/95/99/max s": _slashes([run.all.waiting for run in runs]),
         "unserved": f"{sum(run.all.num_unserved for run in runs):,}",
         "Jain": f"{mean(run.jain for run in runs):.2f}" if first.all.num_sessions else "-",
-        "beyond lane": f"{beyond:,} of {sum(run.counters.num_admissions for run in runs):,}",
+        "beyond lane": "-" if first.admission == "arrival" else f"{beyond:,} of {admitted:,}",
         "bound known/aged": f"{known:,.0f}/{aged:,.0f}",
     }
 

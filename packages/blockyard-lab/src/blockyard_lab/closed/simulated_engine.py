@@ -15,14 +15,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blockyard import Admission, KVCacheManager
+from blockyard.admission import AdmissionRule, WaitingQueue
 from blockyard.config import CacheConfig
+from blockyard.errors import InvalidArgument
 
 from ..policy_names import PolicyName, policy_of
 from ..replay.timed import ServiceModel
-from .admission_order import AdmissionOrder
 
+#: Names of orders of admission; see `parse_admission`.
+ORDERS = ("arrival", "fewest", "room")
+DEFAULT_K = 4.0
+MAX_K = 1e6
+#: Seconds by which sums of times may be wrong.
+ROUNDING = 1e-6
 #: Most decode steps that are simulated at once.
 _MOST_STEPS = 256
+
+
+def parse_admission(text: str) -> tuple[str, float]:
+    """Return order and k of a name such as "arrival", "fewest" or "room:2"; without a number, k is 4.
+
+    Raises:
+        InvalidArgument: for an unknown order or an invalid k.
+    """
+    name, colon, number = text.partition(":")
+    try:
+        k = float(number) if colon else DEFAULT_K
+    except ValueError:
+        k = math.nan
+    if name not in ORDERS or not 1 <= k <= MAX_K or (colon and name == "arrival"):
+        raise InvalidArgument(
+            f"admission is {text!r}; it must be arrival, fewest[:k] or room[:k], k from 1 to {MAX_K:g}"
+        )
+    return name, k
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +140,9 @@ class SimulatedEngine:
     running: list[Request] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
     cache: KVCacheManager = field(init=False)
-    order: AdmissionOrder = field(init=False)
+    queue: WaitingQueue = field(init=False)
+    rule: AdmissionRule = field(init=False)
+    _k: float = field(init=False)
     #: When admission is tried again although nothing arrived or ended.
     _retry_at: float = 0.0
     #: Seconds of prompts in this step, and the blocks that it fills.
@@ -134,7 +161,9 @@ class SimulatedEngine:
                 eviction_policy=policy_of(self.policy),
             )
         )
-        self.order = AdmissionOrder(self.cache, self.admission, self._seconds_of_blocks)
+        order, self._k = parse_admission(self.admission)
+        self.queue = self.cache.waiting()
+        self.rule = AdmissionRule(self.queue, order, seconds=self._seconds_of_blocks, k=self._k)
 
     def _seconds_of_blocks(self, num_missing: int, num_blocks: int) -> float:
         return self.device.prompt_seconds((num_blocks - num_missing) * self.block_size, num_blocks * self.block_size)
@@ -147,7 +176,12 @@ class SimulatedEngine:
         self._wait(request)
 
     def _wait(self, request: Request) -> None:
-        request.ticket = self.order.add(request.tokens(), request.session, len(request.answer), request.arrived)
+        request.ticket = self.queue.add(
+            request.tokens(),
+            session=request.session,
+            max_new_tokens=len(request.answer),
+            arrived=request.arrived,
+        )
         self.waiting[request.ticket] = request
         self._retry_at = self.now
 
@@ -184,14 +218,14 @@ class SimulatedEngine:
     def _admit(self, budget: int) -> None:
         self._retry_at = self.now
         while self.waiting and budget > 0:
-            ticket = self.order.next(self.now)
+            ticket = self.rule.next(self.now)
             seq = Admission.LATER if ticket is None else self.cache.try_allocate(self.waiting[ticket].tokens())
             if ticket is None or isinstance(seq, Admission):
-                self._retry_at = max(self.order.wake_at(self.now), math.nextafter(self.now, math.inf))
+                self._retry_at = max(self.rule.wake_at(self.now), math.nextafter(self.now, math.inf))
                 return
             request = self.waiting.pop(ticket)
-            self._record_wait(request, self.order.lane_bound(ticket, self.now))
-            self.order.admitted(ticket, self.now)
+            self._record_wait(request, self.rule.lane_bound(ticket, self.now))
+            self.queue.admitted(ticket, self.now)
             request.seq, request.num_filled = seq, self.cache.num_computed_tokens(seq)
             request.num_computed = request.num_filled * self.block_size
             self.running.append(request)
@@ -204,12 +238,12 @@ class SimulatedEngine:
         request.admitted = self.now
         counters.num_admissions += 1
         counters.num_prompt_tokens += request.num_prompt
-        if waited > lane_bound:
+        if waited > lane_bound + ROUNDING:
             counters.num_beyond_lane += 1
             counters.most_beyond_lane = max(counters.most_beyond_lane, waited - lane_bound)
-        if waited > self.order.k * request.ahead:
+        if waited > self._k * request.ahead + ROUNDING:
             counters.num_beyond_work += 1
-            counters.most_beyond_work = max(counters.most_beyond_work, waited - self.order.k * request.ahead)
+            counters.most_beyond_work = max(counters.most_beyond_work, waited - self._k * request.ahead)
 
     def _compute(self, request: Request, budget: int) -> int:
         """Compute part of a prompt; return its number of tokens. 0 if it waits for a prefix that another computes."""
@@ -267,7 +301,8 @@ class SimulatedEngine:
     def _preempt(self, request: Request) -> None:
         self.counters.num_preemptions += 1
         self._stop(request, False)
-        num_new = max(request.num_filled - len(request.blocks), 0)
+        # A block that was filled for tokens of this step is not kept: the request does not get those tokens.
+        num_new = max((request.num_prompt + request.num_made) // self.block_size - len(request.blocks), 0)
         request.blocks = np.append(request.blocks, np.array(request.answer[:num_new], np.int32))
         request.answer = request.answer[num_new:]
         request.num_prompt += request.num_made
@@ -277,7 +312,7 @@ class SimulatedEngine:
         self._wait(request)
 
     def _stop(self, request: Request, is_over: bool) -> None:
-        self.order.finished(request.ticket, self.now, request.seq, is_over)
+        self.queue.finished(request.ticket, self.now, blocks=request.seq, is_over=is_over)
         self.cache.free([request.seq])
         self.running.remove(request)
         self._retry_at = self.now

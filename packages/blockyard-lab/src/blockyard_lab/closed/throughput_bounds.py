@@ -7,8 +7,8 @@ import numpy as np
 from ..replay.timed import ServiceModel
 from .turns import SessionLoad, Turn
 
-#: Prices of a token's memory for a second, in seconds of compute.
-_PRICES = np.geomspace(1e-12, 1e-2, 240)
+#: Prices of the whole pool for a second, in seconds of compute.
+_PRICES = np.geomspace(1e-3, 1e3, 100)
 
 
 def closed_bounds(
@@ -40,7 +40,7 @@ def closed_bounds(
     warm = np.array([warm_seconds(turn, device, size) for turn in turns])
     cold = np.array([device.prompt_seconds(turn.num_shared * size, turn.num_prompt) for turn in turns])
     known = aged = np.inf
-    for price in _PRICES.tolist():
+    for price in (_PRICES / num_tokens).tolist():
         held = np.where(returns, warm + price * memory * (np.where(returns, pause, 0) + warm / 2 + decode), np.inf)
         computed = cold + price * memory * (cold / 2 + decode)
         supply = (1 + price * num_tokens) * len(turns)
