@@ -36,6 +36,7 @@ from .request import Branch, Request
 from .results import Completion, GenerationResult, NewToken, StepReport
 from .runner import ForwardBatch, ModelRunner, StepRunner
 from .sampling import SamplingParams
+from .scheduling.admission_control import AdmissionControl
 from .scheduling.limits import CacheLimits
 from .scheduling.scheduler import Scheduler
 from .scheduling.step import ScheduledStep, StepRow
@@ -49,6 +50,8 @@ _Taken = TypeVar("_Taken")
 _MAX_PRIORITY = 2**20
 #: Seconds between two polls of the tiers when there is nothing else to do.
 _LOADING_PAUSE_SECONDS = 0.001
+#: Longest sleep of `generate` while the order of admission holds all requests back.
+_HOLDING_PAUSE_SECONDS = 0.05
 #: Seconds that `close` waits for stores in progress.
 _STORING_SECONDS = 5.0
 
@@ -97,6 +100,10 @@ class Engine:
             there and loaded for later prompts with the same prefix, even after a restart. `close` closes them. They
             need the extra `tiers`, and all ranks on one machine.
         tier_buffer_bytes: host memory for objects on their way to and from tiers.
+        admission: order of the waiting requests with priority 0: "arrival", "fewest" missing tokens first, or "room"
+            for the contexts just used (docs/admission.md). The tokens are the same.
+        admission_lane: with "fewest" and "room", the request that waits longest gets one part in this many of the time;
+            at least 1.
 
     Raises:
         InvalidArgument: an argument is outside its limits or too large for the device.
@@ -130,6 +137,8 @@ class Engine:
         context_interleave: int = 1,
         tiers: Iterable[Tier | TierUse] = (),
         tier_buffer_bytes: int = 2**31,
+        admission: str = "arrival",
+        admission_lane: float = 4.0,
     ) -> None:
         options = EngineOptions(
             num_blocks=num_blocks,
@@ -147,6 +156,8 @@ class Engine:
             attention_backend=attention_backend,
             cache_options=cache_options,
             kv_events=kv_events,
+            admission=admission,
+            admission_lane=admission_lane,
         )
         given = list(tiers)
         self._ranks = start_ranks(
@@ -165,7 +176,11 @@ class Engine:
         self.num_ranks = self._ranks.size
         #: State slots of a hybrid model; None without states, and with several ranks.
         self.state_slots = components.runner.slots if isinstance(components.runner, ModelRunner) else None
-        self._scheduler = Scheduler(self.cache, max_num_batched_tokens, components.preemption)
+        #: The order of admission; None for arrival.
+        self.admission = (
+            None if admission == "arrival" else AdmissionControl(self.cache, admission, admission_lane, clock)
+        )
+        self._scheduler = Scheduler(self.cache, max_num_batched_tokens, components.preemption, self.admission)
         carry_out = partial(_carry_out, components.runner, self._scheduler)
         with closing_on_error(self._ranks):
             self.offload = make_offload(
@@ -240,6 +255,8 @@ class Engine:
                     num_tokens += len(report.new_tokens)
                     num_finished += len(report.finished)
                     self.pause_for_tiers(report)
+                    if (pause := self.idle_seconds) > 0:
+                        time.sleep(min(pause, _HOLDING_PAUSE_SECONDS))
                     state = f"{report.num_running} running, {report.num_waiting} waiting, {num_tokens} tokens"
                     bar.update(num_finished, state)
                     if on_step is not None:
@@ -469,6 +486,15 @@ class Engine:
             time.sleep(_LOADING_PAUSE_SECONDS)
 
     @property
+    def idle_seconds(self) -> float:
+        """Seconds until a step can compute something, unless a request is added before; 0 if one may now.
+
+        Above 0 only if nothing runs and the order of admission holds all waiting requests back. Sleep until then
+        instead of calling `step`.
+        """
+        return self._scheduler.idle_seconds
+
+    @property
     def num_preemptions(self) -> int:
         """Number of sequences preempted to make room so far."""
         return self._scheduler.num_preemptions
@@ -500,11 +526,14 @@ class Engine:
             step = self._scheduler.schedule(only)
             self.last_step_ids = tuple(dict.fromkeys(row.branch.request.request_id for row in step.rows))
             is_idle = not step.rows and not step.preempted and not self.num_loading
-            if only is None and self.has_unfinished and is_idle:
+            is_held = self.admission is not None and self.admission.is_holding
+            if only is None and self.has_unfinished and is_idle and not is_held:
                 raise InvariantError("no unfinished request can be scheduled; this is a bug, please report it")
             chosen = self._compute(step)
             if self.offload is not None:
                 self.offload.note_computed(step.num_known, self._clock() - began)
+            if self.admission is not None and any(row.count > 1 for row in step.rows):
+                self.admission.note_step(step.num_known, self._clock() - began)
             return self._conclude(step, chosen)
         except BaseException:
             self._recover(keep_on_error)

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blockyard.arguments import require_int, require_str
+from blockyard.arguments import require_int, require_number, require_str, shown
 from blockyard.config import CACHE_OPTIONS, STATE_OPTIONS, CacheConfig, cache_config
 from blockyard.errors import InvalidArgument, ModelError
 from blockyard.groups import LayerGroup, StateSpec
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Values of `attention_backend`, in order of preference; "auto" is the first that supports the tensors.
 BACKEND_NAMES = ("auto", "flash_attention_3", "sdpa")
+#: Values of `admission`; docs/admission.md explains them.
+ADMISSION_ORDERS = ("arrival", "fewest", "room")
 #: Placeholder for a number of blocks that is not known yet: the smallest valid one.
 _MIN_BLOCKS = 2
 
@@ -71,6 +73,8 @@ class EngineOptions:
     attention_backend: str
     cache_options: Mapping[str, Any] | None
     kv_events: str | Mapping[str, Any] | None
+    admission: str = "arrival"
+    admission_lane: float = 4.0
 
     def require_valid(self) -> None:
         """Raise `InvalidArgument` for invalid options that are not fields of the cache's config."""
@@ -81,6 +85,17 @@ class EngineOptions:
         if self.attention_backend not in BACKEND_NAMES:
             raise InvalidArgument(
                 f"attention_backend is {self.attention_backend!r}; it must be one of {', '.join(BACKEND_NAMES)}"
+            )
+        if require_str("admission", self.admission) not in ADMISSION_ORDERS:
+            raise InvalidArgument(
+                f"admission is {shown(self.admission)}; it must be one of {', '.join(ADMISSION_ORDERS)}"
+            )
+        if require_number("admission_lane", self.admission_lane) < 1:
+            raise InvalidArgument(f"admission_lane is {self.admission_lane}; it must be 1 or more")
+        if self.admission != "arrival" and require_options(self.cache_options).get("tenants"):
+            raise InvalidArgument(
+                f"admission is {self.admission!r} and cache_options has tenants, whose quotas set the order of "
+                "admission; use admission='arrival', or no tenants"
             )
 
     def _require_one_size(self) -> None:

@@ -22,12 +22,13 @@ BranchMark = tuple[int, int, FinishReason | None, TextMark]
 class Branch:
     """One completion in progress, the unit that the scheduler schedules.
 
-    Only the scheduler writes `seq` and `is_swapped`.
+    Only the scheduler writes `seq`, `is_swapped` and `ticket`.
 
     Attributes:
         token_ids: the prompt and the tokens chosen so far.
         seq: handle in the cache while it runs or is swapped out, else -1.
         num_cpu_tokens: prompt tokens loaded from the CPU pool since its last admission, until `CpuHits` counts them.
+        ticket: its ticket in the cache's queue of waiting requests (`scheduling.admission_control`); 0 for none.
     """
 
     request: Request
@@ -39,6 +40,7 @@ class Branch:
     seq: int = -1
     is_swapped: bool = False
     num_cpu_tokens: int = 0
+    ticket: int = 0
     finish_reason: FinishReason | None = None
 
     @property
@@ -100,12 +102,13 @@ class Branch:
 class Request:
     """A prompt and its branches.
 
-    Only the scheduler writes `due`, `tenant` and the counters.
+    Only the scheduler writes `due`, `arrived`, `tenant` and the counters.
 
     Attributes:
         stop_token_ids: tokens that end a branch.
         extra_keys: canonical extra keys; blocks are shared only between requests with equal keys.
         due: queue position in steps: the step of arrival, adjusted by the priority.
+        arrived: time of arrival by the engine's clock; 0 if requests are admitted by arrival.
         is_forked: whether the branches after the first exist in the cache.
         num_cached_tokens: prompt tokens found in the cache when the request was first computed; None before.
         misses: causes of the missed prompt tokens; None without `track_misses`.
@@ -121,6 +124,7 @@ class Request:
     extra_keys: tuple[ExtraKey, ...] = ()
     branches: list[Branch] = field(default_factory=list)
     due: int = 0
+    arrived: float = 0.0
     is_forked: bool = False
     num_cached_tokens: int | None = None
     num_preemptions: int = 0

@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 from blockyard import NeverFits
 from blockyard_engine import Engine, GenerationResult, PromptLookup, SamplingParams
+from blockyard_engine.engine_options import ADMISSION_ORDERS
 from blockyard_testing.exact_draws import same_answer, same_tokens
 from blockyard_testing.hybrid_models import HYBRIDS, hybrid_model
 from blockyard_testing.tiny_models import VOCAB_SIZE, tiny_model
@@ -50,6 +51,7 @@ def random_options(rng: np.random.Generator) -> dict[str, Any]:
     }
     if options["num_cpu_blocks"] and rng.random() < 0.7:
         options["preemption"] = "swap"
+    options["admission"] = ADMISSION_ORDERS[options["max_num_seqs"] % 3]
     if rng.random() < 0.5:
         options["speculation"] = PromptLookup(num_tokens=3)
     return options

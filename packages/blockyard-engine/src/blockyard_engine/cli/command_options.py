@@ -25,6 +25,8 @@ ENGINE_OPTIONS = (
     "num_cpu_blocks",
     "preemption",
     "attention_backend",
+    "admission",
+    "admission_lane",
 )
 
 
@@ -100,6 +102,7 @@ def add_cache_options(group: Any, max_num_seqs: int) -> None:
     add_cache_field(group, "max_num_seqs", ", one for each completion", default=max_num_seqs)
     add_step_budget(group)
     _add_swapping(group)
+    _add_admission(group)
     _add_tiers(group)
     group.add_argument(
         "--speculate", type=int, default=0, metavar="N", help="tokens to guess ahead from the prompt; default: none"
@@ -113,6 +116,23 @@ def add_cache_options(group: Any, max_num_seqs: int) -> None:
     group.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt from its beginning")
     for name in COMMAND_OPTIONS:
         add_cache_field(group, name)
+
+
+def _add_admission(group: Any) -> None:
+    group.add_argument(
+        "--admission",
+        choices=("arrival", "fewest", "room"),
+        default="arrival",
+        help="which waiting request starts next: by arrival, the one that lacks the fewest tokens, or as room for the "
+        "contexts just used allows (docs/admission.md); default: arrival",
+    )
+    group.add_argument(
+        "--admission-lane",
+        type=float,
+        default=4.0,
+        metavar="K",
+        help="with fewest and room: one part in K of the time belongs to the request that waits longest; default: 4",
+    )
 
 
 def _add_tiers(group: Any) -> None:

@@ -10,6 +10,7 @@ from blockyard.errors import OutOfBlocks
 from ..engine_options import Preemption
 from ..moves import MoveQueue
 from ..request import Branch
+from .admission_control import AdmissionControl
 from .fair_shares import FairShares
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class Preemptor:
     def __init__(self, cache: KVCacheManager, way: Preemption, moves: MoveQueue) -> None:
         self._cache = cache
         self.offload: Offload | None = None
+        self.admission: AdmissionControl | None = None
         self._way = way
         self._moves = moves
 
@@ -72,6 +74,8 @@ class Preemptor:
                 self._cache.commit([branch.seq], 0)  # its reservation ends
                 self._moves.note(self._cache.swap_out([branch.seq]))
                 branch.is_swapped = True
+                if self.admission is not None:
+                    self.admission.finish(branch, keeps_blocks=False)
                 return
             except OutOfBlocks:
                 pass
@@ -81,6 +85,8 @@ class Preemptor:
         """Free a branch's blocks and row, and cancel its loads from tiers. O(blocks)."""
         if self.offload is not None:
             self.offload.forget(branch)
+        if self.admission is not None:
+            self.admission.finish(branch)
         if branch.seq >= 0:
             self._cache.free(branch.seq)
         branch.seq, branch.is_swapped = -1, False

@@ -17,6 +17,7 @@ from blockyard.keys import plain_keys
 from ..engine_options import Preemption
 from ..moves import MoveQueue
 from ..request import Branch, Request
+from .admission_control import AdmissionControl, RuledQueue
 from .fair_shares import AdmissionQueue, FairShares
 from .limits import CacheLimits
 from .preemption import Preemptor
@@ -49,7 +50,8 @@ class Scheduler:
     Without tenants, nothing starves. `CacheLimits` refuses requests that would not fit an empty cache, no request is
     admitted before the next in order unless that one waits for a prefix in progress or a tier, and none is preempted
     for one that is served later. One level of priority equals `STEPS_PER_PRIORITY` steps of waiting, so a stream of
-    urgent requests delays a patient one by at most that. The order of two requests never changes.
+    urgent requests delays a patient one by at most that. The order of two requests never changes. With an
+    `AdmissionControl` others do overtake, and its lane bounds the wait.
 
     If tenants share the pool, that order holds within each tenant. The next request to start is one of the tenant with
     the least overuse (`fair_shares`). The tenant with the most overuse makes room for requests of others, but keeps its
@@ -58,7 +60,11 @@ class Scheduler:
     """
 
     def __init__(
-        self, cache: KVCacheManager, max_num_batched_tokens: int, preemption: Preemption = Preemption.RECOMPUTE
+        self,
+        cache: KVCacheManager,
+        max_num_batched_tokens: int,
+        preemption: Preemption = Preemption.RECOMPUTE,
+        admission: AdmissionControl | None = None,
     ) -> None:
         self.waiting: list[Branch] = []
         self.running: list[Branch] = []
@@ -72,6 +78,7 @@ class Scheduler:
         self._cache = cache
         self.max_num_batched_tokens = max_num_batched_tokens
         self._preemptor = Preemptor(cache, preemption, self.moves)
+        self.admission = self._preemptor.admission = admission
         self._shares = FairShares(cache, self.limits) if cache.config.tenants else None
         self._num_steps = 0
         self._deferred: set[int] = set()
@@ -89,6 +96,9 @@ class Scheduler:
         request.tenant = self.limits.roster.number_of(plain_keys(request.extra_keys))
         self.limits.require_fits(name, num_tokens, request.sampling.max_tokens, request.sampling.n, request.tenant)
         request.due = self._num_steps + request.priority * STEPS_PER_PRIORITY
+        if self.admission is not None:
+            request.arrived = self.admission.clock()
+            self.admission.is_holding = False
         self._queue(request.branches[0])
 
     def adopt(self, request: Request, seq: int) -> None:
@@ -97,6 +107,13 @@ class Scheduler:
         request.tenant = self.limits.roster.number_of(plain_keys(request.extra_keys))
         request.branches[0].seq = seq
         bisect.insort(self.running, request.branches[0], key=_order_key)
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds for which nothing can start unless something is called; 0 while something runs or may start."""
+        if self.admission is None or self.running or not (self.admission.is_holding and self.waiting):
+            return 0.0
+        return self.admission.seconds_until_change()
 
     def requests(self) -> dict[int, Request]:
         """Return all waiting and running requests by id."""
@@ -124,6 +141,8 @@ class Scheduler:
         """Free the blocks of branches and remove these; cached blocks stay cached until they are evicted."""
         for branch in branches:
             self._preemptor.release(branch)
+            if self.admission is not None:
+                self.admission.remove(branch)
             (self.running if branch in self.running else self.waiting).remove(branch)
 
     def preempt_running(self) -> None:
@@ -306,8 +325,13 @@ class Scheduler:
         seen: set[Branch] = set()
         if self._shares is not None:
             self._shares.read()
-        queue = AdmissionQueue(waiting, self._shares, only_guaranteed=bool(step.preempted))
-        for branch in queue:
+        ruled = self.admission if only is None else None
+        queue: AdmissionQueue | RuledQueue
+        if ruled is None:
+            queue = AdmissionQueue(waiting, self._shares, only_guaranteed=bool(step.preempted))
+        else:
+            queue = ruled.candidates(waiting)
+        for branch in queue if budget > 0 or ruled is None else ():
             seen.add(branch)
             if budget > 0 and prefixes.should_wait(branch):
                 self._deferred.add(branch.request.request_id)
@@ -320,12 +344,18 @@ class Scheduler:
                 queue.refuse(branch)
                 continue
             self.waiting.remove(branch)
+            if self.admission is not None:
+                self.admission.start(branch)
             bisect.insort(self.running, branch, key=_order_key)
             self._fill(branch)
             prefixes.note(branch)
             budget -= len(branch.token_ids) - self._cache.num_computed_tokens(branch.seq)
             if self._shares is not None:
                 self._shares.read()
+            if ruled is not None and budget <= 0:
+                break
+        if ruled is not None and self.offload is not None:
+            waiting = ruled.first(_MAX_PREFETCHED)
         for other in waiting[:_MAX_PREFETCHED] if len(seen) < len(waiting) else ():
             if other not in seen:
                 self._is_loading(other, only is None)
