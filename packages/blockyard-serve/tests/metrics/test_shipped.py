@@ -107,6 +107,14 @@ def fleet() -> Iterator[str]:
     publisher.close()
 
 
+@pytest.fixture(scope="module")
+def ruled() -> Iterator[Running]:
+    """A server whose order of admission is not arrival, which excludes tenants."""
+    with running_server(tiny_engine(40, max_num_seqs=4, admission="room")) as running:
+        work(running)
+        yield running
+
+
 def work(running: Running) -> None:
     prompts = [f"{number} bottles of beer on the wall, {number} bottles of beer. " * 2 for number in range(10)]
     for prompt in [*prompts, prompts[-1], prompts[0]]:
@@ -115,11 +123,11 @@ def work(running: Running) -> None:
 
 
 @pytest.fixture(scope="module")
-def exported(served: Running, fleet: str) -> set[str]:
+def exported(served: Running, ruled: Running, fleet: str) -> set[str]:
     """Names of series, and what may be seen of them only when it happens."""
-    _, _, page = served.call("GET", "/metrics")
+    pages = [running.call("GET", "/metrics")[2].decode() for running in (served, ruled)]
     with urllib.request.urlopen(f"http://{fleet}/metrics", timeout=PATIENCE_SECONDS) as answer:
-        text = page.decode() + answer.read().decode()
+        text = "".join(pages) + answer.read().decode()
     names = set(re.findall(r"^([\w:]+)\{", text, re.MULTILINE))
     types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     return names | {name for name, kind in types.items() if kind == "counter"}
@@ -200,7 +208,7 @@ def test_docs_list_every_alert() -> None:
 
 @NEEDS_PROMETHEUS
 def test_promtool_accepts_the_rules() -> None:
-    assert "12 rules found" in check_rules(ALERT_RULES)
+    assert "13 rules found" in check_rules(ALERT_RULES)
 
 
 @NEEDS_PROMETHEUS
@@ -214,12 +222,16 @@ def test_each_alert_fires_on_its_condition(tmp_path: Path) -> None:
 
 
 @NEEDS_PROMETHEUS
-def test_a_real_prometheus_scrapes_and_every_panel_has_data(served: Running, fleet: str, tmp_path: Path) -> None:
-    with scraping([f"{served.host}:{served.port}", fleet], ALERT_RULES, tmp_path) as prometheus:
-        prometheus.wait_for('count(up{job="blockyard"} == 1) == 2')
+def test_a_real_prometheus_scrapes_and_every_panel_has_data(
+    served: Running, ruled: Running, fleet: str, tmp_path: Path
+) -> None:
+    targets = [f"{served.host}:{served.port}", f"{ruled.host}:{ruled.port}", fleet]
+    with scraping(targets, ALERT_RULES, tmp_path) as prometheus:
+        prometheus.wait_for('count(up{job="blockyard"} == 1) == 3')
         prometheus.wait_for("count_over_time(blockyard:fleet_claims_total[1m]) > 2")
         prometheus.wait_for('count_over_time(vllm:generation_tokens_total{job="blockyard"}[1m]) > 2')
         work(served)
+        work(ruled)
         prometheus.wait_for("sum(rate(vllm:request_success_total[1m])) > 0")
         prometheus.wait_for("count_over_time(vllm:generation_tokens_total[1m]) > 12")
         empty = [title for title, expression in expressions() if not values(prometheus, expression)]
@@ -227,7 +239,7 @@ def test_a_real_prometheus_scrapes_and_every_panel_has_data(served: Running, fle
         assert prometheus.query('ALERTS{alertstate="firing", severity="critical"}') == []
         _, rules = prometheus.get("/api/v1/rules")
     states = {rule["name"]: rule["health"] for group in rules["data"]["groups"] for rule in group["rules"]}
-    assert len(states) == 12
+    assert len(states) == 13
     assert set(states.values()) == {"ok"}
 
 

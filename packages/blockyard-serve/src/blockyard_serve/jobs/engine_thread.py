@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -32,6 +33,8 @@ from .status_line import StatusLine
 from .tracing import RequestTracer
 
 AnswerT = TypeVar("AnswerT")
+#: Longest wait for a command while the order of admission holds all requests back.
+_LONGEST_PAUSE_SECONDS = 1.0
 _log = logging.getLogger("blockyard_serve")
 
 
@@ -225,12 +228,16 @@ class EngineThread:
         return unavailable(self._refusal or "the server has stopped", self._retry_after)
 
     def _run_commands(self) -> None:
-        """Run pending commands; block for one if there is nothing to compute."""
-        if not self._engine.has_unfinished:
+        """Run pending commands; block for one if there is nothing to compute, or nothing that may start now."""
+        pause = min(self._engine.idle_seconds, _LONGEST_PAUSE_SECONDS) if self._engine.has_unfinished else None
+        if pause is None or pause > 0:
             since = self._clock()
-            command = self._commands.get()
+            command = None
+            with suppress(queue.Empty):
+                command = self._commands.get(timeout=pause)
             self._status.skip(self._clock() - since)
-            command()
+            if command is not None:
+                command()
         while not self._is_stopping:
             try:
                 command = self._commands.get_nowait()
@@ -239,7 +246,9 @@ class EngineThread:
             command()
 
     def _read(self, engine: Engine) -> EngineReading:
-        self.reading = EngineReading.of(engine, self._num_failed_steps)
+        now = self._clock()
+        waits = [now - job.arrived_at for job in self._jobs.values() if job.started_at is None]
+        self.reading = EngineReading.of(engine, self._num_failed_steps, max(waits, default=0.0))
         return self.reading
 
     def _admit(self, job: Job) -> None:
