@@ -18,8 +18,9 @@ from blockyard.signatures import listed, moved_methods, release_of, require_vers
 
 LEVELS = ("auto", "tokens", "names")
 COUNTS = ("residency_sample", "retention_blocks", "miss_causes")
-ONLY_FOR_TOKENS = ("residency_sample", "retention_blocks", "events")
+ONLY_FOR_TOKENS = ("residency_sample", "retention_blocks", "events", "admission")
 RULES = ("last", "branch", "ends", "pow2", "waiting", "requested")
+ADMISSION_ORDERS = ("arrival", "fewest", "room")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Options:
             none; level "tokens" only.
         state_checkpoints: rules for checkpointing a hybrid model's states, as in `StateConfig`, and "waiting" and
             "requested"; empty for vLLM's own rules; level "names" only.
+        admission: order of the waiting requests: "arrival" (vLLM's), "fewest" missing tokens first, or "room";
+            level "tokens" only.
+        admission_lane: with "fewest" and "room", the request that waits longest gets one part in this many of the time.
 
     Raises:
         ValueError: for an invalid option; it names the option, its value and the allowed values.
@@ -49,6 +53,8 @@ class Options:
     miss_causes: int = 0
     events: str = ""
     state_checkpoints: tuple[str, ...] = ()
+    admission: str = "arrival"
+    admission_lane: float = 4.0
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -69,6 +75,13 @@ class Options:
                 f"or every:N"
             ) from None
         object.__setattr__(self, "state_checkpoints", tuple(names))
+        if self.admission not in ADMISSION_ORDERS:
+            raise ValueError(
+                f"blockyard: admission is {self.admission!r}; it must be one of {', '.join(ADMISSION_ORDERS)}"
+            )
+        lane = self.admission_lane
+        if type(lane) not in (int, float) or not 1 <= lane < float("inf"):
+            raise ValueError(f"blockyard: admission_lane is {lane!r}; it must be a number from 1")
         if self.level not in LEVELS:
             raise ValueError(f"blockyard: level is {self.level!r}; it must be one of {', '.join(LEVELS)}")
         try:
@@ -82,7 +95,7 @@ class Options:
     @property
     def only_for_tokens(self) -> list[str]:
         """Options in use that level "names" does not support."""
-        return [name for name in ONLY_FOR_TOKENS if getattr(self, name)]
+        return [name for name in ONLY_FOR_TOKENS if getattr(self, name) not in (0, "", "arrival")]
 
 
 def options_of(additional_config: Any) -> Options:
@@ -108,12 +121,19 @@ POOL = "vllm.v1.core.block_pool:BlockPool"
 MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
 BLOCKS = "vllm.v1.core.kv_cache_manager:KVCacheBlocks"
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+QUEUE = "vllm.v1.core.sched.request_queue:RequestQueue"
 #: vLLM's manager of one kind of layers. Level "names" skips these methods when they would change nothing.
 GROUP = "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager"
 
 _COMMON = {
     f"{SCHEDULER}._mamba_block_aligned_split": "self, request, num_new_tokens, num_new_local_computed_tokens=, "
     "num_external_computed_tokens=",
+    f"{SCHEDULER}.update_from_output": "self, scheduler_output, model_runner_output",
+    f"{QUEUE}.add_request": "self, request",
+    f"{QUEUE}.prepend_requests": "self, requests",
+    f"{QUEUE}.remove_requests": "self, requests",
+    f"{QUEUE}.peek_request": "self",
+    f"{QUEUE}.pop_request": "self",
     f"{POOL}.cache_partial_block": "self, request, block, num_tokens, kv_cache_group_id, block_size, "
     "replace_existing_hashes=",
     f"{POOL}.get_cached_block": "self, block_hash, kv_cache_group_ids",

@@ -46,7 +46,9 @@ def refusal_reason(
 
 
 class KVCacheManager(stock.KVCacheManager):
-    """vLLM's block manager; requests hold leases of `pool`."""
+    """vLLM's block manager; requests hold leases of `pool`, and `admission` is notified before they are freed."""
+
+    admission: Any = None
 
     def __init__(
         self,
@@ -156,7 +158,7 @@ class KVCacheManager(stock.KVCacheManager):
         limit -= limit % self.block_size
         if limit <= 0:
             return self.empty_kv_cache_blocks, 0, 0
-        found = self.pool.find_cached_blocks(tokens_of(request, 0, limit), extra_keys=self._keys(request))
+        found = self.pool.find_cached_blocks(tokens_of(request, 0, limit), extra_keys=self.keys_of(request))
         found = self.block_pool.limit_to_hashes(found, request.block_hashes)
         if self.use_eagle and len(found):
             found = found.first(len(found) - 1)
@@ -184,7 +186,8 @@ class KVCacheManager(stock.KVCacheManager):
     def _as_blocks(self, ids: list[int]) -> BlockIds:
         return BlockIds(self.block_pool, ids) if ids else self.empty_kv_cache_blocks
 
-    def _keys(self, request: Any) -> tuple[ExtraKey, ...]:
+    def keys_of(self, request: Any) -> tuple[ExtraKey, ...]:
+        """Return the request's extra keys. O(1), or O(images) if it has changed."""
         made = self.keys.get(request.request_id)
         if made is None or not made.match(request):
             made = self.keys[request.request_id] = request_keys(request, self.block_size)
@@ -287,7 +290,7 @@ class KVCacheManager(stock.KVCacheManager):
         found = hits.found
         if found is None:
             tokens = tokens_of(request, 0, len(hits.ids) * self.block_size)
-            found = self.pool.find_cached_blocks(tokens, extra_keys=self._keys(request))
+            found = self.pool.find_cached_blocks(tokens, extra_keys=self.keys_of(request))
             assert found.block_ids.tolist() == hits.ids, "the request's tokens are cached in other blocks than the hit"
         return self.pool.hold(found, holder=request.request_id, extend_by=missing)
 
@@ -304,7 +307,7 @@ class KVCacheManager(stock.KVCacheManager):
             return
         full = max(0, num_computed_tokens - self.lag) // self.block_size
         if lease.num_cached_blocks < full:
-            self.block_pool.cache(request, lease, full, self._keys(request))
+            self.block_pool.cache(request, lease, full, self.keys_of(request))
 
     # Freeing.
 
@@ -313,12 +316,16 @@ class KVCacheManager(stock.KVCacheManager):
         return self.leases.pop(request.request_id, None)
 
     def free(self, request: Any) -> None:
+        if self.admission is not None:
+            self.admission.finish(request)
         lease = self._pop(request)
         if lease is not None:
             self.pool.free_blocks(lease)
 
     def pop_blocks_for_free(self, request: Any) -> list[Any]:
         """Return the request's blocks, to be freed later by `block_pool.free_blocks`."""
+        if self.admission is not None:
+            self.admission.finish(request)
         lease = self._pop(request)
         return [] if lease is None else self.block_pool.blocks_of_lease(lease)
 

@@ -21,6 +21,7 @@ from blockyard import BlockPool
 from blockyard.events import KVEventPublisher, PublisherError
 
 from .adapter_options import Options, options_of, require_known_vllm
+from .admission_queue import AdmissionQueue
 from .manager import KVCacheManager, refusal_reason
 from .named import NamedManager, named_manager, patch_name
 from .state_checkpoints import first_stop
@@ -122,6 +123,8 @@ class OnBlockyard:
     kv_cache_manager: Any
     #: None unless the option `events` is set.
     pool_events: PoolEvents | None = None
+    #: None unless the option `admission` is set.
+    admission: AdmissionQueue | None = None
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
@@ -145,11 +148,32 @@ class OnBlockyard:
                 f"blockyard: {type(self).__name__} uses {made.__module__}.{made.__name__}; only schedulers "
                 "that create vLLM's KVCacheManager are supported; import it under this name in the scheduler's module"
             )
+        if options.admission != "arrival":
+            self._order_admission(options, vllm_config.scheduler_config.policy)
         if options.state_checkpoints:
             self.kv_cache_manager.planner.queue = self.waiting  # type: ignore[attr-defined]
         if options.events:
             rank = vllm_config.parallel_config.data_parallel_index
             self.pool_events = PoolEvents(self.kv_cache_manager.pool, options.events, rank)
+
+    def _order_admission(self, options: Options, policy: str) -> None:
+        manager = self.kv_cache_manager
+        if policy != "fcfs" or not manager.enable_caching:
+            raise ValueError(
+                f"blockyard: admission is {options.admission!r}, the scheduling policy {policy!r} and prefix caching "
+                f"{'on' if manager.enable_caching else 'off'}; it needs policy 'fcfs' and prefix caching"
+            )
+        self.admission = manager.admission = AdmissionQueue(manager, options.admission, options.admission_lane)
+        self.waiting = self.admission
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Measure the steps' time if the order of admission needs it."""
+        if self.admission is None:
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        self.admission.begin_step()
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        self.admission.note_planned(output)
+        return output
 
     def _mamba_block_aligned_split(
         self,
@@ -165,9 +189,11 @@ class OnBlockyard:
         start = request.num_computed_tokens + num_new_local_computed_tokens + num_external_computed_tokens
         return first_stop(request, start, start + count) - start
 
-    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Publish the step's events after vLLM's own update."""
-        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        if self.admission is not None:
+            self.admission.end_step(scheduler_output)
+        outputs = super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
         if self.pool_events is not None:
             self.pool_events.publish()
         return outputs

@@ -28,6 +28,9 @@ from .test_programs import Program
         ({"events": 5557}, "events is 5557; it must be an address"),
         ({"events": "tcp://127.0.0.1:port"}, "it must end with a port"),
         ({"miss_causes": -1}, "miss_causes is -1; it must be an integer from 0"),
+        ({"level": "names", "admission": "room"}, "admission needs level 'tokens', but this is 'names'"),
+        ({"admission": "lifo"}, "admission is 'lifo'; it must be one of arrival, fewest, room"),
+        ({"admission": "room", "admission_lane": 0}, "admission_lane is 0; it must be a number from 1"),
         ({"retention_blocks": "4"}, "retention_blocks is '4'; it must be an integer from 0"),
     ],
 )
