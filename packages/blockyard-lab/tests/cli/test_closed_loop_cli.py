@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from blockyard.cli.main import main
+from blockyard_lab.replay.timed import DEVICES
 
 pytest.importorskip("joblib")
 pytest.importorskip("matplotlib")
@@ -48,6 +49,15 @@ def test_json_and_csv_have_a_run_for_each_seed(capsys: pytest.CaptureFixture[str
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [row["seed"] for row in rows] == ["5", "6"]
     assert float(rows[0]["all_waiting_max"]) >= float(rows[0]["all_waiting_p50"])
+
+
+@pytest.mark.parametrize("name", sorted(DEVICES))
+def test_every_device_has_a_name(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    status, out, _ = run(capsys, "replay", TRACE, "--timed", "--blocks", "3000", "--device", name, "--json")
+    (found,) = json.loads(out)["runs"]
+    assert (status, found["num_requests"]) == (0, 60)
+    steps = found["simulated"]["num_steps"]
+    assert found["simulated"]["duration"] > steps * DEVICES[name].seconds_per_step
 
 
 def test_admission_under_the_traces_own_arrivals_serves_every_request(capsys: pytest.CaptureFixture[str]) -> None:

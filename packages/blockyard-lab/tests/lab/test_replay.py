@@ -213,6 +213,13 @@ def test_step_time_adds_up() -> None:
     assert simulated.duration == (1.0 + 8.0) + (1.0 + 0.25 + 17 * 0.125)
 
 
+def test_each_prompt_token_attends_to_those_before_it() -> None:
+    service = replace(SECOND_A_STEP, seconds_per_attention=0.5, max_num_batched_tokens=16)
+    _, simulated = timed(named([[1, 2]], output=1), 10, service)
+    assert simulated.duration == 2.0 + 0.5 * 32 * 32 / 2
+    assert service.prompt_seconds(16, 32) == 0.5 * (32 * 32 - 16 * 16) / 2
+
+
 def test_speedup_brings_arrivals_closer() -> None:
     trace = named([[1], [2]], output=1, every=10.0)
     _, simulated = timed(trace, 20, replace(SECOND_A_STEP, speedup=10.0))
