@@ -22,6 +22,18 @@ from blockyard_vllm import BlockPool, KVCacheManager, OnBlockyard
 from .engine import LEVELS, Engine, request_of
 
 PAGE = (ROOT / "docs" / "vllm.md").read_text()
+#: What the page calls YourScheduler.
+YOURS = """
+from vllm.v1.core.sched.scheduler import Scheduler
+
+class YourScheduler(Scheduler):
+    num_steps = 0
+
+    def schedule(self, *args, **kwargs):
+        self.num_steps += 1
+        return super().schedule(*args, **kwargs)
+
+"""
 #: The module of a fork, with another line at its end.
 FORK = """
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -61,7 +73,7 @@ def tokens_of(level: str, **others: Any) -> tuple[Engine, dict[str, list[int]]]:
 @pytest.mark.parametrize("level", LEVELS)
 def test_example_of_the_page_serves_as_stock_does(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (source,) = re.findall(r"^    from .* import OnBlockyard\n(?:    .*\n|\n)+", PAGE, flags=re.MULTILINE)
-    ours = module_of(textwrap.dedent(source), monkeypatch).BlockyardScheduler
+    ours = module_of(YOURS + textwrap.dedent(source), monkeypatch).BlockyardScheduler
     engine, tokens = tokens_of(level, scheduler_class=ours)
     stock, expected = tokens_of("stock")
     assert (tokens, engine.hits) == (expected, stock.hits)
