@@ -159,5 +159,5 @@ class AdmissionQueue(RequestQueue):
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the waiting requests, the first added first."""
-        return iter(list(self._waiting.values()))
+        """Yield the waiting requests by arrival. O(n log n)."""
+        return iter(sorted(self._waiting.values(), key=lambda request: request.arrival_time))
