@@ -267,7 +267,7 @@ def test_pages_of_ids_are_a_dict() -> None:
     for row in range(1, 4000):
         name = draw.choice(names)
         if name in expected and draw.random() < 0.6:
-            pages.take(name)
+            pages.remove(name)
             del expected[name]
         elif name not in expected:
             pages.put(name, row)
@@ -275,6 +275,6 @@ def test_pages_of_ids_are_a_dict() -> None:
         asked = draw.choice(names)
         assert pages.find(asked) == expected.get(asked, 0)
     for name in list(expected):
-        pages.take(name)
+        pages.remove(name)
     assert [pages.find(name) for name in names] == [0] * len(names)
     assert pages.num_bytes() < 20_000

@@ -143,11 +143,11 @@ def problem(call: Call, hook: str, after: int, error: BaseException, mapped: boo
     again = outcome_of(site.cache.running)
     if isinstance(again, BaseException):
         return f"raised twice: {again!r}"
+    reached = state(site)  # before the check, which brings the tree of waiting prompts up to date
     try:
         site.cache.check()
     except BlockyardError as broken:
         return f"{type(broken).__name__}: {broken}"
-    reached = state(site)
     if raised_next and reached != allowed[1]:
         return "not finished, and it returned"
     if reached not in allowed and not (call.name in GIVES_UP_IDLE and held_by(site) == held_by(PolicySite(mapped))):
