@@ -220,7 +220,7 @@ def test_a_refused_offer_holds_nothing(pair: Pair) -> None:
     with pytest.raises(SequenceNotReady):
         pair.sender.offer(seq, 0)
     pair.prefill.commit([seq], 5)
-    with pytest.raises(SequenceNotReady, match="5 of"):
+    with pytest.raises(SequenceNotReady, match="has computed 5 tokens"):
         pair.sender.offer(seq, 0)
     pair.prefill.reserve([seq])
     pair.prefill.commit([seq], 32)

@@ -41,7 +41,8 @@ def _near_command(given: list[str]) -> str | None:
     """Return the command of two words whose second word `given` misspells, or None; files may have any name."""
     seconds = [name.split()[1] for name in EXTRAS if " " in name and given and name.split()[0] == given[0]]
     near = difflib.get_close_matches(given[1], seconds, 1, 0.8) if given[1:] and given[1] not in seconds else []
-    return f"{given[0]} {near[0]}" if near and not os.path.exists(given[1]) else None
+    is_path = bool(given[1:]) and (os.sep in given[1] or os.path.exists(given[1]))
+    return f"{given[0]} {near[0]}" if near and not is_path else None
 
 
 def _parsers() -> tuple[argparse.ArgumentParser, Any]:
