@@ -306,3 +306,27 @@ def test_only_admitted_requests_finish() -> None:
     with pytest.raises(InvalidArgument, match="no request was admitted with it"):
         queue.finished(ticket, 0.0)
     cache.check()
+
+
+def test_a_function_that_fails_when_a_turn_ends_changes_nothing() -> None:
+    fails = [False]
+
+    def seconds(missing: int, num_tokens: int) -> float:
+        if fails[0]:
+            raise OSError("no clock")
+        return missing * 0.1
+
+    cache, queue, rule = made("room", seconds=seconds)
+    ticket = queue.add(range(60), session="a")
+    seq = cache.allocate(range(60))
+    queue.admitted(ticket, 0.0)
+    cache.commit([seq], cache.reserve([seq]).num_scheduled)
+    before = rule.num_open_blocks
+    fails[0] = True
+    with pytest.raises(OSError, match="no clock"):
+        queue.finished(ticket, 1.0, blocks=seq)
+    fails[0] = False
+    assert (rule.num_inside, rule.num_open_blocks) == (1, before)
+    queue.finished(ticket, 1.0, blocks=seq)
+    cache.free(seq)
+    assert rule.num_open_blocks == 38 - 15

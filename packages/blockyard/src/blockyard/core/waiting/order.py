@@ -90,42 +90,47 @@ class AdmissionOrder(RequestObserver):
             self.forced = 0
 
     def admitted(self, ticket: Ticket, was_oldest: bool) -> None:
-        if was_oldest:
-            self.lane.pay(ticket.service)
-        context: Context | None = None
+        number = int(ticket.number)
+        self._running[number] = None
         if self.contexts is not None and ticket.session is not None:
-            context = self.contexts.enter(ticket.session)
+            try:
+                context = self.contexts.enter(ticket.session)
+            except BaseException:
+                del self._running[number]
+                raise
+            self._running[number] = context
             context.num_running += 1
             for other in context.waiting.values():
                 self.requests.tree.set_weight(other, 0)
-        self._running[int(ticket.number)] = context
+        if was_oldest:
+            self.lane.pay(ticket.service)
         self._num_promised += self._num_answer_blocks(ticket)
 
     def finished(self, ticket: Ticket, now: float, blocks: vec[i32], is_over: bool) -> None:
-        context = self._running.pop(int(ticket.number), None)
-        self._num_promised -= self._num_answer_blocks(ticket)
         contexts = self.contexts
-        if contexts is None or context is None:
-            return
-        context.num_running -= 1
-        if context.num_running > 0:
-            return
-        if is_over or len(blocks) == 0:
-            self._drop(contexts, context)
-        else:
-            contexts.keep(context, blocks, now, self._keep_seconds(ticket))
+        context = self._running.get(int(ticket.number))
+        if contexts is not None and context is not None and context.num_running == 1:
+            if is_over or len(blocks) == 0:
+                self._drop(contexts, context)
+            else:
+                contexts.keep(context, blocks, now, self._keep_seconds(ticket))
+        if context is not None:
+            context.num_running -= 1
+        self._running.pop(int(ticket.number), None)
+        self._num_promised -= self._num_answer_blocks(ticket)
 
     def _keep_seconds(self, ticket: Ticket) -> float:
         """Return for how long room is kept for the context that a request leaves."""
         length = float(ticket.num_tokens + ticket.max_new_tokens)
-        mean = self._mean_tokens
-        self._mean_tokens = length if mean == 0.0 else mean + MEAN_SHARE * (length - mean)
-        tokens = i64(self._mean_tokens)
-        fitting = float(self.requests.lookups.pool.num_usable_blocks) / float(
-            max(self.requests.lookups.num_blocks(tokens), i64(1))
-        )
-        turnover = fitting * self.service(tokens, tokens)
+        mean = length
+        if self._mean_tokens > 0.0:
+            mean = self._mean_tokens + MEAN_SHARE * (length - self._mean_tokens)
+        tokens = i64(mean)
+        lookups = self.requests.lookups
+        turnover = float(lookups.pool.num_usable_blocks) / float(max(lookups.num_blocks(tokens), i64(1)))
+        turnover *= self.service(tokens, tokens)
         again = self.service(i64(length), i64(length))
+        self._mean_tokens = mean
         return min(POOL_SHARE * turnover, COST_SHARE * again)
 
     def _drop(self, contexts: Contexts, context: Context) -> None:

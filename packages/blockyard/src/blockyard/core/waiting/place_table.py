@@ -84,10 +84,11 @@ class PlaceTable:
 
     def insert(self, key: i64, edge: Edge, place: i64) -> None:
         """Add an entry; `reserve` must have made room. O(1) expected."""
+        keys = self.keys
         slot = self._home(key)
-        while self.keys[slot] != 0:
+        while keys[slot] != 0:
             slot = (slot + 1) & self.mask
-        self.keys[slot] = key
+        keys[slot] = key
         self.edges[slot] = edge
         self.places[slot] = place
         self.count += 1

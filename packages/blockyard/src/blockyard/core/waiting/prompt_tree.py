@@ -74,12 +74,31 @@ class PromptTree(IndexObserver):
 
     def indexed(self, blocks: vec[i32], first: i64, last: i64) -> None:
         identity = self.index.identity
-        for position in range(first, last):
+        position = first
+        while position < last:
             block = i64(blocks[position])
             self.indexed_one(block)
-            if self.contents.find(identity[2 * block]) < 0:
+            slot = self.contents.find(identity[2 * block])
+            position += 1
+            if slot < 0:
                 # Nobody waits for it, so nobody waits for those under it.
                 return
+            edge = self.contents.edges[slot]
+            if edge is not None and edge.start + edge.filled == self.contents.places[slot] + 1:
+                position = self._fill_run(edge, blocks, position, last)
+
+    def _fill_run(self, edge: Edge, blocks: vec[i32], position: i64, last: i64) -> i64:
+        """Fill an edge with `blocks[position:last]`, as far as it waits for them; return the first other position."""
+        before = edge.filled
+        while position < last and edge.filled < edge.length:
+            block = i64(blocks[position])
+            if not self._equal(edge, edge.filled, self.index.rows.words, self.index.rows.start_of(block)):
+                break
+            self._fill(edge, self.index.identity[2 * block], self.index.owner[block] != 0)
+            position += 1
+        if edge.filled > before:
+            self._note(edge)
+        return position
 
     def indexed_one(self, block: i64) -> None:
         parent = self.index.identity[2 * block + 1]
@@ -118,12 +137,14 @@ class PromptTree(IndexObserver):
     def _fill(self, edge: Edge, content: i64, is_pending: bool) -> None:
         """Set the content of the first block of an edge that is not indexed."""
         place = edge.filled
-        self._forget(edge, place)
+        contents = edge.contents
+        if contents[place] != 0:
+            self._forget(edge, place)
         self.contents.insert(content, edge, edge.start + place)
-        edge.contents[place] = -content if is_pending else content
-        edge.filled += 1
+        contents[place] = -content if is_pending else content
+        edge.filled = place + 1
         if not is_pending and edge.computed == place:
-            edge.computed += 1
+            edge.computed = place + 1
         self.num_steps += 1
 
     def _forget(self, edge: Edge, place: i64) -> None:
@@ -378,10 +399,11 @@ class PromptTree(IndexObserver):
     def _equal(self, edge: Edge, place: i64, words: vec[i64], first_word: i64) -> bool:
         num_words = self.index.rows.num_words
         own = edge.first_word + place * num_words
+        edge_words = edge.words
+        difference: i64 = 0
         for word in range(num_words):
-            if edge.words[own + word] != words[first_word + word]:
-                return False
-        return True
+            difference |= edge_words[own + word] ^ words[first_word + word]
+        return difference == 0
 
     def add(self, number: i64, prompt: Prompt, num_seqs: i64) -> Ticket:
         """Add a waiting prompt. O(its blocks). If it raises, no ticket was added."""

@@ -39,11 +39,11 @@ class RequestObserver:
         raise NotImplementedError("RequestObserver must have left()")
 
     def admitted(self, ticket: Ticket, was_oldest: bool) -> None:
-        """Note that a request, which has left, runs."""
+        """Note that a request runs; it leaves right after. If it raises, nothing has changed."""
         raise NotImplementedError("RequestObserver must have admitted()")
 
     def finished(self, ticket: Ticket, now: float, blocks: vec[i32], is_over: bool) -> None:
-        """Note that a request's turn has ended, and the blocks that its session leaves."""
+        """Note that a turn has ended, and the blocks that its session leaves. If it raises, nothing has changed."""
         raise NotImplementedError("RequestObserver must have finished()")
 
 
@@ -124,12 +124,17 @@ class WaitingRequests:
         del self.tickets[int(ticket.number)]
 
     def admit(self, ticket: Ticket) -> None:
-        """Move a waiting request to the running ones."""
+        """Move a waiting request to the running ones. If it raises, nothing has changed."""
+        number = int(ticket.number)
         was_oldest = self.oldest() is ticket
-        self.running[int(ticket.number)] = ticket
-        self.remove(ticket)
+        self.running[number] = ticket
         if self.observer is not None:
-            self.observer.admitted(ticket, was_oldest)
+            try:
+                self.observer.admitted(ticket, was_oldest)
+            except BaseException:
+                del self.running[number]
+                raise
+        self.remove(ticket)
 
     def finish(self, ticket: object, now: float, blocks: object, is_over: bool) -> None:
         """End the turn of a running request."""

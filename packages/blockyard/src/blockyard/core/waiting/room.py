@@ -1,6 +1,7 @@
 """The contexts that were in use a moment ago, and how many idle blocks they have."""
 
 import heapq
+from typing import Final
 
 from librt.vecs import vec
 from mypy_extensions import i32, i64
@@ -9,6 +10,8 @@ from ..arrays import grown_i32, zeros_i32
 from ..blocks.ledger import BlockLedger
 from ..blocks.observer import PoolObserver
 from .nodes import Ticket
+
+_NO_BLOCKS: Final = zeros_i32(0)
 
 
 class KeptBlocks(PoolObserver):
@@ -122,7 +125,7 @@ class Contexts:
         if ticket.session is None:
             return
         context = self.inside.get(ticket.session)
-        if context is not None:
+        if context is not None and context.num_running == 0:
             heapq.heappush(self._ends, (context.kept_until, context.session))
         waiting = self._waiting.get(ticket.session)
         if waiting is not None:
@@ -160,16 +163,17 @@ class Contexts:
             block = i64(blocks[position])
             if self.kept.losses[block] == losses[position]:
                 self.kept.keep(block, -1)
-        context.blocks = zeros_i32(0)
-        context.losses = context.blocks
+        context.blocks = _NO_BLOCKS
+        context.losses = _NO_BLOCKS
 
     def drop(self, context: Context) -> list[Ticket]:
         """Send a context outside; return its waiting tickets. Its blocks stay where they are."""
+        waiting = list(context.waiting.values())
         self._release(context)
         self.inside.pop(context.session, None)
-        if not context.waiting:
+        if not waiting:
             self._waiting.pop(context.session, None)
-        return list(context.waiting.values())
+        return waiting
 
     def next_end(self) -> float | None:
         """Return the time at which the next context leaves, or None."""
