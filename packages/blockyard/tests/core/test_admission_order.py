@@ -330,3 +330,24 @@ def test_a_function_that_fails_when_a_turn_ends_changes_nothing() -> None:
     queue.finished(ticket, 1.0, blocks=seq)
     cache.free(seq)
     assert rule.num_open_blocks == 38 - 15
+
+
+def test_no_room_is_kept_for_contexts_of_a_reset_cache() -> None:
+    cache, queue, rule = made("room", k=None)
+    turn(cache, queue, "idle", range(40), 0.0, 0.5)
+    turn(cache, queue, "waits", range(100, 140), 0.0, 0.5)
+    queue.add(range(100, 141), session="waits", max_new_tokens=0, arrived=1.0)
+    running = queue.add(range(200, 220), session="runs", max_new_tokens=0, arrived=1.0)
+    seq = cache.allocate(range(200, 220))
+    queue.admitted(running, 1.0)
+    cache.commit([seq], cache.reserve([seq]).num_scheduled)
+    cache.reset_prefix_cache()
+    queue.finished(running, 1.5, blocks=seq)
+    cache.free(seq)
+    assert rule.next(2.0) is not None
+    assert (rule.num_inside, rule.num_open_blocks) == (0, 38)
+    other = cache.allocate(range(300, 420))
+    cache.commit([other], cache.reserve([other]).num_scheduled)
+    cache.free(other)
+    assert rule.num_open_blocks == 38
+    cache.check()

@@ -1182,6 +1182,8 @@ class KVCacheManager:
         self._gate.enter("check")
         try:
             self._inspection.check()
+            if self._waiting is not None:
+                self._waiting.requests.check_order()
         finally:
             self._gate.leave()
 

@@ -1,5 +1,8 @@
 """The lane: a share of the time that belongs to whoever waits longest."""
 
+from mypy_extensions import i64
+
+from ...errors import InvariantError
 from .nodes import Ticket
 
 
@@ -30,7 +33,7 @@ class Lane:
         self._waiting_work = 0.0
         self._late_work = 0.0
         self._latest_arrival = 0.0
-        self._num_waiting = 0
+        self._num_waiting: i64 = 0
 
     def add(self, ticket: Ticket, work: float) -> None:
         """Count a request that begins to wait; `work` is its service time if nothing is cached."""
@@ -53,6 +56,11 @@ class Lane:
         """Count a request that no longer waits."""
         self._num_waiting -= 1
         self._waiting_work -= ticket.work
+
+    def check(self, num_waiting: i64) -> None:
+        """Raise `InvariantError` unless so many requests wait."""
+        if self._num_waiting != num_waiting:
+            raise InvariantError(f"waiting: {num_waiting} requests wait, but the lane counts {self._num_waiting}")
 
     def pay(self, service: float) -> None:
         """Charge the oldest request, which is admitted."""

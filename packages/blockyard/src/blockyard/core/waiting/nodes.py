@@ -250,6 +250,7 @@ class Ticket(Node):
         entered: time from which the lane counts it.
         drained: the lane's `drained` then.
         service: seconds to compute its missing tokens when `next` last counted them.
+        generation: how often the prefix cache had been reset when it was admitted.
     """
 
     def __init__(self, number: i64, prompt: Prompt, tail: vec[i64], num_seqs: i64) -> None:
@@ -273,6 +274,7 @@ class Ticket(Node):
         self.entered = 0.0
         self.drained = 0.0
         self.service = 0.0
+        self.generation: i64 = 0
 
     def light_key(self) -> i64:
         """Return the order key if nothing is cached."""

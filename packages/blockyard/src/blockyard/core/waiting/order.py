@@ -7,7 +7,7 @@ from librt.vecs import vec
 from mypy_extensions import i32, i64
 
 from ...arguments import require_number
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, InvariantError
 from .lane import Lane
 from .nodes import MOST_TOKENS, Ticket
 from .requests import RequestObserver, WaitingRequests
@@ -102,6 +102,7 @@ class AdmissionOrder(RequestObserver):
             context.num_running += 1
             for other in context.waiting.values():
                 self.requests.tree.set_weight(other, 0)
+        ticket.generation = self.requests.tree.index.num_generations
         if was_oldest:
             self.lane.pay(ticket.service)
         self._num_promised += self._num_answer_blocks(ticket)
@@ -110,7 +111,8 @@ class AdmissionOrder(RequestObserver):
         contexts = self.contexts
         context = self._running.get(int(ticket.number))
         if contexts is not None and context is not None and context.num_running == 1:
-            if is_over or len(blocks) == 0:
+            is_lost = ticket.generation != self.requests.tree.index.num_generations
+            if is_over or is_lost or len(blocks) == 0:
                 self._drop(contexts, context)
             else:
                 contexts.keep(context, blocks, now, self._keep_seconds(ticket))
@@ -118,6 +120,16 @@ class AdmissionOrder(RequestObserver):
             context.num_running -= 1
         self._running.pop(int(ticket.number), None)
         self._num_promised -= self._num_answer_blocks(ticket)
+
+    def check(self) -> None:
+        self.lane.check(i64(len(self.requests.tickets)))
+        promised: i64 = 0
+        for ticket in self.requests.running.values():
+            promised += self._num_answer_blocks(ticket)
+        if promised != self._num_promised:
+            raise InvariantError(f"waiting: answers take {promised} blocks, but {self._num_promised} are counted")
+        if self.contexts is not None:
+            self.contexts.check()
 
     def _keep_seconds(self, ticket: Ticket) -> float:
         """Return for how long room is kept for the context that a request leaves."""
@@ -215,7 +227,7 @@ class AdmissionOrder(RequestObserver):
         if self._generation != self.requests.tree.index.num_generations:
             self._generation = self.requests.tree.index.num_generations
             for context in list(contexts.inside.values()):
-                if context.is_idle():
+                if context.num_running == 0:  # its blocks can no longer be hit, also if its next turn waits
                     self._drop(contexts, context)
         expired = contexts.expired(now)
         while expired is not None:

@@ -202,7 +202,9 @@ class WaitingQueue:
         return len(self.requests.tickets)
 
     def check(self) -> None:
-        """Compare the index with the cache. O(blocks of all waiting prompts). Also done by the `check` of the cache.
+        """Compare the index and the order with the cache. O(pool + blocks of all waiting prompts).
+
+        The `check` of a manager does both, that of a pool the first.
 
         Raises:
             InvariantError: if they do not agree.
@@ -210,6 +212,7 @@ class WaitingQueue:
         self._gate.enter("check")
         try:
             self.requests.tree.check()
+            self.requests.check_order()
         finally:
             self._gate.leave()
 

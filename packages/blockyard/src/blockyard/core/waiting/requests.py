@@ -46,6 +46,10 @@ class RequestObserver:
         """Note that a turn has ended, and the blocks that its session leaves. If it raises, nothing has changed."""
         raise NotImplementedError("RequestObserver must have finished()")
 
+    def check(self) -> None:
+        """Raise `InvariantError` unless what was noted agrees with the requests and the pool."""
+        raise NotImplementedError("RequestObserver must have check()")
+
 
 class WaitingRequests:
     """The tickets of a cache's waiting requests.
@@ -70,6 +74,11 @@ class WaitingRequests:
     def watch(self, observer: RequestObserver) -> None:
         """Notify an observer from now on."""
         self.observer = observer
+
+    def check_order(self) -> None:
+        """Raise `InvariantError` unless the order of admission agrees with the requests and the pool."""
+        if self.observer is not None:
+            self.observer.check()
 
     # Arguments.
 

@@ -6,6 +6,7 @@ from typing import Final
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
+from ...errors import InvariantError
 from ..arrays import grown_i32, zeros_i32
 from ..blocks.ledger import BlockLedger
 from ..blocks.observer import PoolObserver
@@ -47,6 +48,18 @@ class KeptBlocks(PoolObserver):
         counted: i64 = 1 if self._kept[block] > 0 and self.pool.ref_cnt[block] == 0 else 0
         self.num_idle += counted - i64(self._counted[block])
         self._counted[block] = i32(counted)
+
+    def check(self, expected: vec[i32]) -> None:
+        """Raise `InvariantError` unless so many kept contexts have each block. O(pool)."""
+        num_idle: i64 = 0
+        for block in range(i64(len(expected))):
+            if expected[block] != self._kept[block]:
+                raise InvariantError(
+                    f"waiting: {expected[block]} kept contexts have block {block}, but {self._kept[block]} are counted"
+                )
+            num_idle += 1 if expected[block] > 0 and self.pool.ref_cnt[block] == 0 else 0
+        if num_idle != self.num_idle:
+            raise InvariantError(f"waiting: {num_idle} kept blocks are idle, but {self.num_idle} are counted")
 
     def on_share(self, blocks: vec[i32], start: i64, count: i64) -> None:
         for position in range(start, start + count):
@@ -174,6 +187,16 @@ class Contexts:
         if not waiting:
             self._waiting.pop(context.session, None)
         return waiting
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless the kept blocks are those of the contexts inside. O(pool)."""
+        expected = zeros_i32(len(self.kept.losses))
+        for context in self.inside.values():
+            for position in range(i64(len(context.blocks))):
+                block = i64(context.blocks[position])
+                if self.kept.losses[block] == context.losses[position]:
+                    expected[block] += 1
+        self.kept.check(expected)
 
     def next_end(self) -> float | None:
         """Return the time at which the next context leaves, or None."""
