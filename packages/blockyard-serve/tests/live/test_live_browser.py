@@ -149,6 +149,8 @@ def test_unwatched_time_is_not_drawn(tmp_path: Path) -> None:
             page.wait("blockyard.chart.points.at(-1).at - blockyard.chart.points[0].at > 4")
             watched = page.evaluate("blockyard.chart.points.at(-1).at - blockyard.chart.points[0].at")
             page.send("Page.navigate", url="about:blank")
+            page.wait("location.href === 'about:blank'")
+        time.sleep(1)  # until the server notices that the reader has left, which it may see at its next frame only
         server.require_idle()
         unseen = 400
         for _ in range(4):
