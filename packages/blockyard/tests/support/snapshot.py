@@ -58,6 +58,8 @@ SCRATCH = {
     "_decisions",
     # Of the waiting requests.
     *("_hash", "_num_runs", "num_steps"),
+    # Their last answers, with the versions of the cache for which they hold, and arrivals that wait no longer.
+    *("asked_index", "asked_sequences", "num_missing", "num_joining", "service", "_arrivals"),
 }
 #: Packages whose objects are looked into: ours, and eviction policies of the tests.
 WALKED = ("blockyard", "blockyard_testing", "tests")
