@@ -47,7 +47,7 @@ class RequestObserver:
         raise NotImplementedError("RequestObserver must have finished()")
 
     def check(self) -> None:
-        """Raise `InvariantError` unless what was noted agrees with the requests and the pool."""
+        """Raise `InvariantError` unless the order agrees with the requests and the pool."""
         raise NotImplementedError("RequestObserver must have check()")
 
 
