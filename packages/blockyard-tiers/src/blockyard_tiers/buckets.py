@@ -15,7 +15,7 @@ from blockyard.errors import InvalidArgument, MissingExtra
 
 from .header import PAGE_BYTES, BadObject
 from .index import ObjectIndex
-from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_name, require_names
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_data, require_name, require_names, require_num_bytes
 from .worker import ActiveTransfer, BackendError, WorkingTier
 
 try:
@@ -149,10 +149,12 @@ class ObjectTier(WorkingTier):
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
         require_name("name", name)
+        require_num_bytes(num_bytes)
         return bytes(self._get(name, num_bytes))
 
     def put(self, name: bytes, data: bytes) -> None:
         require_name("name", name)
+        require_data(data)
         with self._errors():
             obstore.put(self._store, name.hex(), data, use_multipart=False)
 

@@ -31,7 +31,7 @@ from blockyard.errors import InvalidArgument
 from .file_io import read_into, write_all
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
-from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_name, require_names
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_data, require_name, require_names, require_num_bytes
 from .worker import ActiveTransfer, BackendError, WorkingTier
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -277,6 +277,7 @@ class FileTier(WorkingTier):
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
         require_name("name", name)
+        require_num_bytes(num_bytes)
         with self._folders() as folders:
             return self._read_file(folders, name, num_bytes)
 
@@ -297,6 +298,7 @@ class FileTier(WorkingTier):
 
     def put(self, name: bytes, data: bytes) -> None:
         require_name("name", name)
+        require_data(data)
         with self._errors(), self._folders() as folders:
             temporary, file = _new_file(folders, [data])
             try:

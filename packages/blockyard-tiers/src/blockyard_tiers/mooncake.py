@@ -22,7 +22,7 @@ from blockyard.errors import MissingExtra
 from .addresses import LAST_PORT, host_and_port
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
-from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_name, require_names
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_data, require_name, require_names, require_num_bytes
 from .worker import ActiveTransfer, BackendError, WorkingTier
 
 try:
@@ -186,6 +186,7 @@ class MooncakeTier(WorkingTier):
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
         require_name("name", name)
+        require_num_bytes(num_bytes)
         client, key = self._connected(), _key(name)
         size = _require_present(client.get_size(key))
         count = min(size, PAGE_BYTES + MAX_OBJECT_BYTES + 1 if num_bytes is None else num_bytes)
@@ -202,6 +203,7 @@ class MooncakeTier(WorkingTier):
 
     def put(self, name: bytes, data: bytes) -> None:
         require_name("name", name)
+        require_data(data)
         array = np.frombuffer(data, np.uint8)
         _require_done(self._connected().upsert_from(_key(name), array.ctypes.data, len(array)))
 

@@ -30,7 +30,7 @@ from blockyard.wire import ConnectionLost, Message, SocketConnection, pack
 from .addresses import host_and_port
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
-from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_name, require_names
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_data, require_name, require_names, require_num_bytes
 from .worker import ActiveTransfer, BackendError, WorkingTier
 
 #: Largest bytes of a request or an answer, of a whole object, and of all names.
@@ -255,12 +255,14 @@ class PeerTier(WorkingTier):
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
         require_name("name", name)
+        require_num_bytes(num_bytes)
         most = MAX_WHOLE_BYTES if num_bytes is None else num_bytes
         return bytes(self._ask("get", lambda each: self._receive(each, most), name=name.hex(), most=most)[1])
 
     def put(self, name: bytes, data: bytes) -> None:
         """Send the peer a whole object, which it verifies. Raises `BackendError`."""
         require_name("name", name)
+        require_data(data)
         self._put_pieces(name, [data])
 
     def _put_pieces(self, name: bytes, pieces: Sequence[bytes | memoryview]) -> None:

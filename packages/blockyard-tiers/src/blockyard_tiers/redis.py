@@ -14,7 +14,7 @@ from blockyard.errors import InvalidArgument, MissingExtra
 
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
-from .tier import NAME_BYTES, Cause, require_name, require_names
+from .tier import NAME_BYTES, Cause, require_data, require_name, require_names, require_num_bytes
 from .worker import ActiveTransfer, BackendError, WorkingTier
 
 try:
@@ -155,6 +155,7 @@ class RedisTier(WorkingTier):
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
         require_name("name", name)
+        require_num_bytes(num_bytes)
         with self._errors():
             try:
                 key, last = _key(name), -1 if num_bytes is None else num_bytes - 1
@@ -169,6 +170,7 @@ class RedisTier(WorkingTier):
 
     def put(self, name: bytes, data: bytes) -> None:
         require_name("name", name)
+        require_data(data)
         self._put_pieces(name, [data])
 
 

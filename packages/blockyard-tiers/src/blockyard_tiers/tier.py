@@ -227,6 +227,18 @@ def require_name(argument: str, name: object) -> bytes:
     return name
 
 
+def require_data(data: object) -> None:
+    """Raise `InvalidArgument` unless `data` is bytes-like: `bytes`, `bytearray` or `memoryview`."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise InvalidArgument(f"data is {shown(data)}; it must be bytes")
+
+
+def require_num_bytes(num_bytes: object) -> None:
+    """Raise `InvalidArgument` unless `num_bytes` is None or an integer of at least 0."""
+    if num_bytes is not None and not (type(num_bytes) is int and 0 <= num_bytes < 2**63):
+        raise InvalidArgument(f"num_bytes is {shown(num_bytes)}; it must be None or an integer from 0 on")
+
+
 def require_names(argument: str, names: Sequence[bytes]) -> None:
     """Raise `InvalidArgument`, with the position, unless all of `names` are 16 bytes. O(names)."""
     if not isinstance(names, Sequence):

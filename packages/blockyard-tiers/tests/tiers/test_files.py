@@ -747,3 +747,14 @@ def test_names_of_wrong_types_are_refused(tmp_path: Path, name: Any) -> None:
             call()
     assert list(tier.names()) == []
     assert tier.close()
+
+
+@pytest.mark.parametrize("value", ["text", -1, 0.5, [b"data"]])
+def test_data_and_lengths_of_wrong_types_are_refused(tmp_path: Path, value: Any) -> None:
+    tier = FileTier(tmp_path, 1 << 20)
+    with pytest.raises(InvalidArgument, match="num_bytes is"):
+        tier.get(bytes(16), value)
+    with pytest.raises(InvalidArgument, match="data is"):
+        tier.put(bytes(16), value)
+    assert list(tier.names()) == []
+    assert tier.close()
