@@ -246,6 +246,7 @@ class PeerTier(WorkingTier):
 
     def remove_bad(self, names: Sequence[bytes]) -> None:
         """Have the peer delete those of these objects that it finds bad itself. Raises `BackendError`."""
+        require_names("names", names)
         for first in range(0, len(names), _NAMES_PER_MESSAGE):
             self._ask("remove_bad", names=[name.hex() for name in names[first : first + _NAMES_PER_MESSAGE]])
 

@@ -247,6 +247,7 @@ class WorkingTier:
 
         The first read may have gone wrong, or another engine may have replaced the object.
         """
+        require_names("names", names)
         bad = [name for name in names if self._is_bad(name)]
         with self._lock:
             self._index.forget(bad)

@@ -36,6 +36,7 @@ from blockyard_tiers import (
     WorkingTier,
 )
 from blockyard_tiers.header import PAGE_BYTES, require_whole
+from blockyard_tiers.tier import require_data, require_name, require_names, require_num_bytes
 from blockyard_tiers.worker import ActiveTransfer
 
 BLOCK_SIZE = 4
@@ -83,7 +84,7 @@ CACHED, NEW, LAST = tokens(4, 18), tokens(5, 20), tokens(6, 17)
 
 
 class MemoryTier(WorkingTier):
-    """Keeps objects in memory. While `gate` is closed, its transfers do not end."""
+    """Keeps objects in memory. While `gate` is closed, its threads end no transfer."""
 
     def __init__(self, name: str = "memory") -> None:
         super().__init__(name, ObjectIndex(2**30, 2**20))
@@ -108,15 +109,21 @@ class MemoryTier(WorkingTier):
         yield from list(self.objects_by_name)
 
     def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
+        require_name("name", name)
+        require_num_bytes(num_bytes)
         if name not in self.objects_by_name:
             raise BadObject(Cause.ABSENT)
         return self.objects_by_name[name][:num_bytes]
 
     def put(self, name: bytes, data: bytes) -> None:
-        self.gate.wait()
+        require_name("name", name)
+        require_data(data)
+        if threading.current_thread() is not threading.main_thread():  # the caller of a public call
+            self.gate.wait()
         self.objects_by_name[name] = data
 
     def remove(self, names: Sequence[bytes]) -> None:
+        require_names("names", names)
         for name in names:
             self.objects_by_name.pop(name, None)
 

@@ -742,7 +742,12 @@ def test_a_full_disk_is_full(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["text", b"short", None, 3])
 def test_names_of_wrong_types_are_refused(tmp_path: Path, name: Any) -> None:
     tier = FileTier(tmp_path, 1 << 20)
-    for call in (lambda: tier.get(name), lambda: tier.put(name, b"data"), lambda: tier.remove([name])):
+    for call in (
+        lambda: tier.get(name),
+        lambda: tier.put(name, b"data"),
+        lambda: tier.remove([name]),
+        lambda: tier.remove_bad([name]),
+    ):
         with pytest.raises(InvalidArgument, match="it must be 16 bytes"):
             call()
     assert list(tier.names()) == []
