@@ -15,7 +15,7 @@ from blockyard.errors import InvalidArgument, MissingExtra
 
 from .header import PAGE_BYTES, BadObject
 from .index import ObjectIndex
-from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_data, require_name, require_names, require_num_bytes
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
 from .worker import ActiveTransfer, BackendError, WorkingTier
 
 try:
@@ -77,10 +77,10 @@ class ObjectTier(WorkingTier):
             raise BackendError(Cause.UNREACHABLE, _brief(error)) from None
 
     def _read(self, active: ActiveTransfer, position: int) -> None:
-        data = self._get(active.transfer.names[position], most=PAGE_BYTES + active.lengths[position])
+        data = self._fetch(active.transfer.names[position], most=PAGE_BYTES + active.lengths[position])
         active.fill(position, memoryview(data))
 
-    def _get(self, name: bytes, num_bytes: int | None = None, most: int = PAGE_BYTES + MAX_OBJECT_BYTES) -> Any:
+    def _fetch(self, name: bytes, num_bytes: int | None = None, most: int = PAGE_BYTES + MAX_OBJECT_BYTES) -> Any:
         with self._errors():
             try:
                 if num_bytes is not None:
@@ -132,8 +132,7 @@ class ObjectTier(WorkingTier):
                 sizes.append(None if is_absent else max(int(answer["size"]) - PAGE_BYTES, 0))
         return sizes
 
-    def remove(self, names: Sequence[bytes]) -> None:
-        require_names("names", names)
+    def _remove(self, names: Sequence[bytes]) -> None:
         with self._errors():
             for name in names:
                 with suppress(NotFoundError, FileNotFoundError):
@@ -147,14 +146,10 @@ class ObjectTier(WorkingTier):
                     if len(name) == NAME_BYTES and name.hex() == each["path"]:
                         yield name
 
-    def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
-        require_name("name", name)
-        require_num_bytes(num_bytes)
-        return bytes(self._get(name, num_bytes))
+    def _get(self, name: bytes, num_bytes: int | None) -> bytes:
+        return bytes(self._fetch(name, num_bytes))
 
-    def put(self, name: bytes, data: bytes) -> None:
-        require_name("name", name)
-        require_data(data)
+    def _put(self, name: bytes, data: bytes) -> None:
         with self._errors():
             obstore.put(self._store, name.hex(), data, use_multipart=False)
 

@@ -31,7 +31,7 @@ from blockyard.errors import InvalidArgument
 from .file_io import read_into, write_all
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
-from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_data, require_name, require_names, require_num_bytes
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
 from .worker import ActiveTransfer, BackendError, WorkingTier
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -119,7 +119,7 @@ class FileTier(WorkingTier):
                     published += 1
             except OSError:
                 with suppress(BackendError):
-                    self.remove(names[:published])
+                    self._remove(names[:published])
                 raise
             finally:
                 _end_files(folders, written)
@@ -186,8 +186,7 @@ class FileTier(WorkingTier):
                         return position, [max(found.st_size - PAGE_BYTES, 0)]
         return len(names), []
 
-    def remove(self, names: Sequence[bytes]) -> None:
-        require_names("names", names)
+    def _remove(self, names: Sequence[bytes]) -> None:
         with self._errors(), self._folders() as folders:
             for key in (name.hex() for name in names):
                 with suppress(FileNotFoundError, IsADirectoryError):
@@ -275,9 +274,7 @@ class FileTier(WorkingTier):
                     found.append((entry.inode(), name))
         return [name for _, name in sorted(found)]
 
-    def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
-        require_name("name", name)
-        require_num_bytes(num_bytes)
+    def _get(self, name: bytes, num_bytes: int | None) -> bytes:
         with self._folders() as folders:
             return self._read_file(folders, name, num_bytes)
 
@@ -296,9 +293,7 @@ class FileTier(WorkingTier):
                 for name in self._names_in(folders, f"{key:02x}"):
                     yield name, partial(self._read_file, folders, name)
 
-    def put(self, name: bytes, data: bytes) -> None:
-        require_name("name", name)
-        require_data(data)
+    def _put(self, name: bytes, data: bytes) -> None:
         with self._errors(), self._folders() as folders:
             temporary, file = _new_file(folders, [data])
             try:

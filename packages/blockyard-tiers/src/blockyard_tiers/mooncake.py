@@ -22,7 +22,7 @@ from blockyard.errors import MissingExtra
 from .addresses import LAST_PORT, host_and_port
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
-from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_data, require_name, require_names, require_num_bytes
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
 from .worker import ActiveTransfer, BackendError, WorkingTier
 
 try:
@@ -113,7 +113,7 @@ class MooncakeTier(WorkingTier):
         codes = self._connected().batch_put_from_multi_buffers([_key(name) for name in names], *buffers)
         if any(codes):
             with suppress(BackendError):
-                self.remove([name for name, code in zip(names, codes, strict=True) if code == 0])
+                self._remove([name for name, code in zip(names, codes, strict=True) if code == 0])
             _require_done(min(codes))
 
     def _read(self, active: ActiveTransfer, position: int) -> None:
@@ -123,7 +123,7 @@ class MooncakeTier(WorkingTier):
         pages, codes = active.backend_state
         name, size = active.transfer.names[position], PAGE_BYTES + active.lengths[position]
         if codes[position] in (_LARGER, _FAILED):
-            return active.fill(position, memoryview(self.get(name, size + 1)))
+            return active.fill(position, memoryview(self._get(name, size + 1)))
         if _require_present(codes[position]) != size:
             raise BadObject(Cause.TRUNCATED)
         header = Header.from_page(bytes(pages[position]))
@@ -161,8 +161,7 @@ class MooncakeTier(WorkingTier):
             sizes.append(size - PAGE_BYTES)
         return sizes
 
-    def remove(self, names: Sequence[bytes]) -> None:
-        require_names("names", names)
+    def _remove(self, names: Sequence[bytes]) -> None:
         if names:
             codes = self._connected().batch_remove([_key(name) for name in names], True)
             _require_done(min((code for code in codes if code not in _ABSENT), default=0))
@@ -184,9 +183,7 @@ class MooncakeTier(WorkingTier):
                 if len(name) == NAME_BYTES and _key(name) == key:
                     yield name
 
-    def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
-        require_name("name", name)
-        require_num_bytes(num_bytes)
+    def _get(self, name: bytes, num_bytes: int | None) -> bytes:
         client, key = self._connected(), _key(name)
         size = _require_present(client.get_size(key))
         count = min(size, PAGE_BYTES + MAX_OBJECT_BYTES + 1 if num_bytes is None else num_bytes)
@@ -201,9 +198,7 @@ class MooncakeTier(WorkingTier):
             client.unregister_buffer(address)
         return data[: _require_present(count)].tobytes()
 
-    def put(self, name: bytes, data: bytes) -> None:
-        require_name("name", name)
-        require_data(data)
+    def _put(self, name: bytes, data: bytes) -> None:
         array = np.frombuffer(data, np.uint8)
         _require_done(self._connected().upsert_from(_key(name), array.ctypes.data, len(array)))
 

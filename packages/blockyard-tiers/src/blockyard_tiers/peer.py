@@ -30,7 +30,7 @@ from blockyard.wire import ConnectionLost, Message, SocketConnection, pack
 from .addresses import host_and_port
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
-from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause, require_data, require_name, require_names, require_num_bytes
+from .tier import MAX_OBJECT_BYTES, NAME_BYTES, Cause
 from .worker import ActiveTransfer, BackendError, WorkingTier
 
 #: Largest bytes of a request or an answer, of a whole object, and of all names.
@@ -239,14 +239,12 @@ class PeerTier(WorkingTier):
             raise BackendError(Cause.UNREACHABLE, "the peer: the answer has no valid position")
         return position, sizes
 
-    def remove(self, names: Sequence[bytes]) -> None:
-        require_names("names", names)
+    def _remove(self, names: Sequence[bytes]) -> None:
         for first in range(0, len(names), _NAMES_PER_MESSAGE):
             self._ask("remove", names=[name.hex() for name in names[first : first + _NAMES_PER_MESSAGE]])
 
-    def remove_bad(self, names: Sequence[bytes]) -> None:
+    def _remove_bad(self, names: Sequence[bytes]) -> None:
         """Have the peer delete those of these objects that it finds bad itself. Raises `BackendError`."""
-        require_names("names", names)
         for first in range(0, len(names), _NAMES_PER_MESSAGE):
             self._ask("remove_bad", names=[name.hex() for name in names[first : first + _NAMES_PER_MESSAGE]])
 
@@ -254,16 +252,12 @@ class PeerTier(WorkingTier):
         data = bytes(self._ask("names", lambda connection: self._receive(connection, _MAX_NAMES_BYTES))[1])
         yield from (data[first : first + NAME_BYTES] for first in range(0, len(data) - NAME_BYTES + 1, NAME_BYTES))
 
-    def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
-        require_name("name", name)
-        require_num_bytes(num_bytes)
+    def _get(self, name: bytes, num_bytes: int | None) -> bytes:
         most = MAX_WHOLE_BYTES if num_bytes is None else num_bytes
         return bytes(self._ask("get", lambda each: self._receive(each, most), name=name.hex(), most=most)[1])
 
-    def put(self, name: bytes, data: bytes) -> None:
+    def _put(self, name: bytes, data: bytes) -> None:
         """Send the peer a whole object, which it verifies. Raises `BackendError`."""
-        require_name("name", name)
-        require_data(data)
         self._put_pieces(name, [data])
 
     def _put_pieces(self, name: bytes, pieces: Sequence[bytes | memoryview]) -> None:

@@ -14,7 +14,7 @@ from blockyard.errors import InvalidArgument, MissingExtra
 
 from .header import PAGE_BYTES, BadObject, Header
 from .index import ObjectIndex
-from .tier import NAME_BYTES, Cause, require_data, require_name, require_names, require_num_bytes
+from .tier import NAME_BYTES, Cause
 from .worker import ActiveTransfer, BackendError, WorkingTier
 
 try:
@@ -113,7 +113,7 @@ class RedisTier(WorkingTier):
                 connection.disconnect()
         if unexpected == _NO_VALUE:
             raise BadObject(Cause.ABSENT)
-        return active.fill(position, memoryview(self.get(name, size + 1)))
+        return active.fill(position, memoryview(self._get(name, size + 1)))
 
     def _put_pieces(self, name: bytes, pieces: Sequence[bytes | memoryview]) -> None:
         with self._errors(), self._connection() as connection:
@@ -141,8 +141,7 @@ class RedisTier(WorkingTier):
                     raise answer
         return [0 if isinstance(answer, Exception) else max(answer - PAGE_BYTES, 0) for answer in answers]
 
-    def remove(self, names: Sequence[bytes]) -> None:
-        require_names("names", names)
+    def _remove(self, names: Sequence[bytes]) -> None:
         with self._errors():
             for first in range(0, len(names), _KEYS_PER_COMMAND):
                 self._client.unlink(*map(_key, names[first : first + _KEYS_PER_COMMAND]))
@@ -153,9 +152,7 @@ class RedisTier(WorkingTier):
                 if len(key) == len(_PREFIX) + NAME_BYTES:
                     yield key[len(_PREFIX) :]
 
-    def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
-        require_name("name", name)
-        require_num_bytes(num_bytes)
+    def _get(self, name: bytes, num_bytes: int | None) -> bytes:
         with self._errors():
             try:
                 key, last = _key(name), -1 if num_bytes is None else num_bytes - 1
@@ -168,9 +165,7 @@ class RedisTier(WorkingTier):
             raise BadObject(Cause.ABSENT)
         return value
 
-    def put(self, name: bytes, data: bytes) -> None:
-        require_name("name", name)
-        require_data(data)
+    def _put(self, name: bytes, data: bytes) -> None:
         self._put_pieces(name, [data])
 
 

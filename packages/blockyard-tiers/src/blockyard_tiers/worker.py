@@ -34,7 +34,10 @@ from .tier import (
     TierStats,
     Transfer,
     TransferResult,
+    require_data,
+    require_name,
     require_names,
+    require_num_bytes,
 )
 
 _log = logging.getLogger(__name__)
@@ -183,11 +186,11 @@ class WorkingTier:
                 written.append(active.transfer.names[position])
         except BackendError:
             with suppress(BackendError):
-                self.remove(written)
+                self._remove(written)
             raise
 
     def _put_pieces(self, name: bytes, pieces: Sequence[bytes | memoryview]) -> None:
-        self.put(name, b"".join(pieces))
+        self._put(name, b"".join(pieces))
 
     def _read(self, active: ActiveTransfer, position: int) -> None:
         """Load an object into its buffer. Raises `BadObject` for a miss."""
@@ -210,6 +213,33 @@ class WorkingTier:
                 return position, sizes
         return len(names), []
 
+    def _get(self, name: bytes, num_bytes: int | None) -> bytes:
+        """Read an object for `get`."""
+        raise NotImplementedError
+
+    def _put(self, name: bytes, data: bytes) -> None:
+        """Write a whole object."""
+        raise NotImplementedError
+
+    def _remove(self, names: Sequence[bytes]) -> None:
+        """Delete these objects; absent ones are ignored."""
+        raise NotImplementedError
+
+    def _remove_bad(self, names: Sequence[bytes]) -> None:
+        """Delete those of these objects that are useless, for `remove_bad`."""
+        bad = [name for name in names if self._is_bad(name)]
+        with self._lock:
+            self._index.forget(bad)
+        self._remove(bad)
+
+    def _is_bad(self, name: bytes) -> bool:
+        try:
+            header = Header.from_page(self._get(name, PAGE_BYTES))
+            require_whole(memoryview(self._get(name, PAGE_BYTES + header.length + 1)), name)
+        except BadObject as error:
+            return error.cause in BAD_OBJECT
+        return False
+
     def _tidy(self) -> None:
         """Do occasional maintenance; called between transfers."""
 
@@ -224,7 +254,9 @@ class WorkingTier:
 
         Raises `InvalidArgument`, `BadObject` or `BackendError`.
         """
-        raise NotImplementedError
+        require_name("name", name)
+        require_num_bytes(num_bytes)
+        return self._get(name, num_bytes)
 
     def objects(self) -> Iterator[tuple[bytes, Callable[[int | None], bytes]]]:
         """Yield each object's name, and a function that reads it as `get` does, valid until the next object.
@@ -236,30 +268,23 @@ class WorkingTier:
 
     def put(self, name: bytes, data: bytes) -> None:
         """Write a whole object. Raises `InvalidArgument` or `BackendError`."""
-        raise NotImplementedError
+        require_name("name", name)
+        require_data(data)
+        self._put(name, data)
 
     def remove(self, names: Sequence[bytes]) -> None:
         """Delete these objects; absent ones are ignored. Raises `InvalidArgument` or `BackendError`."""
-        raise NotImplementedError
+        require_names("names", names)
+        self._remove(names)
 
     def remove_bad(self, names: Sequence[bytes]) -> None:
-        """Read these objects again, and delete those that are useless to everyone. O(bytes). Raises `BackendError`.
+        """Read these objects again, and delete those that are useless to everyone. O(bytes).
 
-        The first read may have gone wrong, or another engine may have replaced the object.
+        The first read may have gone wrong, or another engine may have replaced the object. Raises `InvalidArgument` or
+        `BackendError`.
         """
         require_names("names", names)
-        bad = [name for name in names if self._is_bad(name)]
-        with self._lock:
-            self._index.forget(bad)
-        self.remove(bad)
-
-    def _is_bad(self, name: bytes) -> bool:
-        try:
-            header = Header.from_page(self.get(name, PAGE_BYTES))
-            require_whole(memoryview(self.get(name, PAGE_BYTES + header.length + 1)), name)
-        except BadObject as error:
-            return error.cause in BAD_OBJECT
-        return False
+        self._remove_bad(names)
 
     # The interface `Tier`, which documents these methods.
 
@@ -551,7 +576,7 @@ class WorkingTier:
             evicted = self._index.evict(sum(active.lengths[position] for position in new))
         try:
             if evicted:
-                self.remove(evicted)
+                self._remove(evicted)
             if new:
                 self._write(active, new)
         except BackendError as error:

@@ -36,7 +36,6 @@ from blockyard_tiers import (
     WorkingTier,
 )
 from blockyard_tiers.header import PAGE_BYTES, require_whole
-from blockyard_tiers.tier import require_data, require_name, require_names, require_num_bytes
 from blockyard_tiers.worker import ActiveTransfer
 
 BLOCK_SIZE = 4
@@ -95,7 +94,7 @@ class MemoryTier(WorkingTier):
 
     def _read(self, active: ActiveTransfer, position: int) -> None:
         self.gate.wait()
-        active.fill(position, memoryview(self.get(active.transfer.names[position])))
+        active.fill(position, memoryview(self._get(active.transfer.names[position], None)))
 
     def _sizes(self, names: Sequence[bytes]) -> list[int]:
         found = []
@@ -108,22 +107,17 @@ class MemoryTier(WorkingTier):
     def names(self) -> Iterator[bytes]:
         yield from list(self.objects_by_name)
 
-    def get(self, name: bytes, num_bytes: int | None = None) -> bytes:
-        require_name("name", name)
-        require_num_bytes(num_bytes)
+    def _get(self, name: bytes, num_bytes: int | None) -> bytes:
         if name not in self.objects_by_name:
             raise BadObject(Cause.ABSENT)
         return self.objects_by_name[name][:num_bytes]
 
-    def put(self, name: bytes, data: bytes) -> None:
-        require_name("name", name)
-        require_data(data)
+    def _put(self, name: bytes, data: bytes) -> None:
         if threading.current_thread() is not threading.main_thread():  # the caller of a public call
             self.gate.wait()
         self.objects_by_name[name] = data
 
-    def remove(self, names: Sequence[bytes]) -> None:
-        require_names("names", names)
+    def _remove(self, names: Sequence[bytes]) -> None:
         for name in names:
             self.objects_by_name.pop(name, None)
 

@@ -27,12 +27,12 @@ class Kept(FileTier):
         self.asked: list[list[bytes]] = []
         super().__init__(folder, 2**30, reads_folder=False, **more)
 
-    def remove(self, names: Sequence[bytes]) -> None:
+    def _remove(self, names: Sequence[bytes]) -> None:
         self.asked.append(list(names))
         if self.is_denied:
             raise BackendError(Cause.DENIED, "not yours")
         assert self.goes_on.wait(60)
-        super().remove(names)
+        super()._remove(names)
 
 
 DEAD = ["peer"] if missing_for_redis() else ["peer", "redis"]

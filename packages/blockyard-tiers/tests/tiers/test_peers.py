@@ -276,13 +276,13 @@ def test_bad_objects_cost_a_load_no_connection(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_load_ends_before_the_peer_deletes_bad_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on, remove = threading.Event(), FileTier.remove
+    goes_on, remove = threading.Event(), FileTier._remove
 
     def held(self: FileTier, names: list[bytes]) -> None:
         assert goes_on.wait(PATIENCE_SECONDS)
         remove(self, names)
 
-    monkeypatch.setattr(FileTier, "remove", held)
+    monkeypatch.setattr(FileTier, "_remove", held)
     with served(tmp_path, peer_timeout=4 * PATIENCE_SECONDS) as tier:
         assert store(tier, [1, 2]).is_done
         path_of(tmp_path, 1).write_bytes(b"?" * 5000)

@@ -230,13 +230,13 @@ def test_only_the_requested_bytes_of_a_value_are_read(tmp_path: Path, monkeypatc
         assert store(tier, [1]).is_done
         redis.Redis.from_url(server.url).append(b"blockyard:" + name_of(1), bytes(2**20))
         answers: list[int] = []
-        real = RedisTier.get
+        real = RedisTier._get
 
         def get(self: RedisTier, *words: Any) -> bytes:
             answers.append(len(data := real(self, *words)))
             return data
 
-        monkeypatch.setattr(RedisTier, "get", get)
+        monkeypatch.setattr(RedisTier, "_get", get)
         assert load(tier, [1]) == {1: Cause.TRUNCATED}
         wait_until(lambda: not list(tier.names()))
         assert max(answers) == 4096 + size_of(1) + 1
