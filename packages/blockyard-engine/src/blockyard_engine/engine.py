@@ -533,7 +533,7 @@ class Engine:
             if self.offload is not None:
                 self.offload.note_computed(step.num_known, self._clock() - began)
             if self.admission is not None and any(row.count > 1 for row in step.rows):
-                self.admission.note_step(step.num_known, self._clock() - began)
+                self.admission.estimate.note_step(step.num_known, self._clock() - began)
             return self._conclude(step, chosen)
         except BaseException:
             self._recover(keep_on_error)

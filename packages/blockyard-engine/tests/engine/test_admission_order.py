@@ -147,7 +147,7 @@ class Ruled:
         step = self.scheduler.schedule()
         self.scheduler.moves.clear()
         rows = served(step)
-        self.clock.now += 1e-3 + self.control.pace * sum(tokens for _, tokens in rows)
+        self.clock.now += 1e-3 + self.control.estimate.pace * sum(tokens for _, tokens in rows)
         if rows:
             finish(self.scheduler, step)
         self.cache.check()
@@ -218,7 +218,7 @@ def test_an_engine_that_admits_nobody_now_waits_and_goes_on() -> None:
     while engine.has_unfinished:
         engine.step()
     assert engine.admission is not None
-    engine.admission.note_step(1, 1e3)  # the wait is long enough to be seen
+    engine.admission.estimate.note_step(1, 1e3)  # the wait is long enough to be seen
     engine.add_request(prompts[1], sampling, session="other")
     assert engine.step().num_tokens == 0
     assert engine.idle_seconds > 0
@@ -283,10 +283,10 @@ def test_the_pace_is_measured_from_steps_with_prompts() -> None:
         model_on(clock), num_blocks=60, block_size=4, max_num_batched_tokens=100, clock=clock, admission="fewest"
     )
     assert engine.admission is not None
-    before = engine.admission.pace
+    before = engine.admission.estimate.pace
     engine.generate([prompt_of(0, 99)], SamplingParams(max_tokens=4, ignore_eos=True))
     assert before == 1e-4
-    assert engine.admission.pace == pytest.approx((1e-3 + 99e-4) / 99)
+    assert engine.admission.estimate.pace == pytest.approx((1e-3 + 99e-4) / 99)
 
 
 def test_by_arrival_nothing_is_made() -> None:

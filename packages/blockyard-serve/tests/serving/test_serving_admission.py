@@ -52,13 +52,13 @@ def test_a_request_is_answered_while_another_is_held_back() -> None:
     engine = tiny_engine(14, admission="room", admission_lane=1e6)
     control = engine.admission
     assert control is not None
-    control.note_step(1, 1e12)  # contexts cost so much that room is kept for them for years
+    control.estimate.note_step(1, 1e12)  # contexts cost so much that room is kept for them for years
     with running_server(engine) as running, ThreadPoolExecutor(1) as pool:
         complete(running, 0)
         held = pool.submit(complete, running, 1)
         wait_until(lambda: running.figures()["blockyard:waiting_missing_tokens"] > 0)
         assert running.figures()["vllm:num_requests_running"] == 0
         assert not held.done()
-        control.note_step(10**18, 1.0)  # and now next to nothing
+        control.estimate.note_step(10**18, 1.0)  # and now next to nothing
         assert complete(running, 0)
         assert held.result(PATIENCE_SECONDS)

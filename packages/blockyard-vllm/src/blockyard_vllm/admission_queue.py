@@ -8,17 +8,10 @@ from typing import Any
 
 from vllm.v1.core.sched.request_queue import RequestQueue
 
-from blockyard.admission import AdmissionRule
+from blockyard.admission import AdmissionRule, ServiceEstimate
 
 from .manager import KVCacheManager
 from .token_pool import tokens_of
-
-#: Seconds per prompt token before the first measurement, and the weight of earlier steps in the measured value.
-_FIRST_PACE = 1e-4
-_PACE_DECAY = 0.98
-#: Expected tokens of an answer before the first one ends, and the weight of each one that ends.
-_FIRST_ANSWER = 256.0
-_ANSWER_WEIGHT = 0.05
 
 
 class AdmissionQueue(RequestQueue):
@@ -36,13 +29,12 @@ class AdmissionQueue(RequestQueue):
     def __init__(self, manager: KVCacheManager, order: str, lane: float) -> None:
         self._manager = manager
         self.index = manager.pool.waiting()
-        self.rule = AdmissionRule(self.index, order, seconds=lambda missing, _: missing * self.pace, k=lane)
+        self.estimate = ServiceEstimate()
+        self.rule = AdmissionRule(self.index, order, seconds=self.estimate.seconds, k=lane)
         self._waiting: dict[int, Any] = {}
         self._tickets: dict[str, int] = {}
         self._running: dict[str, int] = {}
         self._chosen: Any = None
-        self._seconds = self._tokens = 0.0
-        self._answer_tokens = _FIRST_ANSWER
         #: The clock of `Request.arrival_time`.
         self.clock = time.time
         self._last_time = self._step_began = 0.0
@@ -54,11 +46,6 @@ class AdmissionQueue(RequestQueue):
         return self._last_time
 
     # The pace of the device.
-
-    @property
-    def pace(self) -> float:
-        """Seconds per prompt token, over the last fifty or so steps with prompts; 0.1 ms before the first."""
-        return self._seconds / self._tokens if self._tokens else _FIRST_PACE
 
     def begin_step(self) -> None:
         """Note that the scheduler plans a step."""
@@ -75,9 +62,8 @@ class AdmissionQueue(RequestQueue):
         if count:
             self._num_in_flight -= 1
             began, self._step_began = self._step_began, self._now()
-            if self._step_began > began and max(output.num_scheduled_tokens.values()) > 1:
-                self._seconds = _PACE_DECAY * self._seconds + self._step_began - began
-                self._tokens = _PACE_DECAY * self._tokens + count
+            if max(output.num_scheduled_tokens.values()) > 1:
+                self.estimate.note_step(count, self._step_began - began)
 
     # vLLM's queue.
 
@@ -89,7 +75,7 @@ class AdmissionQueue(RequestQueue):
             tokens_of(request, 0, request.num_tokens),
             extra_keys=self._manager.keys_of(request),
             session=request.session_id or None,
-            max_new_tokens=min(left, round(self._answer_tokens)),
+            max_new_tokens=self.estimate.expected_answer(left),
             arrived=min(request.arrival_time, self._now()),
         )
         self._waiting[ticket] = request
@@ -144,7 +130,7 @@ class AdmissionQueue(RequestQueue):
         if ticket is None:
             return
         if request.is_finished():
-            self._answer_tokens += _ANSWER_WEIGHT * (request.num_output_tokens - self._answer_tokens)
+            self.estimate.note_answer(request.num_output_tokens)
         self.index.finished(ticket, self._now(), blocks=self._manager.leases.get(request.request_id))
 
     def __bool__(self) -> bool:

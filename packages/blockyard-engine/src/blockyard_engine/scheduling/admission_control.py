@@ -6,19 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from blockyard import KVCacheManager
-from blockyard.admission import AdmissionRule
+from blockyard.admission import AdmissionRule, ServiceEstimate
 
 from ..request import Branch
 
 #: Priority whose requests the rule orders: that of requests without one.
 RULED_PRIORITY = 0
-#: Seconds per prompt token before the first measurement.
-_FIRST_PACE = 1e-4
-#: Weight of the earlier steps in the measured pace, at each step.
-_PACE_DECAY = 0.98
-#: Expected tokens of an answer before the first one ends, and the weight of each one that ends.
-_FIRST_ANSWER = 256.0
-_ANSWER_WEIGHT = 0.05
 
 
 class AdmissionControl:
@@ -35,32 +28,19 @@ class AdmissionControl:
         clock: returns seconds, and never goes back.
 
     Attributes:
+        estimate: the measured pace of steps and length of answers.
         is_holding: whether the rule admits none of the waiting requests, as of its last answer; False after a request
             has arrived or ended.
     """
 
     def __init__(self, cache: KVCacheManager, order: str, lane: float, clock: Callable[[], float]) -> None:
         self.queue = cache.waiting()
-        self.rule = AdmissionRule(self.queue, order, seconds=lambda missing, _: missing * self.pace, k=lane)
+        self.estimate = ServiceEstimate()
+        self.rule = AdmissionRule(self.queue, order, seconds=self.estimate.seconds, k=lane)
         self.clock = clock
         self.is_holding = False
         self._waiting: dict[int, Branch] = {}
         self._held_back: set[Branch] = set()
-        self._seconds_sum = self._tokens_sum = 0.0
-        self._answer_tokens = _FIRST_ANSWER
-
-    # Times.
-
-    @property
-    def pace(self) -> float:
-        """Seconds per prompt token, over the last fifty or so steps with prompts; 0.1 ms before the first."""
-        return self._seconds_sum / self._tokens_sum if self._tokens_sum else _FIRST_PACE
-
-    def note_step(self, num_tokens: int, seconds: float) -> None:
-        """Measure a step that computed prompt tokens, as part of its `num_tokens`. O(1)."""
-        if seconds > 0:
-            self._seconds_sum = _PACE_DECAY * self._seconds_sum + seconds
-            self._tokens_sum = _PACE_DECAY * self._tokens_sum + num_tokens
 
     def seconds_until_change(self) -> float:
         """Return the seconds until the rule may admit somebody although nothing else happens; 0 if it may now."""
@@ -90,7 +70,7 @@ class AdmissionControl:
             extra_keys=request.extra_keys,
             num_seqs=num_seqs,
             session=request.session,
-            max_new_tokens=num_seqs * min(num_left, round(self._answer_tokens)),
+            max_new_tokens=num_seqs * self.estimate.expected_answer(num_left),
             arrived=request.arrived,
         )
         self._waiting[branch.ticket] = branch
@@ -131,7 +111,7 @@ class AdmissionControl:
         if not branch.ticket or branch.ticket in self._waiting:
             return
         if branch.finish_reason is not None:
-            self._answer_tokens += _ANSWER_WEIGHT * (branch.num_generated - self._answer_tokens)
+            self.estimate.note_answer(branch.num_generated)
         self.is_holding = False
         blocks = branch.seq if keeps_blocks and branch.seq >= 0 else None
         self.queue.finished(branch.ticket, self.clock(), blocks=blocks)
