@@ -39,7 +39,7 @@ class Events:
 
     def measure(self, rounds: int) -> tuple[float, float]:
         """Nanoseconds a block that is cached, and one that is uncached."""
-        came, went = [], []
+        cached, uncached = [], []
         for _ in range(rounds):
             lease = self.pool.get_new_blocks(NUM_BLOCKS)
             blocks = np.array(list(lease))[::-1].copy()
@@ -47,10 +47,10 @@ class Events:
             self.pool.cache_full_blocks(lease, self.tokens)
             middle = time.perf_counter()
             self.pool.uncache(blocks)
-            came.append(middle - begin)
-            went.append(time.perf_counter() - middle)
+            cached.append(middle - begin)
+            uncached.append(time.perf_counter() - middle)
             self.pool.free_blocks(lease)
-        return min(came) / NUM_BLOCKS * 1e9, min(went) / NUM_BLOCKS * 1e9
+        return min(cached) / NUM_BLOCKS * 1e9, min(uncached) / NUM_BLOCKS * 1e9
 
 
 def nanoseconds(calls: int, call: Callable[[], object]) -> float:
@@ -78,8 +78,8 @@ def main() -> None:
     rows.append(("nobody waits for it", *Events(pool, other).measure(rounds)))
     rows.append((f"{NUM_WAITING} wait for it", *Events(pool, shared).measure(rounds)))
     print(f"{'an event':24} {'comes, ns':>10} {'goes, ns':>10}")
-    for name, came, went in rows:
-        print(f"{name:24} {came:10.1f} {went:10.1f}")
+    for name, cached, uncached in rows:
+        print(f"{name:24} {cached:10.1f} {uncached:10.1f}")
     calls: dict[str, Callable[[], object]] = {
         "next": lambda: [rule.next(0.0) for _ in range(CALLS)],
         "missing": lambda: [queue.missing(ticket) for ticket in tickets[:CALLS]],
