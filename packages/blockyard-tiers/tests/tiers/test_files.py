@@ -14,7 +14,6 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -737,29 +736,3 @@ def test_a_full_disk_is_full(tmp_path: Path) -> None:
         assert said_by(tmp_path, fault, "(folder / 'filler').unlink()") == "FULL []"
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-@pytest.mark.parametrize("name", ["text", b"short", None, 3])
-def test_names_of_wrong_types_are_refused(tmp_path: Path, name: Any) -> None:
-    tier = FileTier(tmp_path, 1 << 20)
-    for call in (
-        lambda: tier.get(name),
-        lambda: tier.put(name, b"data"),
-        lambda: tier.remove([name]),
-        lambda: tier.remove_bad([name]),
-    ):
-        with pytest.raises(InvalidArgument, match="it must be 16 bytes"):
-            call()
-    assert list(tier.names()) == []
-    assert tier.close()
-
-
-@pytest.mark.parametrize("value", ["text", -1, 0.5, [b"data"]])
-def test_data_and_lengths_of_wrong_types_are_refused(tmp_path: Path, value: Any) -> None:
-    tier = FileTier(tmp_path, 1 << 20)
-    with pytest.raises(InvalidArgument, match="num_bytes is"):
-        tier.get(bytes(16), value)
-    with pytest.raises(InvalidArgument, match="data is"):
-        tier.put(bytes(16), value)
-    assert list(tier.names()) == []
-    assert tier.close()

@@ -18,7 +18,7 @@ _ANSWER_WEIGHT = 0.05
 
 
 class ServiceEstimate:
-    """Estimates, from past steps and answers, what an `AdmissionRule` needs to know about a device and its load."""
+    """Measures the pace of a device and the length of answers, for an `AdmissionRule`."""
 
     def __init__(self) -> None:
         self._seconds = self._tokens = 0.0
